@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: MIT
+/* lk_base.cuh - what every op stands on: status codes, types, 16-byte accesses, warp reductions, the state of a running
+ * log-sum-exp, and the launch.
+ *
+ * The first half is plain C11 and needs no CUDA header. The second half is for nvcc, or for g++ with -DLK_SIMT -Itests/simt.
+ *
+ * Needs: lk_ptx.cuh.
+ */
+#ifndef LK_BASE_CUH
+#define LK_BASE_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LK_VERSION "0.1.0"
+
+/* The CUDA runtime's own typedef, repeated so that C code needs no CUDA header. */
+typedef struct CUstream_st *cudaStream_t;
+
+/* What a launcher returns: 0, one of these, or the positive cudaError_t of the launch. On an error nothing was launched and
+ * nothing written. Rules are checked in this order. */
+typedef int lk_status;
+enum {
+    LK_OK = 0,
+    LK_ERR_NULL = -1,      /* a required pointer is NULL */
+    LK_ERR_SHAPE = -2,     /* a size or a stride is out of range, or tensors overlap in a way that is not allowed */
+    LK_ERR_VALUE = -3,     /* an option is out of range */
+    LK_ERR_PATH = -4,      /* the path asked for cannot run this shape, or cannot run on this device */
+    LK_ERR_ALIGNMENT = -5, /* a pointer is not aligned to its element */
+    LK_ERR_WORKSPACE = -6  /* the workspace is too small or not aligned to 256 bytes */
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* The name of a status, e.g. "LK_ERR_SHAPE" or "cudaErrorInvalidValue". Never NULL. */
+const char *lk_status_string(lk_status status);
+/* The last failed call of this thread as a sentence: which operation, which field, which rule. Empty before the first. */
+const char *lk_last_error(void);
+#ifdef __cplusplus
+}
+#endif
+
+/* Linkage of the functions that LK_DECLARE_* and LK_DEFINE_* name. Say `#define LK_API static` before the include to keep
+ * them inside one file; two versions of lk can then live in one program. */
+#ifndef LK_API
+#ifdef __cplusplus
+#define LK_API extern "C"
+#else
+#define LK_API extern
+#endif
+#endif
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+/* The architecture a kernel is compiled for, 0 in host code. */
+#if defined(LK_SIMT)
+#define LK_ARCH 900
+#elif defined(__CUDA_ARCH__)
+#define LK_ARCH __CUDA_ARCH__
+#else
+#define LK_ARCH 0
+#endif
+
+#define LK_DEVICE static __device__ __forceinline__
+#define LK_HOST static inline
+#define LK_KERNEL static __global__
+
+/* LK_SHARED(float, sums, [32]); is `__shared__ float sums[32];`, spelt so that the simulator can give each block its own. */
+#if !defined(LK_SIMT)
+#define LK_SHARED(type, name, dims) __shared__ type name dims
+#endif
+
+#include "lk_ptx.cuh"
+
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+
+/* Weak, so that any number of .cu files may include this header and C still finds one symbol. */
+inline thread_local char lk_error_text[256];
+
+extern "C" inline __attribute__((used)) const char *lk_last_error(void)
+{
+    return lk_error_text;
+}
+
+extern "C" inline __attribute__((used)) const char *lk_status_string(lk_status status)
+{
+    switch (status) {
+    case LK_OK: return "LK_OK";
+    case LK_ERR_NULL: return "LK_ERR_NULL";
+    case LK_ERR_SHAPE: return "LK_ERR_SHAPE";
+    case LK_ERR_VALUE: return "LK_ERR_VALUE";
+    case LK_ERR_PATH: return "LK_ERR_PATH";
+    case LK_ERR_ALIGNMENT: return "LK_ERR_ALIGNMENT";
+    case LK_ERR_WORKSPACE: return "LK_ERR_WORKSPACE";
+    }
+    return status > 0 ? cudaGetErrorName((cudaError_t)status) : "unknown lk_status";
+}
+
+/* Keeps "op: sentence" for lk_last_error and returns the status. */
+__attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status, const char *op, const char *format, ...)
+{
+    const int used = snprintf(lk_error_text, sizeof lk_error_text, "%s: ", op);
+    va_list list;
+    va_start(list, format);
+    vsnprintf(lk_error_text + used, sizeof lk_error_text - (size_t)used, format, list);
+    va_end(list);
+    return status;
+}
+
+/* Passes a launch's result on; a CUDA error gets its sentence. */
+LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
+{
+    return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
+}
+
+/* The answer of a workspace query of an op that needs none, once its arguments are checked. */
+LK_HOST lk_status lk_no_workspace(lk_status checked, size_t *bytes)
+{
+    if (checked == LK_OK && bytes) *bytes = 0;
+    return checked;
+}
+
+LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* What the launchers ask of the current device: 90 for compute capability 9.0, and the number of SMs. */
+typedef struct {
+    int arch, sms;
+} lk_device;
+
+LK_HOST cudaError_t lk_current_device(lk_device *device)
+{
+    int id = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDevice(&id);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device->sms, cudaDevAttrMultiProcessorCount, id);
+    device->arch = 10 * major + minor;
+    return error;
+}
+
+/* ---- Launch ---------------------------------------------------------------------------------------------------------- */
+
+/* kernel<<<grid, block, smem, stream>>>(args), spelt so that it also runs on the CPU. */
+template <class Args>
+LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, size_t smem, cudaStream_t stream, const Args &args)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)grid);
+    config.blockDim = dim3((unsigned)block);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+/* The same with clusters of `cluster` blocks (1: none) and, from sm_90 on, programmatic dependent launch: the kernel may
+ * start while the one before it ends, so it touches no global memory before lk_griddepcontrol_wait(), which every block
+ * executes. */
+template <class Args>
+LK_HOST cudaError_t lk_launch_pdl(void (*kernel)(Args), int64_t grid, int cluster, int block, size_t smem,
+                                  const lk_device *device, cudaStream_t stream, const Args &args)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (device->arch >= 90) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = (unsigned)cluster;
+        attributes[count].val.clusterDim.y = 1;
+        attributes[count++].val.clusterDim.z = 1;
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)grid);
+    config.blockDim = dim3((unsigned)block);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = count;
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+/* ---- Types and 16-byte accesses --------------------------------------------------------------------------------------- */
+
+typedef float lk_f32;
+typedef __half lk_f16;
+typedef __nv_bfloat16 lk_bf16;
+
+LK_DEVICE float lk_to_float(lk_f32 x) { return x; }
+LK_DEVICE float lk_to_float(lk_f16 x) { return __half2float(x); }
+LK_DEVICE float lk_to_float(lk_bf16 x) { return __bfloat162float(x); }
+
+/* *out = x, rounded to nearest even. */
+LK_DEVICE void lk_put(lk_f32 *out, float x) { *out = x; }
+LK_DEVICE void lk_put(lk_f16 *out, float x) { *out = __float2half_rn(x); }
+LK_DEVICE void lk_put(lk_bf16 *out, float x) { *out = __float2bfloat16_rn(x); }
+
+/* LK_VEC<T> elements: 16 bytes, the widest access of a thread. They stay packed until they are used, which keeps many loads
+ * in flight in few registers. */
+template <class T> constexpr int LK_VEC = 16 / (int)sizeof(T);
+template <class T> struct lk_vec {
+    uint4 raw;
+};
+
+/* Streaming accesses: what passes through once does not push other data out of the caches. */
+template <class T> LK_DEVICE lk_vec<T> lk_load_vec(const T *aligned)
+{
+    return {__ldcs((const uint4 *)aligned)};
+}
+template <class T> LK_DEVICE void lk_store_vec(T *aligned, lk_vec<T> v)
+{
+    __stcs((uint4 *)aligned, v.raw);
+}
+
+LK_DEVICE void lk_unpack(float (&x)[4], lk_vec<lk_f32> v)
+{
+    x[0] = __uint_as_float(v.raw.x), x[1] = __uint_as_float(v.raw.y);
+    x[2] = __uint_as_float(v.raw.z), x[3] = __uint_as_float(v.raw.w);
+}
+LK_DEVICE void lk_unpack(float (&x)[8], lk_vec<lk_bf16> v)
+{
+    const uint32_t word[4] = {v.raw.x, v.raw.y, v.raw.z, v.raw.w};
+    for (int i = 0; i < 4; i++) { /* a bf16 is the upper half of a float */
+        x[2 * i] = __uint_as_float(word[i] << 16);
+        x[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+    }
+}
+LK_DEVICE void lk_unpack(float (&x)[8], lk_vec<lk_f16> v)
+{
+    const uint32_t word[4] = {v.raw.x, v.raw.y, v.raw.z, v.raw.w};
+    for (int i = 0; i < 4; i++) {
+        __half2_raw pair;
+        pair.x = (unsigned short)word[i], pair.y = (unsigned short)(word[i] >> 16);
+        const float2 two = __half22float2(__half2(pair));
+        x[2 * i] = two.x, x[2 * i + 1] = two.y;
+    }
+}
+
+LK_DEVICE void lk_pack(lk_vec<lk_f32> *v, const float (&x)[4])
+{
+    v->raw = make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+}
+LK_DEVICE void lk_pack(lk_vec<lk_bf16> *v, const float (&x)[8])
+{
+    uint32_t word[4];
+    for (int i = 0; i < 4; i++) {
+        const __nv_bfloat162_raw pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        word[i] = pair.x | (uint32_t)pair.y << 16;
+    }
+    v->raw = make_uint4(word[0], word[1], word[2], word[3]);
+}
+LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
+{
+    uint32_t word[4];
+    for (int i = 0; i < 4; i++) {
+        const __half2_raw pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+        word[i] = pair.x | (uint32_t)pair.y << 16;
+    }
+    v->raw = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* How a row of any alignment splits into 16-byte vectors: `edge` single elements, `head` of them before the vectors and the
+ * rest behind, and `vecs` aligned vectors between. */
+typedef struct {
+    int head, edge;
+    int64_t vecs;
+} lk_split;
+
+template <class T> LK_DEVICE lk_split lk_split_row(const T *row, int64_t cols)
+{
+    const int past = (int)((uintptr_t)row / sizeof(T)) & (LK_VEC<T> - 1);
+    int64_t head = past ? LK_VEC<T> - past : 0;
+    if (head > cols) head = cols;
+    const int64_t vecs = (cols - head) / LK_VEC<T>;
+    return {(int)head, (int)(cols - vecs * LK_VEC<T>), vecs};
+}
+
+/* The column of single element i, 0 <= i < split.edge. */
+template <class T> LK_DEVICE int64_t lk_edge_col(lk_split split, int i)
+{
+    return i < split.head ? i : split.vecs * LK_VEC<T> + i;
+}
+
+/* ---- Mathematics, the same under --use_fast_math ------------------------------------------------------------------------ */
+
+#define LK_LOG2E 1.44269504088896341f
+#define LK_LN2 0.693147180559945309f
+
+/* e^x. The relative error is (|x| + 2) 2^-23 at most: lk_ex2's, and the rounding of x log2 e. */
+LK_DEVICE float lk_exp(float x)
+{
+    return lk_ex2(x * LK_LOG2E);
+}
+
+/* The natural logarithm of a normal number, 0 or +inf, NaN otherwise; within 1.3 ulp, near 1 too. With x = 2^k (1 + f) and
+ * 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f + f^2 (f P(f) - 1/2), P a least-maximum fit of degree 7. */
+LK_DEVICE float lk_log(float x)
+{
+    if (!(x > 0.0f && x <= 3.402823466e38f)) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
+    const int bits = __float_as_int(x);
+    const int k = (bits - 0x3f3504f3) >> 23;
+    const float f = __int_as_float(bits - k * (1 << 23)) - 1.0f;
+    float p = -0x1.41ebfcp-4f;
+    p = fmaf(p, f, 0x1.07d08ap-3f);
+    p = fmaf(p, f, -0x1.0ce0aep-3f);
+    p = fmaf(p, f, 0x1.226e5ap-3f);
+    p = fmaf(p, f, -0x1.547888p-3f);
+    p = fmaf(p, f, 0x1.99a596p-3f);
+    p = fmaf(p, f, -0x1.000220p-2f);
+    p = fmaf(p, f, 0x1.55554ap-2f);
+    p = fmaf(p, f, -0.5f);
+    return fmaf((float)k, LK_LN2, fmaf(p, f * f, f));
+}
+
+/* ---- The state of a running log-sum-exp --------------------------------------------------------------------------------- */
+
+/* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
+ * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
+ * rounding of the sum. */
+typedef struct {
+    float max, sum;
+} lk_lse;
+
+LK_DEVICE lk_lse lk_lse_empty(void)
+{
+    return {-INFINITY, 0.0f};
+}
+
+/* What exponents are taken against: the maximum where it is finite, else 0, since inf - inf would make a NaN of nothing. */
+LK_DEVICE float lk_lse_reference(float max)
+{
+    return fabsf(max) <= 3.402823466e38f ? max : 0.0f;
+}
+
+/* The state of the union of two disjoint sets. */
+LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b)
+{
+    const float max = fmaxf(a.max, b.max), reference = lk_lse_reference(max);
+    return {max, a.sum * lk_exp(a.max - reference) + b.sum * lk_exp(b.max - reference)};
+}
+
+/* Adds n values at the price of n + 1 exponentials; add many at a time. */
+template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n])
+{
+    float max = s.max;
+#pragma unroll
+    for (int i = 0; i < n; i++) max = fmaxf(max, value[i]);
+    const float reference = lk_lse_reference(max);
+    float sum = s.sum * lk_exp(s.max - reference);
+#pragma unroll
+    for (int i = 0; i < n; i++) sum += lk_exp(value[i] - reference);
+    return {max, sum};
+}
+
+/* log sum exp(value): -inf for the empty set. */
+LK_DEVICE float lk_lse_log(lk_lse s)
+{
+    return s.max + lk_log(s.sum);
+}
+
+/* Merges the states of `team` consecutive lanes, a power of two. Called by all 32 lanes; every lane of a team gets the result. */
+LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32)
+{
+    float max = s.max;
+    for (int offset = team / 2; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    float sum = s.sum * lk_exp(s.max - lk_lse_reference(max));
+    for (int offset = team / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    return {max, sum};
+}
+
+#endif /* CUDA or the simulator */
+#endif

@@ -1,0 +1,591 @@
+// SPDX-License-Identifier: MIT
+/* logsumexp.cuh - log sum exp over any one dimension, forward and backward.
+ *
+ *   forward    lse[o,i]  = log sum_c exp(scale x[o,c,i])
+ *   backward   dx[o,c,i] = scale dlse[o,i] exp(scale x[o,c,i] - lse[o,i])
+ *
+ * x is [outer, cols, inner], the sum runs over cols. For the last dimension of a matrix, outer is its rows and inner is 1;
+ * for the first, outer is 1 and inner is its columns.
+ *
+ * Use        In one .cu file:                          Anywhere, C included:
+ *                #include "lk/logsumexp.cuh"               #include "lk/logsumexp.cuh"
+ *                LK_DEFINE_LOGSUMEXP(bf16)                 LK_DECLARE_LOGSUMEXP(bf16)
+ *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_logsumexp_forward_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
+ *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
+ *            lk_lse in lk_base.cuh is the running state (empty, add, merge, log) for kernels of your own.
+ * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace: the queries say 0.
+ * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1). A gradient's relative error is
+ *            (4 + |scale x - lse| + |lse|) 2^-23 before it is rounded to T once; the last term is that of lse itself.
+ *            A row of -inf: lse = -inf, dx = 0. Some -inf: as if they were not there, dx = 0 there. +inf: lse = +inf; dx is NaN
+ *            at the infinite entries and 0 at finite ones. NaN: lse and the row's dx are NaN. Infinities here are those of
+ *            scale x. cols = 0: lse = -inf.
+ * Traffic    forward reads x once, backward reads x once and writes dx once; no copy for inner > 1.
+ * Repeatable The same bits every time on the same device: fixed order, no atomics.
+ * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+ */
+#ifndef LK_LOGSUMEXP_CUH
+#define LK_LOGSUMEXP_CUH
+
+#include "lk_base.cuh"
+
+/* Which kernel runs. Every path computes the same function. */
+enum {
+    LK_LOGSUMEXP_AUTO = 0,
+    LK_LOGSUMEXP_WARP = 1,    /* a row by a team of 1 to 32 lanes; rows are contiguous (inner = 1, col_stride = 1) */
+    LK_LOGSUMEXP_BLOCK = 2,   /* a row by a block, backward: a piece of a row by a block; rows are contiguous */
+    LK_LOGSUMEXP_CLUSTER = 3, /* forward only, sm_90 and later: a row by a cluster of blocks; rows are contiguous */
+    LK_LOGSUMEXP_COLUMN = 4   /* any shape and strides: neighbouring threads take neighbouring rows */
+};
+
+typedef struct {
+    const void *x;        /* in   T [outer, cols, inner]; inner is contiguous */
+    float *lse;           /* out  f32 [outer, inner] packed; NULL to skip */
+    void *lse_rounded;    /* out  T [outer, inner] packed, lse rounded to T; NULL to skip, but not both */
+    int64_t outer;        /* at least 0 */
+    int64_t cols;         /* at least 0 */
+    int64_t inner;        /* at least 0; 0 means 1 */
+    int64_t outer_stride; /* elements between x[o] and x[o+1]; 0 means packed, cols col_stride */
+    int64_t col_stride;   /* elements between x[o,c] and x[o,c+1]; 0 means packed, inner */
+    float scale;          /* any finite value; 0 means 1 */
+    int path;             /* LK_LOGSUMEXP_*; 0 chooses */
+} lk_logsumexp_forward_args;
+
+typedef struct {
+    const void *x;           /* in   T [outer, cols, inner]; inner is contiguous */
+    const float *lse;        /* in   f32 [outer, inner] packed, from forward with the same scale */
+    const float *dlse;       /* in   f32 [outer, inner] packed, the upstream gradient; NULL means 1 */
+    void *dx;                /* out  T [outer, cols, inner]; may be x, with the strides of x */
+    int64_t outer;           /* at least 0 */
+    int64_t cols;            /* at least 0 */
+    int64_t inner;           /* at least 0; 0 means 1 */
+    int64_t outer_stride;    /* of x, as in forward */
+    int64_t col_stride;      /* of x, as in forward */
+    int64_t dx_outer_stride; /* of dx; 0 means packed */
+    int64_t dx_col_stride;   /* of dx; 0 means packed */
+    float scale;             /* any finite value; 0 means 1 */
+    int path;                /* LK_LOGSUMEXP_*; 0 chooses */
+} lk_logsumexp_backward_args;
+
+/* Errors, in the order of the checks:
+ *   LK_ERR_NULL       args; x; lse and lse_rounded both (forward); lse, dx (backward). Tensors without elements may be NULL
+ *   LK_ERR_SHAPE      a negative size or stride; a tensor that spans more than 2^62 elements; strides with which elements of
+ *                     dx overlap; dx = x with other strides
+ *   LK_ERR_VALUE      scale is not finite; path is none of the enum
+ *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
+ *                     CLUSTER in backward or below sm_90
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ * A packed row or vector of rows that starts on 16 bytes is fastest; dx and x whose rows have different addresses modulo 16
+ * take a slower path, as do columns with inner > 1 that are not all aligned to 16 bytes. */
+
+#define LK_DECLARE_LOGSUMEXP(T)                                                                                                \
+    LK_API lk_status lk_logsumexp_forward_##T(const lk_logsumexp_forward_args *args, cudaStream_t stream);                     \
+    LK_API lk_status lk_logsumexp_backward_##T(const lk_logsumexp_backward_args *args, cudaStream_t stream);                   \
+    LK_API lk_status lk_logsumexp_forward_workspace_bytes_##T(const lk_logsumexp_forward_args *args, size_t *bytes);           \
+    LK_API lk_status lk_logsumexp_backward_workspace_bytes_##T(const lk_logsumexp_backward_args *args, size_t *bytes);
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include "lk_block.cuh"
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------------ */
+
+/* The state of thread `rank`'s share of a row that `size` threads read together: each takes every size-th vector, U at a
+ * time so that U loads are in flight, and the first threads the single elements at both ends. */
+template <class T, int U>
+LK_DEVICE lk_lse lk_logsumexp_share(const T *row, int64_t cols, float scale, int rank, int size)
+{
+    const lk_split split = lk_split_row(row, cols);
+    const T *vecs = row + split.head;
+    lk_lse s = lk_lse_empty();
+    int64_t v = rank;
+    for (; v + (U - 1) * size < split.vecs; v += U * size) {
+        lk_vec<T> raw[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) raw[u] = lk_load_vec(vecs + (v + u * size) * LK_VEC<T>);
+        float z[U * LK_VEC<T>];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            float x[LK_VEC<T>];
+            lk_unpack(x, raw[u]);
+#pragma unroll
+            for (int j = 0; j < LK_VEC<T>; j++) z[u * LK_VEC<T> + j] = scale * x[j];
+        }
+        s = lk_lse_add(s, z);
+    }
+    for (; v < split.vecs; v += size) {
+        float z[LK_VEC<T>];
+        lk_unpack(z, lk_load_vec(vecs + v * LK_VEC<T>));
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) z[j] *= scale;
+        s = lk_lse_add(s, z);
+    }
+    for (int i = rank; i < split.edge; i += size) {
+        const float z[1] = {scale * lk_to_float(row[lk_edge_col<T>(split, i)])};
+        s = lk_lse_add(s, z);
+    }
+    return s;
+}
+
+template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_args &a, int64_t at, lk_lse s)
+{
+    const float lse = lk_lse_log(s);
+    if (a.lse) a.lse[at] = lse;
+    if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
+}
+
+/* A team of lanes owns a row, a warp 32 / team of them; blocks stride over the rows. */
+typedef struct {
+    lk_logsumexp_forward_args a;
+    int team; /* lanes a row: a power of two up to 32 */
+} lk_logsumexp_forward_warp_plan;
+
+#define LK_LOGSUMEXP_THREADS 256
+
+template <class T, int U>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
+{
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    const int lane = threadIdx.x % 32, rank = lane & (p.team - 1), rows = 32 / p.team;
+    const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t warps = (int64_t)gridDim.x * (LK_LOGSUMEXP_THREADS / 32);
+    for (int64_t first = warp * rows; first < p.a.outer; first += warps * rows) {
+        const int64_t row = first + lane / p.team;
+        const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
+        lk_lse s = lk_lse_empty();
+        if (owner) s = lk_logsumexp_share<T, U>((const T *)p.a.x + row * p.a.outer_stride, p.a.cols, p.a.scale, rank, p.team);
+        s = lk_lse_warp(s, p.team);
+        if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
+    }
+}
+
+/* A cluster of blocks owns a row; without clusters, a block. */
+template <class T, int THREADS>
+LK_KERNEL void __launch_bounds__(THREADS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_args a)
+{
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int64_t row = blockIdx.x / blocks;
+    lk_lse s = lk_logsumexp_share<T, 4>((const T *)a.x + row * a.outer_stride, a.cols, a.scale,
+                                        rank * THREADS + (int)threadIdx.x, blocks * THREADS);
+    s = lk_lse_cluster<THREADS>(s);
+    if (rank == 0 && threadIdx.x == 0) lk_logsumexp_put<T>(a, row, s);
+}
+
+/* N = LK_VEC<T> elements at an aligned address, or one at any. */
+template <class T, int N> LK_DEVICE void lk_logsumexp_load(float (&x)[N], const T *p)
+{
+    if constexpr (N == 1) x[0] = lk_to_float(*p);
+    else lk_unpack(x, lk_load_vec(p));
+}
+
+/* A thread owns N neighbouring rows (N inner positions of one outer) and a share of their columns: `width` threads stand side
+ * by side, and the block's THREADS / width sharers, times the blocks of the cluster, take turns down the columns. Then the
+ * block merges its sharers' states pairwise, and the block with rank 0 those of its peers. */
+typedef struct {
+    lk_logsumexp_forward_args a;
+    int width; /* a power of two up to 32 */
+} lk_logsumexp_forward_column_plan;
+
+template <class T, int N>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_forward_column_plan p)
+{
+    constexpr int U = 4;
+    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [sharer][n][side] */
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    const lk_logsumexp_forward_args &a = p.a;
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int side = threadIdx.x % p.width, sharer = threadIdx.x / p.width, sharers = LK_LOGSUMEXP_THREADS / p.width;
+    const int64_t groups = a.inner / N, tile = blockIdx.x / blocks * (int64_t)p.width, group = tile + side;
+
+    lk_lse s[N];
+    for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
+    if (group < a.outer * groups) {
+        const T *x = (const T *)a.x + group / groups * a.outer_stride + group % groups * N;
+        const int64_t step = sharers * blocks;
+        int64_t col = rank * sharers + sharer;
+        for (; col + (U - 1) * step < a.cols; col += U * step) {
+            float z[U][N];
+#pragma unroll
+            for (int u = 0; u < U; u++) lk_logsumexp_load(z[u], x + (col + u * step) * a.col_stride);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const float down[U] = {a.scale * z[0][j], a.scale * z[1][j], a.scale * z[2][j], a.scale * z[3][j]};
+                s[j] = lk_lse_add(s[j], down);
+            }
+        }
+        for (; col < a.cols; col += step) {
+            float z[N];
+            lk_logsumexp_load(z, x + col * a.col_stride);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const float down[1] = {a.scale * z[j]};
+                s[j] = lk_lse_add(s[j], down);
+            }
+        }
+    }
+    for (int j = 0; j < N; j++) part[(sharer * N + j) * p.width + side] = s[j];
+    __syncthreads(); /* the states are written before others merge them */
+    for (int half = sharers / 2 * N * p.width; half >= N * p.width; half /= 2) {
+        for (int k = threadIdx.x; k < half; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + half]);
+        __syncthreads(); /* this half is merged before it is halved again */
+    }
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* orders each block's states before rank 0 reads them */
+        lk_barrier_cluster_wait();
+    }
+    for (int k = threadIdx.x; rank == 0 && k < N * p.width; k += LK_LOGSUMEXP_THREADS) {
+        lk_lse total = part[k];
+        for (int peer = 1; peer < blocks; peer++) total = lk_lse_merge(total, *(const lk_lse *)lk_mapa(&part[k], peer));
+        const int64_t owner = tile + k % p.width;
+        if (owner < a.outer * groups) lk_logsumexp_put<T>(a, owner * N + k / p.width, total);
+    }
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* no block ends while rank 0 reads its shared memory */
+        lk_barrier_cluster_wait();
+    }
+}
+
+/* ---- Backward ----------------------------------------------------------------------------------------------------------- */
+
+/* What one row's gradient needs: dx = factor exp(scale x - lse). */
+typedef struct {
+    float scale, lse, factor;
+} lk_logsumexp_row;
+
+LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_backward_args &a, int64_t at)
+{
+    const float lse = a.lse[at];
+    /* A row of -inf has exp(-inf - -inf); against +inf its gradient is 0. */
+    return {a.scale, lse == -INFINITY ? INFINITY : lse, a.dlse ? a.scale * a.dlse[at] : a.scale};
+}
+
+LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
+{
+    return row.factor * lk_exp(fmaf(row.scale, x, -row.lse));
+}
+
+/* dx of N = LK_VEC<T> elements at aligned addresses, or of one at any. */
+template <class T> LK_DEVICE lk_vec<T> lk_logsumexp_gradient(lk_logsumexp_row row, lk_vec<T> raw)
+{
+    float x[LK_VEC<T>];
+    lk_unpack(x, raw);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(row, x[j]);
+    lk_pack(&raw, x);
+    return raw;
+}
+template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row, const T *x, T *dx)
+{
+    lk_put(dx, lk_logsumexp_gradient(row, lk_to_float(*x)));
+}
+
+/* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
+ * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one. */
+typedef struct {
+    lk_logsumexp_backward_args a;
+    int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
+    int64_t pieces; /* a row */
+} lk_logsumexp_backward_row_plan;
+
+#define LK_LOGSUMEXP_BACKWARD_U 4
+
+template <class T, bool aligned>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
+{
+    constexpr int U = LK_LOGSUMEXP_BACKWARD_U;
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    const lk_logsumexp_backward_args &a = p.a;
+    const int rank = threadIdx.x & (p.team - 1);
+    const int64_t teams = (int64_t)gridDim.x * (LK_LOGSUMEXP_THREADS / p.team);
+    int64_t unit = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / p.team) + threadIdx.x / p.team;
+    for (; unit < a.outer * p.pieces; unit += teams) {
+        /* Units of rows with more than one piece number fewer than 2^32: each has 128 elements or more. */
+        const int64_t at = p.pieces == 1 ? unit : (uint32_t)unit / (uint32_t)p.pieces, piece = unit - at * p.pieces;
+        const T *x = (const T *)a.x + at * a.outer_stride;
+        T *dx = (T *)a.dx + at * a.dx_outer_stride;
+        const int64_t first = piece * p.team * U + rank;
+        if constexpr (aligned) {
+            const lk_split split = lk_split_row(x, a.cols);
+            const T *from = x + split.head;
+            T *to = dx + split.head;
+            lk_vec<T> raw[U];
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (first + u * p.team < split.vecs) raw[u] = lk_load_vec(from + (first + u * p.team) * LK_VEC<T>);
+            const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (first + u * p.team < split.vecs)
+                    lk_store_vec(to + (first + u * p.team) * LK_VEC<T>, lk_logsumexp_gradient(row, raw[u]));
+            for (int i = rank; piece == 0 && i < split.edge; i += p.team) {
+                const int64_t col = lk_edge_col<T>(split, i);
+                lk_logsumexp_backward_one(row, x + col, dx + col);
+            }
+        } else {
+            const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (first + u * p.team < a.cols) lk_logsumexp_backward_one(row, x + first + u * p.team, dx + first + u * p.team);
+        }
+    }
+}
+
+/* A lane owns N neighbouring rows in a stretch of the columns: `width` lanes stand side by side, the warp's 32 / width take
+ * turns down the stretch. */
+typedef struct {
+    lk_logsumexp_backward_args a;
+    int width; /* a power of two up to 32 */
+    int64_t tiles, stretch;
+} lk_logsumexp_backward_column_plan;
+
+template <class T, int N>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_backward_column_plan p)
+{
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    const lk_logsumexp_backward_args &a = p.a;
+    const int lane = threadIdx.x % 32, side = lane % p.width, sharer = lane / p.width, sharers = 32 / p.width;
+    const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t groups = a.inner / N, group = warp % p.tiles * p.width + side;
+    const int64_t begin = warp / p.tiles * p.stretch, end = begin + p.stretch < a.cols ? begin + p.stretch : a.cols;
+    if (group >= a.outer * groups) return;
+
+    const int64_t outer = group / groups, inner = group % groups * N;
+    const T *x = (const T *)a.x + outer * a.outer_stride + inner;
+    T *dx = (T *)a.dx + outer * a.dx_outer_stride + inner;
+    lk_logsumexp_row row[N];
+    for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row(a, outer * a.inner + inner + j);
+#pragma unroll 4
+    for (int64_t col = begin + sharer; col < end; col += sharers) {
+        if constexpr (N == 1) {
+            lk_logsumexp_backward_one(row[0], x + col * a.col_stride, dx + col * a.dx_col_stride);
+        } else {
+            float v[N];
+            lk_vec<T> raw = lk_load_vec(x + col * a.col_stride);
+            lk_unpack(v, raw);
+#pragma unroll
+            for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
+            lk_pack(&raw, v);
+            lk_store_vec(dx + col * a.dx_col_stride, raw);
+        }
+    }
+}
+
+/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+
+/* Fills in packed strides and checks them; `prefix` is that of the stride fields' names. Distinct elements must have distinct
+ * addresses where the tensor is written. */
+LK_HOST lk_status lk_logsumexp_check_strides(const char *op, const char *prefix, int64_t outer, int64_t cols, int64_t inner,
+                                             int64_t *outer_stride, int64_t *col_stride, bool written)
+{
+    if (*col_stride < 0) return lk_fail(LK_ERR_SHAPE, op, "%scol_stride is %lld; it must be at least 0", prefix, (long long)*col_stride);
+    if (*outer_stride < 0)
+        return lk_fail(LK_ERR_SHAPE, op, "%souter_stride is %lld; it must be at least 0", prefix, (long long)*outer_stride);
+    if (*col_stride == 0 || cols <= 1) *col_stride = inner;
+    __extension__ const __int128 col_span = (__int128)(cols > 0 ? cols - 1 : 0) * *col_stride + inner;
+    __extension__ const __int128 packed = (__int128)cols * *col_stride, limit = (__int128)1 << 62;
+    if ((*outer_stride == 0 || outer <= 1) && packed <= limit) *outer_stride = (int64_t)packed;
+    __extension__ const __int128 outer_span = (__int128)(outer > 0 ? outer - 1 : 0) * *outer_stride;
+    if (packed > limit || col_span > limit || outer_span + col_span > limit)
+        return lk_fail(LK_ERR_SHAPE, op, "the tensor with %souter_stride spans more than 2^62 elements", prefix);
+    if (!written) return LK_OK;
+    const bool outer_outside = (cols <= 1 || *col_stride >= inner) && (outer <= 1 || *outer_stride >= col_span);
+    const bool cols_outside = (outer <= 1 || *outer_stride >= inner) && (cols <= 1 || *col_stride >= outer_span + inner);
+    if (!outer_outside && !cols_outside)
+        return lk_fail(LK_ERR_SHAPE, op, "with %souter_stride %lld and %scol_stride %lld elements overlap", prefix,
+                       (long long)*outer_stride, prefix, (long long)*col_stride);
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_logsumexp_check_sizes(const char *op, int64_t outer, int64_t cols, int64_t inner)
+{
+    if (outer < 0) return lk_fail(LK_ERR_SHAPE, op, "outer is %lld; it must be at least 0", (long long)outer);
+    if (cols < 0) return lk_fail(LK_ERR_SHAPE, op, "cols is %lld; it must be at least 0", (long long)cols);
+    if (inner < 0) return lk_fail(LK_ERR_SHAPE, op, "inner is %lld; it must be at least 0", (long long)inner);
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_logsumexp_check_options(const char *op, float scale, int path, bool contiguous, int64_t outer)
+{
+    if (!(fabsf(scale) <= 3.402823466e38f)) return lk_fail(LK_ERR_VALUE, op, "scale is %g; it must be finite", (double)scale);
+    if (path < LK_LOGSUMEXP_AUTO || path > LK_LOGSUMEXP_COLUMN)
+        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_LOGSUMEXP_*", path);
+    if (path != LK_LOGSUMEXP_AUTO && path != LK_LOGSUMEXP_COLUMN && !contiguous)
+        return lk_fail(LK_ERR_PATH, op, "path %d needs contiguous rows: inner 1 and col_stride 1", path);
+    if ((path == LK_LOGSUMEXP_BLOCK || path == LK_LOGSUMEXP_CLUSTER) && outer > (int64_t)1 << 27)
+        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; outer is %lld", path, (long long)outer);
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_logsumexp_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
+{
+    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
+    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
+}
+
+/* Validates; a becomes the arguments with every default filled in. */
+template <class T> LK_HOST lk_status lk_logsumexp_forward_check(const char *op, const lk_logsumexp_forward_args *args, lk_logsumexp_forward_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    if (a->inner == 0) a->inner = 1;
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    if (!a->x && a->outer != 0 && a->cols != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
+    if (!a->lse && !a->lse_rounded && a->outer != 0) return lk_fail(LK_ERR_NULL, op, "lse and lse_rounded are both NULL");
+    lk_status status = lk_logsumexp_check_sizes(op, a->outer, a->cols, a->inner);
+    if (!status) status = lk_logsumexp_check_strides(op, "", a->outer, a->cols, a->inner, &a->outer_stride, &a->col_stride, false);
+    if (!status) status = lk_logsumexp_check_options(op, a->scale, a->path, a->inner == 1 && a->col_stride == 1, a->outer);
+    if (!status) status = lk_logsumexp_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_logsumexp_check_aligned(op, "lse", a->lse, sizeof(float));
+    if (!status) status = lk_logsumexp_check_aligned(op, "lse_rounded", a->lse_rounded, sizeof(T));
+    return status;
+}
+
+template <class T> LK_HOST bool lk_logsumexp_columns_aligned(const void *x, int64_t outer_stride, int64_t col_stride, int64_t inner)
+{
+    return ((uintptr_t)x % 16 | (uint64_t)(outer_stride | col_stride | inner) % LK_VEC<T>) == 0;
+}
+
+template <class T> LK_HOST cudaError_t lk_logsumexp_forward_column(const lk_logsumexp_forward_args &a, const lk_device *device, cudaStream_t stream)
+{
+    const bool wide = lk_logsumexp_columns_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner);
+    const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
+    lk_logsumexp_forward_column_plan plan = {a, 32};
+    while (plan.width > 4 && lk_ceil_div(groups, plan.width) < 2 * device->sms) plan.width /= 2;
+    const int64_t tiles = lk_ceil_div(groups, plan.width);
+    int cluster = 1;
+    while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < a.cols * plan.width) cluster *= 2;
+    return lk_launch_pdl(wide ? lk_logsumexp_forward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_forward_column_kernel<T, 1>,
+                         tiles * cluster, cluster, LK_LOGSUMEXP_THREADS, 0, device, stream, plan);
+}
+
+template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forward_args *args, cudaStream_t stream)
+{
+    lk_logsumexp_forward_args a;
+    const lk_status status = lk_logsumexp_forward_check<T>(op, args, &a);
+    if (status) return status;
+    lk_device device;
+    const cudaError_t error = lk_current_device(&device);
+    if (error) return lk_launched(op, error);
+    if (a.path == LK_LOGSUMEXP_CLUSTER && device.arch < 90) return lk_fail(LK_ERR_PATH, op, "path %d needs sm_90 or later", a.path);
+    if (a.outer == 0) return LK_OK;
+
+    if (a.path == LK_LOGSUMEXP_AUTO) {
+        if (a.inner != 1 || a.col_stride != 1) a.path = LK_LOGSUMEXP_COLUMN;
+        else if (a.cols * (int64_t)sizeof(T) <= 8192 || a.outer > (int64_t)1 << 27) a.path = LK_LOGSUMEXP_WARP;
+        else if (a.outer < 2 * device.sms && device.arch >= 90) a.path = LK_LOGSUMEXP_CLUSTER;
+        else a.path = LK_LOGSUMEXP_BLOCK;
+    }
+    if (a.path == LK_LOGSUMEXP_COLUMN) return lk_launched(op, lk_logsumexp_forward_column<T>(a, &device, stream));
+    if (a.path == LK_LOGSUMEXP_WARP) {
+        lk_logsumexp_forward_warp_plan plan = {a, 1};
+        while (plan.team < 32 && plan.team * 4 * LK_VEC<T> < a.cols) plan.team *= 2;
+        int64_t grid = lk_ceil_div(a.outer, LK_LOGSUMEXP_THREADS / plan.team);
+        if (grid > INT32_MAX) grid = INT32_MAX;
+        return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_warp_kernel<T, 4>, grid, 1, LK_LOGSUMEXP_THREADS, 0, &device, stream, plan));
+    }
+    int cluster = 1;
+    if (a.path == LK_LOGSUMEXP_CLUSTER) {
+        cluster = 2;
+        while (cluster < 8 && a.outer * cluster < 2 * device.sms) cluster *= 2;
+    }
+    if (a.outer * cluster >= 2 * device.sms)
+        return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_block_kernel<T, 256>, a.outer * cluster, cluster, 256, 0, &device, stream, a));
+    return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_block_kernel<T, 1024>, a.outer * cluster, cluster, 1024, 0, &device, stream, a));
+}
+
+template <class T> LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp_backward_args *args, lk_logsumexp_backward_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    if (a->inner == 0) a->inner = 1;
+    if (a->scale == 0.0f) a->scale = 1.0f;
+    if (a->outer != 0 && a->cols != 0) {
+        if (!a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
+        if (!a->lse) return lk_fail(LK_ERR_NULL, op, "lse is NULL");
+        if (!a->dx) return lk_fail(LK_ERR_NULL, op, "dx is NULL");
+    }
+    lk_status status = lk_logsumexp_check_sizes(op, a->outer, a->cols, a->inner);
+    if (!status) status = lk_logsumexp_check_strides(op, "", a->outer, a->cols, a->inner, &a->outer_stride, &a->col_stride, false);
+    if (!status) status = lk_logsumexp_check_strides(op, "dx_", a->outer, a->cols, a->inner, &a->dx_outer_stride, &a->dx_col_stride, true);
+    if (status) return status;
+    if (a->dx == a->x && a->dx && (a->outer_stride != a->dx_outer_stride || a->col_stride != a->dx_col_stride))
+        return lk_fail(LK_ERR_SHAPE, op, "dx is x, but their strides differ");
+    const bool contiguous = a->inner == 1 && a->col_stride == 1 && a->dx_col_stride == 1;
+    status = lk_logsumexp_check_options(op, a->scale, a->path, contiguous, a->outer);
+    if (status) return status;
+    if (a->path == LK_LOGSUMEXP_CLUSTER) return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
+    status = lk_logsumexp_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_logsumexp_check_aligned(op, "lse", a->lse, sizeof(float));
+    if (!status) status = lk_logsumexp_check_aligned(op, "dlse", a->dlse, sizeof(float));
+    if (!status) status = lk_logsumexp_check_aligned(op, "dx", a->dx, sizeof(T));
+    return status;
+}
+
+template <class T> LK_HOST cudaError_t lk_logsumexp_backward_column(const lk_logsumexp_backward_args &a, const lk_device *device, cudaStream_t stream)
+{
+    const bool wide = lk_logsumexp_columns_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner) &&
+                      lk_logsumexp_columns_aligned<T>(a.dx, a.dx_outer_stride, a.dx_col_stride, a.inner);
+    const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
+    lk_logsumexp_backward_column_plan plan = {a, 32, 0, 64};
+    while (plan.width > 1 && plan.width / 2 >= groups) plan.width /= 2;
+    plan.tiles = lk_ceil_div(groups, plan.width);
+    /* Long stretches amortise the loads of lse; short ones fill the card: 64 warps an SM. */
+    while (plan.stretch > 4 && plan.tiles * lk_ceil_div(a.cols, plan.stretch) < 64 * device->sms) plan.stretch /= 2;
+    const int64_t warps = plan.tiles * lk_ceil_div(a.cols, plan.stretch);
+    return lk_launch_pdl(wide ? lk_logsumexp_backward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_backward_column_kernel<T, 1>,
+                         lk_ceil_div(warps, LK_LOGSUMEXP_THREADS / 32), 1, LK_LOGSUMEXP_THREADS, 0, device, stream, plan);
+}
+
+template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backward_args *args, cudaStream_t stream)
+{
+    lk_logsumexp_backward_args a;
+    const lk_status status = lk_logsumexp_backward_check<T>(op, args, &a);
+    if (status || a.outer == 0 || a.cols == 0) return status;
+    lk_device device;
+    const cudaError_t error = lk_current_device(&device);
+    if (error) return lk_launched(op, error);
+
+    const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
+    if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_launched(op, lk_logsumexp_backward_column<T>(a, &device, stream));
+    const bool aligned = (((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 | (uint64_t)(a.outer_stride - a.dx_outer_stride) % LK_VEC<T>) == 0;
+    const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = LK_LOGSUMEXP_BACKWARD_U;
+    lk_logsumexp_backward_row_plan plan = {a, 1, 1};
+    const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_THREADS;
+    while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;
+    plan.pieces = lk_ceil_div(vecs, plan.team * U);
+    int64_t grid = lk_ceil_div(a.outer * plan.pieces, LK_LOGSUMEXP_THREADS / plan.team);
+    if (grid > INT32_MAX) grid = INT32_MAX;
+    return lk_launched(op, lk_launch_pdl(aligned ? lk_logsumexp_backward_row_kernel<T, true> : lk_logsumexp_backward_row_kernel<T, false>,
+                                         grid, 1, LK_LOGSUMEXP_THREADS, 0, &device, stream, plan));
+}
+
+/* Emits the four functions of LK_DECLARE_LOGSUMEXP(T). */
+#define LK_DEFINE_LOGSUMEXP(T)                                                                                                 \
+    LK_DECLARE_LOGSUMEXP(T)                                                                                                    \
+    LK_API lk_status lk_logsumexp_forward_##T(const lk_logsumexp_forward_args *args, cudaStream_t stream)                      \
+    {                                                                                                                          \
+        return lk_logsumexp_forward<lk_##T>("lk_logsumexp_forward_" #T, args, stream);                                         \
+    }                                                                                                                          \
+    LK_API lk_status lk_logsumexp_backward_##T(const lk_logsumexp_backward_args *args, cudaStream_t stream)                    \
+    {                                                                                                                          \
+        return lk_logsumexp_backward<lk_##T>("lk_logsumexp_backward_" #T, args, stream);                                       \
+    }                                                                                                                          \
+    LK_API lk_status lk_logsumexp_forward_workspace_bytes_##T(const lk_logsumexp_forward_args *args, size_t *bytes)            \
+    {                                                                                                                          \
+        lk_logsumexp_forward_args a;                                                                                           \
+        return lk_no_workspace(lk_logsumexp_forward_check<lk_##T>("lk_logsumexp_forward_" #T, args, &a), bytes);               \
+    }                                                                                                                          \
+    LK_API lk_status lk_logsumexp_backward_workspace_bytes_##T(const lk_logsumexp_backward_args *args, size_t *bytes)          \
+    {                                                                                                                          \
+        lk_logsumexp_backward_args a;                                                                                          \
+        return lk_no_workspace(lk_logsumexp_backward_check<lk_##T>("lk_logsumexp_backward_" #T, args, &a), bytes);             \
+    }
+
+#endif /* CUDA or the simulator */
+#endif
