@@ -55,21 +55,12 @@ const char *lk_last_error(void);
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 
-/* The architecture a kernel is compiled for, 0 in host code. */
-#if defined(LK_SIMT)
-#define LK_ARCH 900
-#elif defined(__CUDA_ARCH__)
-#define LK_ARCH __CUDA_ARCH__
-#else
-#define LK_ARCH 0
-#endif
+#include "lk_ptx.cuh"
 
-#define LK_DEVICE static __device__ __forceinline__
 #define LK_HOST static inline
 #define LK_KERNEL static __global__
 
@@ -77,8 +68,6 @@ const char *lk_last_error(void);
 #if !defined(LK_SIMT)
 #define LK_SHARED(type, name, dims) __shared__ type name dims
 #endif
-
-#include "lk_ptx.cuh"
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 

@@ -5,10 +5,26 @@
  * Section numbers are those of the PTX ISA manual, version 9.0. Instructions of sm_90 compile to nothing on older targets:
  * the launchers never start a kernel there that relies on them, and without programmatic launch there is nothing to wait for.
  *
- * Needs: lk_base.cuh, which includes this file.
+ * Needs: nothing of lk; the lowest of its files.
  */
 #ifndef LK_PTX_CUH
 #define LK_PTX_CUH
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include <cuda_runtime.h>
+#include <math.h>
+
+/* The architecture a kernel is compiled for, 0 in host code. */
+#if defined(LK_SIMT)
+#define LK_ARCH 900
+#elif defined(__CUDA_ARCH__)
+#define LK_ARCH __CUDA_ARCH__
+#else
+#define LK_ARCH 0
+#endif
+
+#define LK_DEVICE static __device__ __forceinline__
 
 /* ex2.approx.ftz.f32 (9.7.3.21): 2^x with a relative error of at most 2^-22.5; 2^-inf is 0, 2^+inf is +inf, NaN stays. */
 LK_DEVICE float lk_ex2(float x)
@@ -104,4 +120,5 @@ LK_DEVICE void *lk_mapa(void *shared, unsigned rank, const char *file = __builti
 #endif
 }
 
+#endif /* CUDA or the simulator */
 #endif

@@ -136,7 +136,7 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_ar
 
 /* A team of lanes owns a row, a warp 32 / team of them; blocks stride over the rows. */
 typedef struct {
-    lk_logsumexp_forward_args a;
+    lk_logsumexp_forward_args a = {};
     int team; /* lanes a row: a power of two up to 32 */
 } lk_logsumexp_forward_warp_plan;
 
@@ -185,7 +185,7 @@ template <class T, int N> LK_DEVICE void lk_logsumexp_load(float (&x)[N], const 
  * by side, and the block's THREADS / width sharers, times the blocks of the cluster, take turns down the columns. Then the
  * block merges its sharers' states pairwise, and the block with rank 0 those of its peers. */
 typedef struct {
-    lk_logsumexp_forward_args a;
+    lk_logsumexp_forward_args a = {};
     int width; /* a power of two up to 32 */
 } lk_logsumexp_forward_column_plan;
 
@@ -286,7 +286,7 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
 /* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
  * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one. */
 typedef struct {
-    lk_logsumexp_backward_args a;
+    lk_logsumexp_backward_args a = {};
     int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
     int64_t pieces; /* a row */
 } lk_logsumexp_backward_row_plan;
@@ -338,7 +338,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row
 /* A lane owns N neighbouring rows in a stretch of the columns: `width` lanes stand side by side, the warp's 32 / width take
  * turns down the stretch. */
 typedef struct {
-    lk_logsumexp_backward_args a;
+    lk_logsumexp_backward_args a = {};
     int width; /* a power of two up to 32 */
     int64_t tiles, stretch;
 } lk_logsumexp_backward_column_plan;
@@ -466,7 +466,7 @@ template <class T> LK_HOST cudaError_t lk_logsumexp_forward_column(const lk_logs
 
 template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forward_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_forward_args a;
+    lk_logsumexp_forward_args a = {};
     const lk_status status = lk_logsumexp_forward_check<T>(op, args, &a);
     if (status) return status;
     lk_device device;
@@ -544,7 +544,7 @@ template <class T> LK_HOST cudaError_t lk_logsumexp_backward_column(const lk_log
 
 template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backward_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_backward_args a;
+    lk_logsumexp_backward_args a = {};
     const lk_status status = lk_logsumexp_backward_check<T>(op, args, &a);
     if (status || a.outer == 0 || a.cols == 0) return status;
     lk_device device;
@@ -578,12 +578,12 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
     }                                                                                                                          \
     LK_API lk_status lk_logsumexp_forward_workspace_bytes_##T(const lk_logsumexp_forward_args *args, size_t *bytes)            \
     {                                                                                                                          \
-        lk_logsumexp_forward_args a;                                                                                           \
+        lk_logsumexp_forward_args a = {};                                                                                      \
         return lk_no_workspace(lk_logsumexp_forward_check<lk_##T>("lk_logsumexp_forward_" #T, args, &a), bytes);               \
     }                                                                                                                          \
     LK_API lk_status lk_logsumexp_backward_workspace_bytes_##T(const lk_logsumexp_backward_args *args, size_t *bytes)          \
     {                                                                                                                          \
-        lk_logsumexp_backward_args a;                                                                                          \
+        lk_logsumexp_backward_args a = {};                                                                                     \
         return lk_no_workspace(lk_logsumexp_backward_check<lk_##T>("lk_logsumexp_backward_" #T, args, &a), bytes);             \
     }
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+# lk's build: every target works with BACKEND=gpu (nvcc and a device) and BACKEND=cpu (the simulator of tests/simt).
+
+CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc 2>/dev/null))),/usr/local/cuda)
+NVCC ?= $(CUDA_HOME)/bin/nvcc
+ARCH ?= native
+PREFIX ?= /usr/local
+COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo none)
+
+have_nvcc := $(shell command -v $(NVCC) 2>/dev/null)
+gpu := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+why := $(if $(have_nvcc),nvcc is here,no nvcc) and $(if $(gpu),$(gpu),no GPU)
+ifeq ($(origin BACKEND),undefined)
+BACKEND := $(if $(and $(have_nvcc),$(gpu)),gpu,cpu)
+else
+why := asked for
+endif
+
+# 9.0 -> 90a: the instructions of one architecture alone (wgmma, ...) need the a.
+capability := $(if $(filter native,$(ARCH)),$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)))
+arches := $(if $(filter native,$(ARCH)),$(or $(patsubst 9%,9%a,$(patsubst 1%,1%a,$(capability))),90a),$(ARCH))
+gencode := $(foreach a,$(arches),-gencode arch=compute_$(a),code=sm_$(a))
+
+ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
+SAN ?= plain
+san_plain := -O2
+san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DSIMT_ASAN
+san_tsan := -O1 -g -fsanitize=thread -DSIMT_TSAN
+out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
+LK_DIR ?= .
+out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
+
+ifeq ($(BACKEND),gpu)
+compile = $(NVCC) -std=c++17 -O3 $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -Wall,-Wextra,-fPIC $(FAST) -I$(LK_DIR) -I. -MMD -MP -MF $@.d
+link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets
+schedules := device
+else
+simt := tests/simt
+compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
+link = $(CXX) $(san_$(SAN)) -pthread
+engine := $(out)/engine.o
+schedules ?= forward reverse random:1 random:2
+endif
+defines = printf '\043include "lk/%s.cuh"\n' $(ops) && for op in $(ops); do for t in f32 f16 bf16; do \
+	printf 'LK_DEFINE_%s(%s)\n' $$(echo $$op | tr a-z A-Z) $$t; done; done
+
+help: ## lists the targets
+	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@echo "  variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX"
+backend:
+	@echo "lk: BACKEND=$(BACKEND) ($(why))"
+
+examples: $(addprefix example-,$(ops)) example-from_c ## builds and runs every example; example-<op> one
+test: $(if $(simt),test-simt) $(addprefix test-,$(ops)) test-link ## builds and runs every test; test-<op> one
+bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
+check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/check $(ops)
+sanitize: | backend ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan builds on the CPU
+ifeq ($(BACKEND),gpu)
+	@for op in $(ops); do $(MAKE) --no-print-directory $(out)/tests/$$op && for tool in memcheck racecheck initcheck synccheck; do \
+	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $(out)/tests/$$op --small || failed=1; done; done; test -z "$$failed"
+else
+	@$(MAKE) --no-print-directory -k test SAN=asan ARGS=--small schedules="forward random:3" BACKEND=cpu
+	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
+endif
+test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
+	@CXX="$(CXX)" tests/run tests/mutate $(ops)
+test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
+	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
+lib: $(out)/liblk.so ## one shared library with every op and type
+install: lib ## copies the headers and the library below PREFIX
+	install -d $(DESTDIR)$(PREFIX)/include/lk $(DESTDIR)$(PREFIX)/lib
+	install -m 644 lk/*.cuh $(DESTDIR)$(PREFIX)/include/lk
+	install $(out)/liblk.so $(DESTDIR)$(PREFIX)/lib
+readme: ## writes README's table from bench/results/h200.csv
+	bench/readme bench/results/h200.csv README.md
+clean: ## removes build/
+	rm -rf build
+
+test-simt: $(out)/tests/simt/test_simt $(out)/tests/simt/test_convert | backend
+	@for t in $^; do tests/run $$t || failed=1; done; test -z "$$failed"
+test-link: $(out)/tests/link/program | backend
+	@tests/run $<
+test-%: $(out)/tests/% | backend
+	@for s in $(schedules); do SIMT_SCHEDULE=$$s tests/run $< $(ARGS) || failed=1; done; test -z "$$failed"
+example-from_c: $(out)/from_c/program | backend
+	$<
+example-%: $(out)/examples/% | backend
+	$<
+bench-%: | backend
+ifeq ($(BACKEND),gpu)
+	@$(MAKE) --no-print-directory $(out)/bench/$*
+	$(out)/bench/$* $(ARGS)
+else
+	@echo "lk: bench-$* measures a GPU and there is none here ($(why)); what an H200 reached is in bench/results/h200.csv"
+endif
+
+$(out)/bench/%: bench/%.cu
+	@mkdir -p $(@D)
+	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' $< -o $@
+$(out)/%: $(out)/%.o $(engine)
+	$(link) $^ -o $@
+$(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
+	$(link) $^ -o $@
+# The C example vendors lk: a copy of the folder beside it, as a user's project has.
+$(out)/from_c/program: examples/from_c/main.c examples/from_c/kernels.cu $(wildcard lk/*.cuh) $(engine)
+	@mkdir -p $(@D) && rm -rf $(@D)/lk && cp -r lk examples/from_c/main.c examples/from_c/kernels.cu $(@D)
+	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror $(filter -fsanitize%,$(san_$(SAN))) -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -c $(@D)/main.c -o $(@D)/main.o
+	$(subst -I$(LK_DIR) -I.,,$(compile)) -c $(@D)/kernels.cu -o $(@D)/kernels.o
+	$(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
+$(out)/liblk.so: $(out)/lib.o $(engine)
+	$(link) -shared $^ -o $@
+$(out)/lib.cu: Makefile $(addprefix lk/,$(addsuffix .cuh,$(ops)))
+	@mkdir -p $(@D)
+	{ $(defines); } > $@
+$(out)/lib.o: $(out)/lib.cu
+	$(compile) -c $< -o $@
+$(out)/%.o: %.cu
+	@mkdir -p $(@D)
+	$(compile) -c $< -o $@
+$(out)/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(compile) -c $< -o $@
+$(out)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -MMD -MP -MF $@.d -c $< -o $@
+
+-include $(shell find build -name '*.d' 2>/dev/null)
+.PHONY: help backend examples test bench check sanitize test-mutants test-fastmath lib install readme clean
+.SECONDARY:

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT
+/* One of two .cu files of a program that both include lk: this one makes the functions for f32. */
+#include "lk/logsumexp.cuh"
+
+LK_DEFINE_LOGSUMEXP(f32)
