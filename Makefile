@@ -36,7 +36,7 @@ link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets
 schedules := device
 else
 simt := tests/simt
-compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
+compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
 link = $(CXX) $(san_$(SAN)) -pthread
 engine := $(out)/engine.o
 schedules ?= forward reverse random:1 random:2

@@ -58,6 +58,7 @@ const char *lk_last_error(void);
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "lk_ptx.cuh"
 
@@ -230,9 +231,9 @@ LK_DEVICE void lk_unpack(float (&x)[8], lk_vec<lk_f16> v)
 {
     const uint32_t word[4] = {v.raw.x, v.raw.y, v.raw.z, v.raw.w};
     for (int i = 0; i < 4; i++) {
-        __half2_raw pair;
-        pair.x = (unsigned short)word[i], pair.y = (unsigned short)(word[i] >> 16);
-        const float2 two = __half22float2(__half2(pair));
+        __half2 pair;
+        memcpy(&pair, &word[i], sizeof pair);
+        const float2 two = __half22float2(pair);
         x[2 * i] = two.x, x[2 * i + 1] = two.y;
     }
 }
@@ -245,8 +246,8 @@ LK_DEVICE void lk_pack(lk_vec<lk_bf16> *v, const float (&x)[8])
 {
     uint32_t word[4];
     for (int i = 0; i < 4; i++) {
-        const __nv_bfloat162_raw pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-        word[i] = pair.x | (uint32_t)pair.y << 16;
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        memcpy(&word[i], &pair, sizeof pair);
     }
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
 }
@@ -254,8 +255,8 @@ LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
 {
     uint32_t word[4];
     for (int i = 0; i < 4; i++) {
-        const __half2_raw pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
-        word[i] = pair.x | (uint32_t)pair.y << 16;
+        const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+        memcpy(&word[i], &pair, sizeof pair);
     }
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
 }
@@ -340,17 +341,18 @@ LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b)
     return {max, a.sum * lk_exp(a.max - reference) + b.sum * lk_exp(b.max - reference)};
 }
 
-/* Adds n values at the price of n + 1 exponentials; add many at a time. */
+/* Adds n values at the price of n + 1 exponentials; add many at a time. Four chains, so that neither the maxima nor the sums
+ * wait for each other's latency. */
 template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n])
 {
-    float max = s.max;
+    float most[4] = {s.max, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < n; i++) max = fmaxf(max, value[i]);
-    const float reference = lk_lse_reference(max);
-    float sum = s.sum * lk_exp(s.max - reference);
+    for (int i = 0; i < n; i++) most[i % 4] = fmaxf(most[i % 4], value[i]);
+    const float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])), reference = lk_lse_reference(max);
+    float sum[4] = {s.sum * lk_exp(s.max - reference), 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < n; i++) sum += lk_exp(value[i] - reference);
-    return {max, sum};
+    for (int i = 0; i < n; i++) sum[i % 4] += lk_exp(value[i] - reference);
+    return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
 
 /* log sum exp(value): -inf for the empty set. */

@@ -23,11 +23,11 @@ struct lk_lse_merge_op {
 template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
 {
     typedef cub::BlockReduce<lk_lse, THREADS> block_reduce;
-    LK_SHARED(typename block_reduce::TempStorage, scratch, );
+    LK_SHARED(typename block_reduce::TempStorage, scratch, [1]);
     LK_SHARED(lk_lse, inbox, [16]); /* one state of each block, used in the block with rank 0 */
     const unsigned blocks = lk_cluster_nctarank(), rank = lk_cluster_ctarank();
     if (blocks > 1) lk_barrier_cluster_arrive(); /* says that this block runs, so that peers may write into it */
-    s = block_reduce(scratch).Reduce(s, lk_lse_merge_op());
+    s = block_reduce(scratch[0]).Reduce(s, lk_lse_merge_op());
     if (blocks == 1) return s;
     lk_barrier_cluster_wait();
     if (threadIdx.x == 0) *(lk_lse *)lk_mapa(&inbox[rank], 0) = s;

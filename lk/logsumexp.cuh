@@ -143,7 +143,7 @@ typedef struct {
 #define LK_LOGSUMEXP_THREADS 256
 
 template <class T, int U>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
 {
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+/* bench/logsumexp.cu - lk_logsumexp against its ceiling and the formula as the simplest kernel; how to run it: bench.h. */
+#include "bench/bench.h"
+#include "lk/logsumexp.cuh"
+
+LK_DEFINE_LOGSUMEXP(bf16)
+LK_DEFINE_LOGSUMEXP(f32)
+
+typedef struct {
+    const char *name, *direction, *dtype;
+    int64_t outer, cols, inner;
+} shape;
+
+static const shape shapes[] = {
+    {"rows=4096 cols=1024", "forward", "bf16", 4096, 1024, 1},
+    {"rows=4096 cols=2048", "forward", "bf16", 4096, 2048, 1},
+    {"rows=4096 cols=4096", "forward", "bf16", 4096, 4096, 1},
+    {"rows=4096 cols=8192", "forward", "bf16", 4096, 8192, 1},
+    {"rows=4096 cols=16384", "forward", "bf16", 4096, 16384, 1},
+    {"rows=4096 cols=32768", "forward", "bf16", 4096, 32768, 1},
+    {"rows=4096 cols=65536", "forward", "bf16", 4096, 65536, 1},
+    {"rows=4096 cols=131072", "forward", "bf16", 4096, 131072, 1},
+    {"rows=64 cols=128256", "forward", "bf16", 64, 128256, 1},
+    {"outer=64 cols=4096 inner=1024", "forward", "bf16", 64, 4096, 1024},
+    {"rows=4096 cols=65536", "forward", "f32", 4096, 65536, 1},
+    {"rows=4096 cols=1024", "backward", "bf16", 4096, 1024, 1},
+    {"rows=4096 cols=2048", "backward", "bf16", 4096, 2048, 1},
+    {"rows=4096 cols=4096", "backward", "bf16", 4096, 4096, 1},
+    {"rows=4096 cols=8192", "backward", "bf16", 4096, 8192, 1},
+    {"rows=4096 cols=16384", "backward", "bf16", 4096, 16384, 1},
+    {"rows=4096 cols=32768", "backward", "bf16", 4096, 32768, 1},
+    {"rows=4096 cols=65536", "backward", "bf16", 4096, 65536, 1},
+    {"rows=4096 cols=131072", "backward", "bf16", 4096, 131072, 1},
+    {"outer=64 cols=4096 inner=1024", "backward", "bf16", 64, 4096, 1024},
+};
+#define CASES ((int)(sizeof shapes / sizeof shapes[0]))
+
+/* The least traffic: forward reads x, backward reads x and writes dx. lse and dlse, four bytes a row, are not counted. */
+#define TRAFFIC_READ(s, element) ((size_t)((s)->outer * (s)->cols * (s)->inner) * (element))
+#define TRAFFIC_WRITE(s, element) (is_backward(s) ? TRAFFIC_READ(s, element) : 0)
+
+static bool is_backward(const shape *s)
+{
+    return s->direction[0] == 'b';
+}
+
+static bool is_f32(const shape *s)
+{
+    return strcmp(s->dtype, "f32") == 0;
+}
+
+static size_t row_bytes(const shape *s)
+{
+    return (size_t)(s->outer * s->inner) * sizeof(float);
+}
+
+/* ---- The baseline: the formula, untuned --------------------------------------------------------------------------------- */
+
+typedef struct {
+    const void *x;
+    float *lse;
+    const float *dlse;
+    void *dx;
+    int64_t outer, cols, inner;
+} naive_args;
+
+#define NAIVE_THREADS 256
+
+/* A block owns row (o, i): the maximum first, then the sum of exponentials, x read for each. */
+template <class T> LK_KERNEL void naive_forward_kernel(naive_args a)
+{
+    LK_SHARED(float, part, [NAIVE_THREADS]);
+    const int64_t row = blockIdx.x;
+    const T *x = (const T *)a.x + row / a.inner * a.cols * a.inner + row % a.inner;
+    float max = -INFINITY, sum = 0.0f;
+    for (int64_t col = threadIdx.x; col < a.cols; col += NAIVE_THREADS) max = fmaxf(max, lk_to_float(x[col * a.inner]));
+    part[threadIdx.x] = max;
+    for (int half = NAIVE_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads(); /* part is complete up to 2 half */
+        if ((int)threadIdx.x < half) part[threadIdx.x] = fmaxf(part[threadIdx.x], part[threadIdx.x + half]);
+    }
+    __syncthreads(); /* part[0] is the maximum */
+    max = part[0];
+    for (int64_t col = threadIdx.x; col < a.cols; col += NAIVE_THREADS) sum += expf(lk_to_float(x[col * a.inner]) - max);
+    __syncthreads(); /* everyone has read the maximum */
+    part[threadIdx.x] = sum;
+    for (int half = NAIVE_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads(); /* part is complete up to 2 half */
+        if ((int)threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) a.lse[row] = max + logf(part[0]);
+}
+
+/* A thread owns one element. */
+template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
+{
+    const int64_t i = (int64_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
+    if (i >= a.outer * a.cols * a.inner) return;
+    const int64_t row = i / (a.cols * a.inner) * a.inner + i % a.inner;
+    lk_put((T *)a.dx + i, a.dlse[row] * expf(lk_to_float(((const T *)a.x)[i]) - a.lse[row]));
+}
+
+/* ---- The four functions of a case: `in` holds lse and dlse for backward, `out` holds lse for forward --------------------- */
+
+static lk_status launch_naive_forward(const shape *s, const void *x, float *lse, cudaStream_t stream)
+{
+    const naive_args args = {x, lse, NULL, NULL, s->outer, s->cols, s->inner};
+    return (lk_status)lk_launch(is_f32(s) ? naive_forward_kernel<lk_f32> : naive_forward_kernel<lk_bf16>, s->outer * s->inner,
+                                NAIVE_THREADS, 0, stream, args);
+}
+
+static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    bench_fill(s->dtype, set->read, s->outer * s->cols * s->inner, 1.5f, 2 * (uint64_t)number, stream);
+    if (!is_backward(s)) return;
+    BENCH_CUDA((cudaError_t)launch_naive_forward(s, set->read, (float *)set->in, stream));
+    bench_fill("f32", set->in + row_bytes(s), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
+}
+
+static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    (void)path;
+    const shape *s = (const shape *)c->context;
+    if (!is_backward(s)) return launch_naive_forward(s, set->read, (float *)set->out, stream);
+    float *lse = (float *)set->in;
+    const naive_args args = {set->read, lse, lse + s->outer * s->inner, set->write, s->outer, s->cols, s->inner};
+    return (lk_status)lk_launch(is_f32(s) ? naive_backward_kernel<lk_f32> : naive_backward_kernel<lk_bf16>,
+                                lk_ceil_div(s->outer * s->cols * s->inner, NAIVE_THREADS), NAIVE_THREADS, 0, stream, args);
+}
+
+static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    if (is_backward(s)) {
+        lk_logsumexp_backward_args args = {};
+        args.x = set->read, args.dx = set->write;
+        args.lse = (const float *)set->in, args.dlse = (const float *)(set->in + row_bytes(s));
+        args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
+        args.path = path;
+        return is_f32(s) ? lk_logsumexp_backward_f32(&args, stream) : lk_logsumexp_backward_bf16(&args, stream);
+    }
+    lk_logsumexp_forward_args args = {};
+    args.x = set->read, args.lse = (float *)set->out;
+    args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
+    args.path = path;
+    return is_f32(s) ? lk_logsumexp_forward_f32(&args, stream) : lk_logsumexp_forward_bf16(&args, stream);
+}
+
+/* Holds row (o, i) against double. x and dx are slab o on the host; the limits are those of the header, Numerics. */
+template <class T>
+static bool check_row(const shape *s, const T *x, const T *dx, double lse, double dlse, int64_t o, int64_t i, char *why,
+                      size_t why_bytes)
+{
+    double max = -INFINITY, magnitude = 0, sum = 0;
+    for (int64_t col = 0; col < s->cols; col++) {
+        const double value = (float)x[col * s->inner + i];
+        max = fmax(max, value), magnitude = fmax(magnitude, fabs(value));
+    }
+    for (int64_t col = 0; col < s->cols; col++) sum += exp((double)(float)x[col * s->inner + i] - max);
+    const double right = max + log(sum), limit = 8 * 0x1p-24 * (magnitude + log((double)s->cols) + 1);
+    if (!(fabs(lse - right) <= limit)) { /* of backward's input too: the gradient's limit stands on it */
+        snprintf(why, why_bytes, "lse[%lld,%lld] is %.9g, not %.9g; limit %.2g", (long long)o, (long long)i, lse, right, limit);
+        return false;
+    }
+    const double rounding = sizeof(T) == 4 ? 0x1p-24 : 0x1p-8;
+    for (int64_t col = 0; dx && col < s->cols; col++) {
+        const double z = (double)(float)x[col * s->inner + i], value = (float)dx[col * s->inner + i];
+        const double expected = dlse * exp(z - lse);
+        const double error = fabs(expected) * (rounding + (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23) + 0x1p-126;
+        if (!(fabs(value - expected) <= error)) {
+            snprintf(why, why_bytes, "dx[%lld,%lld,%lld] is %.9g, not %.9g", (long long)o, (long long)col, (long long)i,
+                     value, expected);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Checks the first, the last and one row between in the first, the last and two slabs between. */
+template <class T> static bool check_rows(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
+{
+    const shape *s = (const shape *)c->context;
+    const int64_t slab = s->cols * s->inner, rows = s->outer * s->inner;
+    const int64_t slabs[4] = {0, s->outer / 3, s->outer * 2 / 3 + 1, s->outer - 1};
+    const int64_t inners[3] = {0, s->inner / 2 + 1, s->inner - 1};
+    const bool backward = is_backward(s);
+    T *x = (T *)malloc((size_t)slab * sizeof(T)), *dx = backward ? (T *)malloc((size_t)slab * sizeof(T)) : NULL;
+    float *lse = (float *)calloc(2 * (size_t)rows, sizeof(float));
+    BENCH_CUDA(cudaMemcpy(lse, backward ? set->in : set->out, (backward ? 2 : 1) * row_bytes(s), cudaMemcpyDeviceToHost));
+    bool right = true;
+    for (int k = 0; right && k < 4; k++) {
+        const int64_t o = slabs[k];
+        BENCH_CUDA(cudaMemcpy(x, (const T *)set->read + o * slab, (size_t)slab * sizeof(T), cudaMemcpyDeviceToHost));
+        if (backward)
+            BENCH_CUDA(cudaMemcpy(dx, (const T *)set->write + o * slab, (size_t)slab * sizeof(T), cudaMemcpyDeviceToHost));
+        for (int j = 0; right && j < (s->inner > 1 ? 3 : 1); j++) {
+            const int64_t i = inners[j], row = o * s->inner + i;
+            right = check_row(s, x, dx, lse[row], lse[rows + row], o, i, why, why_bytes);
+        }
+    }
+    free(x), free(dx), free(lse);
+    return right;
+}
+
+int main(int argc, char **argv)
+{
+    static bench_case cases[CASES];
+    for (int k = 0; k < CASES; k++) {
+        const shape *s = &shapes[k];
+        const size_t element = is_f32(s) ? sizeof(lk_f32) : sizeof(lk_bf16);
+        bench_case *c = &cases[k];
+        c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
+        c->read_bytes = TRAFFIC_READ(s, element), c->write_bytes = TRAFFIC_WRITE(s, element);
+        c->in_bytes = is_backward(s) ? 2 * row_bytes(s) : 0, c->out_bytes = is_backward(s) ? 0 : row_bytes(s);
+        c->mix = is_backward(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+        c->context = s;
+        c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
+        c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
+    }
+    return bench_run("logsumexp", cases, CASES, argc, argv);
+}
