@@ -24,8 +24,10 @@ gencode := $(foreach a,$(arches),-gencode arch=compute_$(a),code=sm_$(a))
 ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
 SAN ?= plain
 san_plain := -O2
-san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DSIMT_ASAN
-san_tsan := -O1 -g -fsanitize=thread -DSIMT_TSAN
+engine_asan := -DSIMT_ASAN
+engine_tsan := -DSIMT_TSAN
+san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+san_tsan := -O1 -g -fsanitize=thread
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
@@ -38,7 +40,7 @@ else
 simt := tests/simt
 compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
 link = $(CXX) $(san_$(SAN)) -pthread
-engine := $(out)/engine.o
+engine := $(out)/simt/engine.o $(out)/simt/runtime.o
 schedules ?= forward reverse random:1 random:2
 endif
 defines = printf '\043include "lk/%s.cuh"\n' $(ops) && for op in $(ops); do for t in f32 f16 bf16; do \
@@ -96,6 +98,16 @@ else
 	@echo "lk: bench-$* measures a GPU and there is none here ($(why)); what an H200 reached is in bench/results/h200.csv"
 endif
 
+# The engine is never instrumented: it tells the sanitizers about its fibers instead.
+$(out)/simt/%.o: tests/simt/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -g -Wall -Wextra -fPIC -Itests/simt $(engine_$(SAN)) -MMD -MP -MF $@.d -c $< -o $@
+# Every float against CUDA's own conversions where there is a toolkit, else a sample against a slow reference.
+$(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16.h tests/simt/cuda_fp16.h
+	@mkdir -p $(@D)
+	$(if $(have_nvcc),$(CXX) -std=c++17 -O2 -DSIMT_CONVERT_CUDA -I$(CUDA_HOME)/include -c $< -o $@.cuda.o)
+	$(CXX) -std=c++17 -O2 $(if $(have_nvcc),-DSIMT_CONVERT_ALL) -Itests/simt -c $< -o $@.o
+	$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
 $(out)/bench/%: bench/%.cu
 	@mkdir -p $(@D)
 	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' $< -o $@

@@ -261,6 +261,16 @@ LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+/* A vector of equal elements. */
+template <class T> LK_DEVICE lk_vec<T> lk_splat(float x)
+{
+    float all[LK_VEC<T>];
+    for (int i = 0; i < LK_VEC<T>; i++) all[i] = x;
+    lk_vec<T> v;
+    lk_pack(&v, all);
+    return v;
+}
+
 /* How a row of any alignment splits into 16-byte vectors: `edge` single elements, `head` of them before the vectors and the
  * rest behind, and `vecs` aligned vectors between. */
 typedef struct {
@@ -294,14 +304,12 @@ LK_DEVICE float lk_exp(float x)
     return lk_ex2(x * LK_LOG2E);
 }
 
-/* The natural logarithm of a normal number, 0 or +inf, NaN otherwise; within 1.3 ulp, near 1 too. With x = 2^k (1 + f) and
- * 1 + f in [sqrt(1/2), sqrt(2)), log(1 + f) = f + f^2 (f P(f) - 1/2), P a least-maximum fit of degree 7. */
-LK_DEVICE float lk_log(float x)
+/* log(x) = k log 2 + the result, |result| < 0.35, for a normal x: with x = 2^k (1 + f) and 1 + f in [sqrt(1/2), sqrt(2)),
+ * log(1 + f) = f + f^2 (f P(f) - 1/2), P a least-maximum fit of degree 7; within 1.3 ulp. */
+LK_DEVICE float lk_log_split(float x, float *k)
 {
-    if (!(x > 0.0f && x <= 3.402823466e38f)) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
-    const int bits = __float_as_int(x);
-    const int k = (bits - 0x3f3504f3) >> 23;
-    const float f = __int_as_float(bits - k * (1 << 23)) - 1.0f;
+    const int bits = __float_as_int(x), exponent = (bits - 0x3f3504f3) >> 23;
+    const float f = __int_as_float(bits - exponent * (1 << 23)) - 1.0f;
     float p = -0x1.41ebfcp-4f;
     p = fmaf(p, f, 0x1.07d08ap-3f);
     p = fmaf(p, f, -0x1.0ce0aep-3f);
@@ -311,14 +319,25 @@ LK_DEVICE float lk_log(float x)
     p = fmaf(p, f, -0x1.000220p-2f);
     p = fmaf(p, f, 0x1.55554ap-2f);
     p = fmaf(p, f, -0.5f);
-    return fmaf((float)k, LK_LN2, fmaf(p, f * f, f));
+    *k = (float)exponent;
+    return fmaf(p, f * f, f);
+}
+
+/* The natural logarithm, within 1.3 ulp, near 1 too: of a normal number, 0 or +inf; NaN otherwise. */
+LK_DEVICE float lk_log(float x)
+{
+    if (!(x > 0.0f && x <= 3.402823466e38f)) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
+    float k;
+    const float log = lk_log_split(x, &k);
+    return fmaf(k, LK_LN2, log);
 }
 
 /* ---- The state of a running log-sum-exp --------------------------------------------------------------------------------- */
 
 /* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
  * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
- * rounding of the sum. */
+ * rounding of the sum. Instead of the largest value any other may stand that is no more than 60 below it: sums stay far from
+ * float's limits. */
 typedef struct {
     float max, sum;
 } lk_lse;
@@ -355,19 +374,26 @@ template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n])
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
 
-/* log sum exp(value): -inf for the empty set. */
+/* log sum exp(value): -inf for the empty set. max and the sum's power of two meet first, since they may cancel. */
 LK_DEVICE float lk_lse_log(lk_lse s)
 {
-    return s.max + lk_log(s.sum);
+    if (!(s.sum > 0.0f && s.sum <= 3.402823466e38f)) return s.sum == 0.0f ? -INFINITY : s.sum;
+    float k;
+    const float log = lk_log_split(s.sum, &k);
+    return fmaf(k, 0x1.62e400p-1f, s.max) + fmaf(k, 0x1.7f7d1cp-20f, log); /* log 2 in two parts; k times the first is exact */
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. Called by all 32 lanes; every lane of a team gets the result. */
 LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32)
 {
     float max = s.max;
-    for (int offset = team / 2; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
     float sum = s.sum * lk_exp(s.max - lk_lse_reference(max));
-    for (int offset = team / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     return {max, sum};
 }
 

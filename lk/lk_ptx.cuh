@@ -69,6 +69,20 @@ LK_DEVICE unsigned lk_cluster_ctarank(void)
 #endif
 }
 
+/* %clusterid.x (10.15): the number of this block's cluster in the grid; a block without a cluster is one by itself. */
+LK_DEVICE unsigned lk_clusterid(void)
+{
+#if defined(LK_SIMT)
+    return blockIdx.x / simt_cluster_nctarank();
+#elif LK_ARCH >= 900
+    unsigned id;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+    return id;
+#else
+    return blockIdx.x;
+#endif
+}
+
 /* %cluster_nctarank (10.20): the number of blocks in this block's cluster, 1 where there are no clusters. */
 LK_DEVICE unsigned lk_cluster_nctarank(void)
 {

@@ -90,38 +90,86 @@ typedef struct {
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
-/* The state of thread `rank`'s share of a row that `size` threads read together: each takes every size-th vector, U at a
- * time so that U loads are in flight, and the first threads the single elements at both ends. */
+/* Sums are taken against a reference, a value of the share itself, and not against a running maximum, so that an element costs
+ * a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate reference, rounded.
+ * A sum of floats does not care that its terms are large as long as it stays below LK_LOGSUMEXP_LIMIT. Where it does not, or
+ * where there is a NaN or an infinity of the wrong sign, the share is read again with a running maximum. */
+#define LK_LOGSUMEXP_LIMIT 0x1p80f
+
+LK_DEVICE bool lk_is_finite(float x)
+{
+    return fabsf(x) <= 3.402823466e38f;
+}
+
+/* What scale x is -inf for, the value that adds nothing. */
+LK_DEVICE float lk_logsumexp_nothing(float scale)
+{
+    return scale > 0.0f ? -INFINITY : INFINITY;
+}
+
+/* sum_j 2^(rate x_j - base) over a vector, added pairwise. */
+template <class T> LK_DEVICE float lk_logsumexp_terms(lk_vec<T> raw, float rate, float base)
+{
+    float x[LK_VEC<T>];
+    lk_unpack(x, raw);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
+#pragma unroll
+    for (int half = LK_VEC<T> / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int j = 0; j < half; j++) x[j] += x[j + half];
+    return x[0];
+}
+
+/* The state of thread `rank`'s share of a row that 1 << size_log2 threads read together: each takes every size-th vector, and
+ * the first threads the single elements at both ends. U loads are always in flight: a vector is used, and the next one is
+ * loaded into its registers. */
 template <class T, int U>
-LK_DEVICE lk_lse lk_logsumexp_share(const T *row, int64_t cols, float scale, int rank, int size)
+LK_DEVICE lk_lse lk_logsumexp_share(const T *row, int64_t cols, float scale, int rank, int size_log2)
 {
     const lk_split split = lk_split_row(row, cols);
-    const T *vecs = row + split.head;
-    lk_lse s = lk_lse_empty();
-    int64_t v = rank;
-    for (; v + (U - 1) * size < split.vecs; v += U * size) {
-        lk_vec<T> raw[U];
+    const int count = (int)((split.vecs - rank + (1 << size_log2) - 1) >> size_log2); /* vectors of this thread */
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+    const T *first = row + split.head + rank * LK_VEC<T>, *next = first;
+    const float rate = scale * LK_LOG2E, nothing = lk_logsumexp_nothing(scale);
+
+    lk_griddepcontrol_wait(); /* here and not earlier, so that what stands above overlaps the kernel before */
+    lk_vec<T> raw[U];
 #pragma unroll
-        for (int u = 0; u < U; u++) raw[u] = lk_load_vec(vecs + (v + u * size) * LK_VEC<T>);
-        float z[U * LK_VEC<T>];
+    for (int u = 0; u < U; u++, next += step) raw[u] = u < count ? lk_load_vec(next) : lk_splat<T>(nothing);
+    float edge = nothing;
+    if (rank < split.edge) edge = lk_to_float(row[lk_edge_col<T>(split, rank)]);
+
+    float x[LK_VEC<T>], reference = nothing;
+    lk_unpack(x, raw[0]);
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            float x[LK_VEC<T>];
-            lk_unpack(x, raw[u]);
+    for (int j = 0; j < LK_VEC<T>; j++) reference = scale > 0.0f ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+    const float base = rate * reference;
+    float sum = 0.0f;
+    for (int i = U; i < count; i += U) {
 #pragma unroll
-            for (int j = 0; j < LK_VEC<T>; j++) z[u * LK_VEC<T> + j] = scale * x[j];
+        for (int u = 0; u < U; u++, next += step) {
+            sum += lk_logsumexp_terms(raw[u], rate, base);
+            raw[u] = i + u < count ? lk_load_vec(next) : lk_splat<T>(nothing);
         }
-        s = lk_lse_add(s, z);
     }
-    for (; v < split.vecs; v += size) {
-        float z[LK_VEC<T>];
-        lk_unpack(z, lk_load_vec(vecs + v * LK_VEC<T>));
 #pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) z[j] *= scale;
-        s = lk_lse_add(s, z);
+    for (int u = 0; u < U; u++) sum += lk_logsumexp_terms(raw[u], rate, base);
+
+    /* base differs from rate reference by a rounding error, which is known exactly. */
+    lk_lse s = {scale * reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
+    if (!(lk_is_finite(base) && sum < LK_LOGSUMEXP_LIMIT)) {
+        s = lk_lse_empty();
+        next = first;
+        for (int i = 0; i < count; i++, next += step) {
+            lk_unpack(x, lk_load_vec(next));
+#pragma unroll
+            for (int j = 0; j < LK_VEC<T>; j++) x[j] *= scale;
+            s = lk_lse_add(s, x);
+        }
     }
-    for (int i = rank; i < split.edge; i += size) {
-        const float z[1] = {scale * lk_to_float(row[lk_edge_col<T>(split, i)])};
+    for (int i = rank; i < split.edge; i += 1 << size_log2) {
+        const float z[1] = {scale * (i == rank ? edge : lk_to_float(row[lk_edge_col<T>(split, i)]))};
         s = lk_lse_add(s, z);
     }
     return s;
@@ -134,99 +182,144 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_ar
     if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
 }
 
-/* A team of lanes owns a row, a warp 32 / team of them; blocks stride over the rows. */
+/* A team of lanes owns a row. */
 typedef struct {
-    lk_logsumexp_forward_args a = {};
-    int team; /* lanes a row: a power of two up to 32 */
+    lk_logsumexp_forward_args a;
+    int team_log2; /* a row has 1 << team_log2 lanes, 1 to 32 */
 } lk_logsumexp_forward_warp_plan;
 
 #define LK_LOGSUMEXP_THREADS 256
+#define LK_LOGSUMEXP_WARP_U 4
+#define LK_LOGSUMEXP_U 8 /* vectors a thread keeps in flight */
 
-template <class T, int U>
+template <class T>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
 {
-    lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    const int lane = threadIdx.x % 32, rank = lane & (p.team - 1), rows = 32 / p.team;
-    const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
-    const int64_t warps = (int64_t)gridDim.x * (LK_LOGSUMEXP_THREADS / 32);
-    for (int64_t first = warp * rows; first < p.a.outer; first += warps * rows) {
-        const int64_t row = first + lane / p.team;
-        const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
-        lk_lse s = lk_lse_empty();
-        if (owner) s = lk_logsumexp_share<T, U>((const T *)p.a.x + row * p.a.outer_stride, p.a.cols, p.a.scale, rank, p.team);
-        s = lk_lse_warp(s, p.team);
-        if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
-    }
+    const int team = 1 << p.team_log2, rank = threadIdx.x & (team - 1);
+    const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> p.team_log2;
+    const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
+    lk_lse s = lk_lse_empty();
+    if (owner)
+        s = lk_logsumexp_share<T, LK_LOGSUMEXP_WARP_U>((const T *)p.a.x + row * p.a.outer_stride, p.a.cols, p.a.scale, rank, p.team_log2);
+    s = lk_lse_warp(s, team);
+    if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
 }
 
 /* A cluster of blocks owns a row; without clusters, a block. */
 template <class T, int THREADS>
 LK_KERNEL void __launch_bounds__(THREADS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_args a)
 {
-    lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int64_t row = blockIdx.x / blocks;
-    lk_lse s = lk_logsumexp_share<T, 4>((const T *)a.x + row * a.outer_stride, a.cols, a.scale,
-                                        rank * THREADS + (int)threadIdx.x, blocks * THREADS);
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
+    const int64_t row = lk_clusterid();
+    lk_lse s = lk_logsumexp_share<T, LK_LOGSUMEXP_U>((const T *)a.x + row * a.outer_stride, a.cols, a.scale, rank,
+                                                     31 - __clz(blocks * THREADS));
     s = lk_lse_cluster<THREADS>(s);
-    if (rank == 0 && threadIdx.x == 0) lk_logsumexp_put<T>(a, row, s);
+    if (rank == 0) lk_logsumexp_put<T>(a, row, s);
 }
 
-/* N = LK_VEC<T> elements at an aligned address, or one at any. */
-template <class T, int N> LK_DEVICE void lk_logsumexp_load(float (&x)[N], const T *p)
+/* What a column kernel loads at a time: a vector of N = LK_VEC<T> rows at an aligned address, or N = 1 at any. */
+template <class T, int N> struct lk_logsumexp_cell {
+    typedef lk_vec<T> type;
+};
+template <class T> struct lk_logsumexp_cell<T, 1> {
+    typedef float type;
+};
+template <class T> LK_DEVICE void lk_logsumexp_load(lk_vec<T> *cell, const T *x) { *cell = lk_load_vec(x); }
+template <class T> LK_DEVICE void lk_logsumexp_load(float *cell, const T *x) { *cell = lk_to_float(*x); }
+template <class T> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[1]) { lk_put(x, v[0]); }
+template <class T> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[LK_VEC<T>])
 {
-    if constexpr (N == 1) x[0] = lk_to_float(*p);
-    else lk_unpack(x, lk_load_vec(p));
+    lk_vec<T> packed;
+    lk_pack(&packed, v);
+    lk_store_vec(x, packed);
 }
+template <class T> LK_DEVICE void lk_logsumexp_fill(lk_vec<T> *cell, float x) { *cell = lk_splat<T>(x); }
+LK_DEVICE void lk_logsumexp_fill(float *cell, float x) { *cell = x; }
+LK_DEVICE void lk_unpack(float (&x)[1], float cell) { x[0] = cell; }
 
 /* A thread owns N neighbouring rows (N inner positions of one outer) and a share of their columns: `width` threads stand side
  * by side, and the block's THREADS / width sharers, times the blocks of the cluster, take turns down the columns. Then the
  * block merges its sharers' states pairwise, and the block with rank 0 those of its peers. */
 typedef struct {
-    lk_logsumexp_forward_args a = {};
+    lk_logsumexp_forward_args a;
     int width; /* a power of two up to 32 */
 } lk_logsumexp_forward_column_plan;
 
 template <class T, int N>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_forward_column_plan p)
 {
-    constexpr int U = 4;
+    constexpr int U = LK_LOGSUMEXP_U;
     LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [sharer][n][side] */
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     const lk_logsumexp_forward_args &a = p.a;
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
     const int side = threadIdx.x % p.width, sharer = threadIdx.x / p.width, sharers = LK_LOGSUMEXP_THREADS / p.width;
-    const int64_t groups = a.inner / N, tile = blockIdx.x / blocks * (int64_t)p.width, group = tile + side;
+    const int64_t groups = a.inner / N, tile = (int64_t)lk_clusterid() * p.width, group = tile + side;
 
-    lk_lse s[N];
-    for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
-    if (group < a.outer * groups) {
-        const T *x = (const T *)a.x + group / groups * a.outer_stride + group % groups * N;
-        const int64_t step = sharers * blocks;
-        int64_t col = rank * sharers + sharer;
-        for (; col + (U - 1) * step < a.cols; col += U * step) {
-            float z[U][N];
+    const bool owner = group < a.outer * groups;
+    const int step = sharers * blocks, start = rank * sharers + sharer;
+    const T *x = (const T *)a.x + (owner ? group / groups * a.outer_stride + group % groups * N : 0) + start * a.col_stride, *next = x;
+    const int64_t jump = step * a.col_stride;
+    const float rate = a.scale * LK_LOG2E, nothing = lk_logsumexp_nothing(a.scale);
+    typedef typename lk_logsumexp_cell<T, N>::type cell;
+    int64_t left = owner ? a.cols - start : 0; /* columns from this thread's next one on */
+    cell raw[U];
 #pragma unroll
-            for (int u = 0; u < U; u++) lk_logsumexp_load(z[u], x + (col + u * step) * a.col_stride);
+    for (int u = 0; u < U; u++, next += jump) {
+        lk_logsumexp_fill(&raw[u], nothing);
+        if (u * step < left) lk_logsumexp_load(&raw[u], next);
+    }
+    float reference[N], base[N], sum[N], most = 0.0f; /* most: the largest sum, which passes on a NaN */
+    bool set = false;                                  /* all references are */
 #pragma unroll
-            for (int j = 0; j < N; j++) {
-                const float down[U] = {a.scale * z[0][j], a.scale * z[1][j], a.scale * z[2][j], a.scale * z[3][j]};
-                s[j] = lk_lse_add(s[j], down);
-            }
-        }
-        for (; col < a.cols; col += step) {
+    for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
+    for (; left > 0 && most < LK_LOGSUMEXP_LIMIT; left -= U * step) {
+#pragma unroll
+        for (int u = 0; u < U; u++, next += jump) {
             float z[N];
-            lk_logsumexp_load(z, x + col * a.col_stride);
+            lk_unpack(z, raw[u]);
+            if (!set) { /* the first value of each row that is not -inf */
+                set = true;
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    if (reference[j] != nothing) continue;
+                    if (z[j] == nothing) set = false;
+                    else reference[j] = z[j], base[j] = rate * z[j];
+                    if (!lk_is_finite(base[j])) most = INFINITY;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < N; j++) sum[j] += lk_ex2(fmaf(rate, z[j], -base[j]));
+            lk_logsumexp_fill(&raw[u], nothing);
+            if ((U + u) * step < left) lk_logsumexp_load(&raw[u], next);
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) most = sum[j] <= most ? most : sum[j];
+    }
+    lk_lse s[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        if (reference[j] == nothing) s[j] = lk_lse_empty();
+        else s[j] = {a.scale * reference[j], sum[j] * lk_ex2(-fmaf(rate, reference[j], -base[j]))};
+    }
+    if (!(most < LK_LOGSUMEXP_LIMIT)) {
+#pragma unroll
+        for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
+        for (int64_t col = start; col < a.cols; col += step, x += jump) {
+            float z[N];
+            lk_logsumexp_load(&raw[0], x);
+            lk_unpack(z, raw[0]);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                const float down[1] = {a.scale * z[j]};
-                s[j] = lk_lse_add(s[j], down);
+                const float one[1] = {a.scale * z[j]};
+                s[j] = lk_lse_add(s[j], one);
             }
         }
     }
+#pragma unroll
     for (int j = 0; j < N; j++) part[(sharer * N + j) * p.width + side] = s[j];
     __syncthreads(); /* the states are written before others merge them */
     for (int half = sharers / 2 * N * p.width; half >= N * p.width; half /= 2) {
@@ -286,17 +379,15 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
 /* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
  * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one. */
 typedef struct {
-    lk_logsumexp_backward_args a = {};
+    lk_logsumexp_backward_args a;
     int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
     int64_t pieces; /* a row */
 } lk_logsumexp_backward_row_plan;
 
-#define LK_LOGSUMEXP_BACKWARD_U 4
-
 template <class T, bool aligned>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
 {
-    constexpr int U = LK_LOGSUMEXP_BACKWARD_U;
+    constexpr int U = LK_LOGSUMEXP_U;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     const lk_logsumexp_backward_args &a = p.a;
@@ -338,7 +429,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row
 /* A lane owns N neighbouring rows in a stretch of the columns: `width` lanes stand side by side, the warp's 32 / width take
  * turns down the stretch. */
 typedef struct {
-    lk_logsumexp_backward_args a = {};
+    lk_logsumexp_backward_args a;
     int width; /* a power of two up to 32 */
     int64_t tiles, stretch;
 } lk_logsumexp_backward_column_plan;
@@ -346,6 +437,7 @@ typedef struct {
 template <class T, int N>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_backward_column_plan p)
 {
+    constexpr int U = LK_LOGSUMEXP_U;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     const lk_logsumexp_backward_args &a = p.a;
@@ -359,19 +451,22 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
     const T *x = (const T *)a.x + outer * a.outer_stride + inner;
     T *dx = (T *)a.dx + outer * a.dx_outer_stride + inner;
     lk_logsumexp_row row[N];
+#pragma unroll
     for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row(a, outer * a.inner + inner + j);
-#pragma unroll 4
-    for (int64_t col = begin + sharer; col < end; col += sharers) {
-        if constexpr (N == 1) {
-            lk_logsumexp_backward_one(row[0], x + col * a.col_stride, dx + col * a.dx_col_stride);
-        } else {
+    typedef typename lk_logsumexp_cell<T, N>::type cell;
+    for (int64_t col = begin + sharer; col < end; col += U * sharers) {
+        cell raw[U];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (col + u * sharers < end) lk_logsumexp_load(&raw[u], x + (col + u * sharers) * a.col_stride);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (col + u * sharers >= end) break;
             float v[N];
-            lk_vec<T> raw = lk_load_vec(x + col * a.col_stride);
-            lk_unpack(v, raw);
+            lk_unpack(v, raw[u]);
 #pragma unroll
             for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
-            lk_pack(&raw, v);
-            lk_store_vec(dx + col * a.dx_col_stride, raw);
+            lk_logsumexp_store(dx + (col + u * sharers) * a.dx_col_stride, v);
         }
     }
 }
@@ -483,11 +578,10 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
     }
     if (a.path == LK_LOGSUMEXP_COLUMN) return lk_launched(op, lk_logsumexp_forward_column<T>(a, &device, stream));
     if (a.path == LK_LOGSUMEXP_WARP) {
-        lk_logsumexp_forward_warp_plan plan = {a, 1};
-        while (plan.team < 32 && plan.team * 4 * LK_VEC<T> < a.cols) plan.team *= 2;
-        int64_t grid = lk_ceil_div(a.outer, LK_LOGSUMEXP_THREADS / plan.team);
-        if (grid > INT32_MAX) grid = INT32_MAX;
-        return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_warp_kernel<T, 4>, grid, 1, LK_LOGSUMEXP_THREADS, 0, &device, stream, plan));
+        lk_logsumexp_forward_warp_plan plan = {a, 0};
+        while (plan.team_log2 < 5 && (LK_LOGSUMEXP_WARP_U * LK_VEC<T> << plan.team_log2) < a.cols) plan.team_log2++;
+        const int64_t grid = lk_ceil_div(a.outer, LK_LOGSUMEXP_THREADS >> plan.team_log2); /* x would not fit above 2^31 - 1 */
+        return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_warp_kernel<T>, grid, 1, LK_LOGSUMEXP_THREADS, 0, &device, stream, plan));
     }
     int cluster = 1;
     if (a.path == LK_LOGSUMEXP_CLUSTER) {
@@ -554,7 +648,7 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_launched(op, lk_logsumexp_backward_column<T>(a, &device, stream));
     const bool aligned = (((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 | (uint64_t)(a.outer_stride - a.dx_outer_stride) % LK_VEC<T>) == 0;
-    const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = LK_LOGSUMEXP_BACKWARD_U;
+    const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = LK_LOGSUMEXP_U;
     lk_logsumexp_backward_row_plan plan = {a, 1, 1};
     const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_THREADS;
     while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;

@@ -1,0 +1,1242 @@
+// SPDX-License-Identifier: MIT
+/*
+The engine of the simulator: fibers, schedules, collectives, clusters, shared memory, reports. simt.h is the manual.
+
+A launch is a grid of *groups*: a group is a cluster, or a single block where there are no clusters. An OS thread (a *worker*) takes the next
+group of the grid, gives each of its CUDA threads a fiber, and switches to the first. A fiber that has to wait leaves its warp's ready mask and switches
+straight to the next ready fiber of the group; only when the group has none does it switch back to the worker's own stack (run_round), which
+retires the group, wakes those that yielded, starts another group beside one that only spins, or reports a deadlock. That is also the place for a
+queue of asynchronous copies: landed there they are lazy, landed in reschedule() they are eager or random.
+
+This file is compiled without sanitizers, so what it does to the kernel's memory is not checked; it avoids memcpy and memset inside a launch
+because libtsan would record them as the running fiber's accesses.
+*/
+#include "cuda_runtime.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+// On loops over the kernel's memory, or they become calls of memcpy and memset.
+#if defined(__clang__)
+#define PLAIN_LOOP __attribute__((noinline, no_builtin))
+#else
+#define PLAIN_LOOP __attribute__((noinline, optimize("no-tree-loop-distribute-patterns")))
+#endif
+
+/* ---- the sanitizers' fiber interfaces ------------------------------------------------------------------------------------------------- */
+
+#if defined(SIMT_ASAN)
+extern "C" void __sanitizer_start_switch_fiber(void **fake_stack, const void *bottom, size_t bytes);
+extern "C" void __sanitizer_finish_switch_fiber(void *fake_stack, const void **old_bottom, size_t *old_bytes);
+extern "C" void __asan_poison_memory_region(const volatile void *at, size_t bytes);
+extern "C" void __asan_unpoison_memory_region(const volatile void *at, size_t bytes);
+static void hide(void *at, size_t bytes) { __asan_poison_memory_region(at, bytes); }
+static void show(void *at, size_t bytes) { __asan_unpoison_memory_region(at, bytes); }
+#else
+static void hide(void *, size_t) {}
+static void show(void *, size_t) {}
+#endif
+
+#if defined(SIMT_TSAN)
+extern "C" void *__tsan_get_current_fiber(void);
+extern "C" void *__tsan_create_fiber(unsigned flags);
+extern "C" void __tsan_destroy_fiber(void *fiber);
+extern "C" void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+extern "C" void __tsan_acquire(void *at);
+extern "C" void __tsan_release(void *at);
+extern "C" void AnnotateIgnoreReadsBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char *file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(const char *file, int line);
+static void acquire(void *at) { __tsan_acquire(at); }
+static void release(void *at) { __tsan_release(at); }
+enum { MAX_RESIDENT_THREADS = 4096 };       // libtsan stops near 8000 fibers
+#else
+static void acquire(void *) {}
+static void release(void *) {}
+enum { MAX_RESIDENT_THREADS = 16384 };      // two mappings each, below vm.max_map_count
+#endif
+
+/* ---- data ------------------------------------------------------------------------------------------------------------------------------- */
+
+enum {
+    MAX_BLOCKS = 16,                    // of a cluster
+    MAX_WARPS = MAX_BLOCKS * 32,
+    STACK_BYTES = 256 << 10,            // address space; only what is touched costs memory
+    STATIC_BYTES = 48 << 10,            // CUDA's limit for static shared memory
+    OPTIN_BYTES = 227 << 10,            // and for static + dynamic
+    REDZONE = 32,                       // after each shared variable
+    MAX_VARIABLES = 256,
+    STATIC_AREA = STATIC_BYTES + MAX_VARIABLES * (REDZONE + 16),
+    REDZONE_BYTE = 0xCB,
+    MAX_TAGS = 8,
+    MAX_WORKERS = 64,
+};
+
+static const uint64_t FINISHED = ~0ull, NOT_STUCK = ~0ull - 1;
+
+struct group;
+struct block;
+struct warp;
+struct worker;
+
+struct wait_site {
+    const char *what, *file;
+    int line;
+};
+
+enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, YIELDED, EXITED };
+
+struct fiber {
+    simt_coordinates here;              // first: simt_here points at it
+    void *sp;                           // saved stack pointer while not running
+    struct block *block;
+    struct warp *warp;
+    unsigned lane, index;               // index: of the thread in its block
+    fiber_state state;
+    unsigned cluster_arrivals, cluster_waits;
+    char *stack;
+    void *fake_stack, *tsan;
+    int abandoned, abandonments;        // the last launch left it in the middle of a kernel; how many did
+};
+
+struct sync_tag {                       // what TSan orders __syncwarp by: one pair for each mask in use
+    unsigned mask, generation;
+    char at[2];
+};
+
+struct warp {
+    unsigned exist, ready, waiting, yielded, exited;    // one bit a lane; waiting: in a warp operation
+    unsigned index;                                     // in the group
+    fiber *lanes;
+    struct block *block;
+    // what each waiting lane asked for
+    uint64_t value[32];
+    unsigned mask[32], argument[32];
+    simt_warp_operation operation[32];
+    void *gather_to[32];
+    size_t gather_bytes[32];
+    wait_site site[32];                 // where the lane waits, in a warp operation or elsewhere
+    sync_tag tags[MAX_TAGS];
+};
+
+struct block {
+    struct group *group;
+    unsigned rank, threads, exited, started;
+    uint3 index;
+    unsigned arrived, barriers;         // at the current block barrier; barriers complete so far
+    int predicate_count, result;
+    wait_site barrier_site;             // of the first that arrived
+    char *memory;                       // dynamic area, then static area
+    unsigned cluster_waited;            // cluster barriers that some thread of this block has waited for
+    unsigned mapped_after[MAX_BLOCKS];  // per peer: 1 + cluster barriers its threads had arrived at when they last asked for our memory
+    char tag[2];
+};
+
+struct shared_slot {
+    const simt_variable *variable;
+    size_t offset;
+};
+
+struct group {
+    uint64_t ready_warps[MAX_WARPS / 64];
+    unsigned block_count, warp_count, live, yielded;
+    unsigned current_warp;
+    unsigned cluster_arrived, cluster_phase, cluster_left;  // left: arrived in this phase and exited without waiting
+    wait_site cluster_site;
+    unsigned long long ordinal;         // position in the order of the grid
+    std::vector<fiber> fibers;
+    std::vector<warp> warps;
+    std::vector<block> blocks;
+    char *memory;
+    size_t memory_stride, memory_bytes;
+    std::vector<shared_slot> shared;
+    size_t static_used, static_bytes;
+    char cluster_tag[2];
+};
+
+struct launch {
+    const simt_launch_shape *shape;
+    const std::function<void()> *body;
+    unsigned long long groups;
+    std::vector<unsigned long long> shuffled;
+    std::atomic<unsigned long long> next{0};
+    std::atomic<int> failed{0};
+    unsigned workers;
+    std::atomic<uint64_t> progress{0};  // grows with everything that any worker gets done
+    std::atomic<uint64_t> stuck_at[MAX_WORKERS];    // per worker: the progress that its last fruitless round began with
+    uint64_t seed;
+    char start_tag, end_tag;
+};
+
+struct worker {                         // one an OS thread
+    struct launch *launch;
+    unsigned index;
+    struct group *group;
+    fiber *self;                        // the running fiber, NULL on the worker's own stack
+    void *sp;                           // of that stack
+    uint64_t random, progress;
+    std::vector<struct group *> resident, idle;
+    const void *stack_bottom;
+    size_t stack_bytes;
+    void *fake_stack, *tsan;
+};
+
+enum order { FORWARD, REVERSE, RANDOM };
+
+static order schedule;
+static uint64_t schedule_seed;
+static int schedule_known;
+static uint64_t launch_count;
+
+__thread const simt_coordinates *simt_here __attribute__((tls_model("initial-exec")));
+static __thread worker *me __attribute__((tls_model("initial-exec")));
+
+/* ---- reports ------------------------------------------------------------------------------------------------------------------------------ */
+
+static std::mutex report_mutex;
+static std::string last_report;
+static int quiet;
+
+const char *simt_last_report(void) { return last_report.c_str(); }
+void simt_clear_report(void) { last_report.clear(); }
+void simt_quiet(int value) { quiet = value; }
+
+void simt_report_text(const char *text) {
+    std::lock_guard<std::mutex> lock(report_mutex);
+    last_report = text;
+    if (!quiet) fputs(text, stderr);
+}
+
+static void append(std::string &text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void append(std::string &text, const char *format, ...) {
+    char line[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line, sizeof line, format, list);
+    va_end(list);
+    text += line;
+}
+
+std::string simt_symbol_name(const void *address);     // runtime.cpp
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static void describe_fiber(std::string &text, const fiber *f, unsigned first, unsigned last) {
+    uint3 b = f->block->index;
+    const wait_site *site = &f->warp->site[f->lane];
+    append(text, "simt:   block (%u,%u,%u) thread%s %u", b.x, b.y, b.z, first == last ? "" : "s", first);
+    if (last != first) append(text, "-%u", last);
+    if (f->state == EXITED) append(text, " exited\n");
+    else if (f->state == READY) append(text, " can run\n");
+    else if (f->state == IN_WARP)
+        append(text, " in %s, mask 0x%08x, %s:%d\n", site->what, f->warp->mask[f->lane], base_name(site->file), site->line);
+    else append(text, " in %s, %s:%d\n", site->what, base_name(site->file), site->line);
+}
+
+/* Where everybody of the group stands, runs of threads that wait for the same thing on one line. */
+static void describe_group(std::string &text, const group *g) {
+    unsigned lines = 0;
+    for (unsigned b = 0; b < g->block_count; b++) {
+        const block *blk = &g->blocks[b];
+        const fiber *all = &g->fibers[b * (size_t)blk->threads];
+        unsigned first = 0;
+        for (unsigned i = 1; i <= blk->threads; i++) {
+            if (i < blk->threads && all[i].state == all[first].state) {
+                const wait_site *s = &all[i].warp->site[all[i].lane], *t = &all[first].warp->site[all[first].lane];
+                bool same_mask = all[i].state != IN_WARP || all[i].warp->mask[all[i].lane] == all[first].warp->mask[all[first].lane];
+                if (all[i].state == EXITED || all[i].state == READY || (s->line == t->line && s->what == t->what && same_mask)) continue;
+            }
+            if (++lines > 32) {
+                append(text, "simt:   ...\n");
+                return;
+            }
+            describe_fiber(text, &all[first], first, i - 1);
+            first = i;
+        }
+    }
+}
+
+static void file_report(launch *l, const std::string &text) {
+    if (l->failed.exchange(1)) return;              // the first error of a launch is the one that is told
+    simt_report_text(text.c_str());
+}
+
+static void leave_fiber(void) __attribute__((noreturn));
+
+static void report_failure(worker *w, bool everybody, const char *file, int line, const char *message) {
+    std::string text;
+    append(text, "simt: %s:%d: ", base_name(file), line);
+    text += message;
+    text += "\n";
+    if (!w || !w->launch) {
+        simt_report_text(text.c_str());
+        return;
+    }
+    append(text, "simt:   kernel %s", simt_symbol_name(w->launch->shape->kernel).c_str());
+    if (w->self) {
+        uint3 b = w->self->here.block_idx, t = w->self->here.thread_idx;
+        append(text, ", block (%u,%u,%u), thread (%u,%u,%u)", b.x, b.y, b.z, t.x, t.y, t.z);
+    }
+    text += "\n";
+    if (everybody) describe_group(text, w->group);
+    file_report(w->launch, text);
+}
+
+static void fail_with(bool everybody, const char *file, int line, const char *message) {
+    report_failure(me, everybody, file, line, message);     // its strings are gone before this stack is abandoned
+    if (me && me->self) leave_fiber();
+}
+
+void simt_fail(const char *file, int line, const char *format, ...) {
+    char message[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    fail_with(false, file, line, message);
+}
+
+static void fail_all(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void fail_all(const char *file, int line, const char *format, ...) {
+    char message[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    fail_with(true, file, line, message);
+}
+
+/* ---- schedules ---------------------------------------------------------------------------------------------------------------------------- */
+
+void simt_set_schedule(const char *text) {
+    if (!text) text = getenv("SIMT_SCHEDULE");
+    if (!text || !*text) text = "forward";
+    schedule_known = 1;
+    if (!strcmp(text, "forward")) schedule = FORWARD;
+    else if (!strcmp(text, "reverse")) schedule = REVERSE;
+    else if (!strncmp(text, "random", 6) && (!text[6] || text[6] == ':')) {
+        schedule = RANDOM;
+        schedule_seed = text[6] ? strtoull(text + 7, NULL, 0) : 1;
+    } else {
+        fprintf(stderr, "simt: SIMT_SCHEDULE is forward, reverse or random:SEED, not \"%s\"\n", text);
+        exit(2);
+    }
+}
+
+static uint64_t next_random(worker *w) {                // splitmix64
+    uint64_t z = w->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Index of a set bit: the lowest, the highest, or the first one at or after a random place. */
+static unsigned choose_bit(worker *w, uint64_t bits, unsigned width) {
+    if (schedule == FORWARD) return __builtin_ctzll(bits);
+    if (schedule == REVERSE) return 63 - __builtin_clzll(bits);
+    unsigned from = next_random(w) % width;
+    uint64_t upper = bits & (~0ull << from);
+    return __builtin_ctzll(upper ? upper : bits);
+}
+
+static fiber *choose_fiber(worker *w, group *g) {
+    warp *wp = &g->warps[g->current_warp];
+    // Stay with a warp while it can run: its 32 stacks are warm. A random schedule leaves it now and then.
+    if (!wp->ready || (schedule == RANDOM && !(next_random(w) & 3))) {
+        unsigned words = (g->warp_count + 63) / 64, found = words;
+        if (schedule == FORWARD) {
+            for (found = 0; found < words && !g->ready_warps[found]; found++);
+        } else if (schedule == REVERSE) {
+            for (unsigned i = words; i-- > 0 && found == words;) if (g->ready_warps[i]) found = i;
+        } else {
+            unsigned from = next_random(w) % words;
+            for (unsigned i = 0; i < words && found == words; i++) if (g->ready_warps[(from + i) % words]) found = (from + i) % words;
+        }
+        if (found == words) return NULL;
+        g->current_warp = found * 64 + choose_bit(w, g->ready_warps[found], 64);
+        wp = &g->warps[g->current_warp];
+    }
+    return &wp->lanes[choose_bit(w, wp->ready, 32)];
+}
+
+static void set_ready(group *g, warp *wp, unsigned lanes) {
+    wp->ready |= lanes;
+    g->ready_warps[wp->index / 64] |= 1ull << (wp->index % 64);
+    for (unsigned m = lanes; m; m &= m - 1) wp->lanes[__builtin_ctz(m)].state = READY;
+}
+
+static void clear_ready(group *g, warp *wp, unsigned lanes) {
+    wp->ready &= ~lanes;
+    if (!wp->ready) g->ready_warps[wp->index / 64] &= ~(1ull << (wp->index % 64));
+}
+
+/* ---- fibers ------------------------------------------------------------------------------------------------------------------------------- */
+
+extern "C" void simt_fiber_main(void);
+
+#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
+/* Saves the callee-saved registers and the stack pointer, loads the other's. */
+extern "C" void simt_switch(void **save, void *load);
+asm(R"(
+    .text
+    .p2align 4
+    .globl simt_switch
+    .type simt_switch, @function
+simt_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size simt_switch, .-simt_switch
+)");
+static void *first_frame(char *top) {
+    void **sp = (void **)top;
+    *--sp = NULL;                           // the return address of simt_fiber_main: ends a backtrace
+    *--sp = (void *)simt_fiber_main;
+    for (int i = 0; i < 6; i++) *--sp = NULL;
+    return sp;
+}
+#elif defined(__aarch64__) && !defined(SIMT_UCONTEXT)
+extern "C" void simt_switch(void **save, void *load);
+asm(R"(
+    .text
+    .p2align 4
+    .globl simt_switch
+    .type simt_switch, %function
+simt_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x9, sp
+    str x9, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+    .size simt_switch, .-simt_switch
+)");
+static void *first_frame(char *top) {
+    void **sp = (void **)(top - 160);
+    for (int i = 0; i < 20; i++) sp[i] = NULL;
+    sp[11] = (void *)simt_fiber_main;       // x30
+    return sp;
+}
+#else
+#include <ucontext.h>
+/* The portable way: right everywhere, about 20 times slower (swapcontext calls the kernel for the signal mask). */
+static void simt_switch(void **save, void *load) {
+    ucontext_t here;
+    *save = &here;
+    swapcontext(&here, (ucontext_t *)load);
+}
+static void *first_frame(char *top) {
+    ucontext_t *context = (ucontext_t *)((uintptr_t)(top - sizeof(ucontext_t)) & ~(uintptr_t)63);
+    getcontext(context);
+    char *low = (char *)(((uintptr_t)top - STACK_BYTES / 2) & ~(uintptr_t)63);
+    context->uc_stack.ss_sp = low;
+    context->uc_stack.ss_size = (char *)context - low;
+    context->uc_link = NULL;
+    makecontext(context, simt_fiber_main, 0);
+    return context;
+}
+#endif
+
+/* Switches to fiber `to`, or to the worker's own stack if NULL; `dying`: the caller never comes back. */
+static void switch_to(worker *w, fiber *to, bool dying) {
+    fiber *from = w->self;
+    w->self = to;
+    simt_here = to ? &to->here : NULL;
+#if defined(SIMT_TSAN)
+    __tsan_switch_to_fiber(to ? to->tsan : w->tsan, 1);         // 1: a switch orders nothing
+#endif
+#if defined(SIMT_ASAN)
+    void **fake = from ? &from->fake_stack : &w->fake_stack;
+    if (to) __sanitizer_start_switch_fiber(dying ? NULL : fake, to->stack, STACK_BYTES);
+    else __sanitizer_start_switch_fiber(dying ? NULL : fake, w->stack_bottom, w->stack_bytes);
+#endif
+    (void)dying;
+    simt_switch(from ? &from->sp : &w->sp, to ? to->sp : w->sp);
+#if defined(SIMT_ASAN)
+    __sanitizer_finish_switch_fiber(*fake, NULL, NULL);
+#endif
+}
+
+/* The running fiber gives way to the next ready one, itself perhaps. */
+static void reschedule(void) {
+    worker *w = me;
+    if (__builtin_expect(w->launch->failed.load(std::memory_order_relaxed), 0)) leave_fiber();
+    fiber *next = choose_fiber(w, w->group);
+    if (next != w->self) switch_to(w, next, false);
+}
+
+/* The running fiber waits until somebody sets it ready. */
+static void block_fiber(fiber *f, fiber_state state) {
+    f->state = state;
+    clear_ready(f->block->group, f->warp, 1u << f->lane);
+    reschedule();
+}
+
+static void note_site(fiber *f, const char *what, const char *file, int line) { f->warp->site[f->lane] = {what, file, line}; }
+
+static void leave_fiber(void) {
+    me->self->abandoned = 1;
+    release(&me->launch->end_tag);
+    switch_to(me, NULL, true);
+    abort();
+}
+
+static void exit_thread(fiber *f);
+
+extern "C" void simt_fiber_main(void) {
+#if defined(SIMT_ASAN)
+    // The first switch away from the worker's own stack is where its extent becomes known.
+    if (!me->stack_bottom) __sanitizer_finish_switch_fiber(NULL, &me->stack_bottom, &me->stack_bytes);
+    else __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+#endif
+    fiber *f = me->self;
+    acquire(&me->launch->start_tag);
+    f->block->started = 1;
+    (*me->launch->body)();
+    exit_thread(f);
+    fiber *next = choose_fiber(me, me->group);
+    switch_to(me, me->launch->failed.load(std::memory_order_relaxed) ? NULL : next, true);
+    abort();
+}
+
+static void prepare_fiber(fiber *f, unsigned slot) {
+    if (!f->stack) {
+        size_t guard = sysconf(_SC_PAGESIZE);
+        char *p = (char *)mmap(NULL, guard + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == (char *)MAP_FAILED || mprotect(p, guard, PROT_NONE)) {
+            perror("simt: a fiber's stack");
+            exit(2);
+        }
+        f->stack = p + guard;
+    }
+    if (f->abandoned) show(f->stack, STACK_BYTES);      // the redzones of frames that never returned
+#if defined(SIMT_TSAN)
+    if (f->tsan && (f->abandonments += f->abandoned) > 1000) {  // each leaves some frames on libtsan's shadow call stack; a new fiber is slow
+        __tsan_destroy_fiber(f->tsan);
+        f->tsan = NULL;
+        f->abandonments = 0;
+    }
+    if (!f->tsan) f->tsan = __tsan_create_fiber(0);
+#endif
+    f->abandoned = 0;
+    // Tops at one offset in the page would share the same few cache sets: four times slower.
+    f->sp = first_frame(f->stack + STACK_BYTES - slot * 832 % 16384);
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------------------------------- */
+
+PLAIN_LOOP static void fill(void *at, int byte, size_t bytes) {
+    char *p = (char *)at;
+    for (; bytes && ((uintptr_t)p & 7); bytes--) *p++ = (char)byte;
+    uint64_t pattern = 0x0101010101010101u * (unsigned char)byte;
+    for (; bytes >= 8; bytes -= 8, p += 8) *(uint64_t *)p = pattern;
+    for (; bytes; bytes--) *p++ = (char)byte;
+}
+
+static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+static size_t dynamic_area(const launch *l) { return round_up(l->shape->dynamic_bytes, 16) + REDZONE; }
+
+/* Shared memory of all blocks of the group. Nothing carries over from the group that used it before, in TSan's eyes either. */
+static void prepare_memory(launch *l, group *g) {
+    size_t stride = round_up(dynamic_area(l) + STATIC_AREA, 1024), bytes = stride * g->block_count;
+#if defined(SIMT_TSAN)
+    // Under "ignore", free and malloc forget the accesses of earlier blocks instead of checking against them.
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+    free(g->memory);
+    g->memory = NULL;
+#endif
+    if (!g->memory || bytes > g->memory_bytes) {
+        show(g->memory, g->memory_bytes);
+        free(g->memory);
+        g->memory = (char *)aligned_alloc(1024, bytes);
+        g->memory_bytes = bytes;
+    }
+#if defined(SIMT_TSAN)
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+#endif
+    g->memory_stride = stride;
+    hide(g->memory, g->memory_bytes);
+    g->shared.clear();
+    g->shared.reserve(MAX_VARIABLES);               // here, on the worker's stack: a fiber that allocates shows in TSan's eyes
+    g->static_used = g->static_bytes = 0;
+    size_t dynamic = l->shape->dynamic_bytes;
+    for (unsigned b = 0; b < g->block_count; b++) {
+        char *base = g->blocks[b].memory = g->memory + b * stride;
+        fill(base, simt_poison_byte(), dynamic);
+        fill(base + dynamic, REDZONE_BYTE, dynamic_area(l) - dynamic);
+        show(base, dynamic);
+    }
+}
+
+/* Sets up the group at place `ordinal` of the launch order. */
+static void start_group(worker *w, group *g, unsigned long long ordinal) {
+    launch *l = w->launch;
+    const simt_launch_shape *s = l->shape;
+    unsigned long long number = schedule == FORWARD ? ordinal : schedule == REVERSE ? l->groups - 1 - ordinal : l->shuffled[ordinal];
+    unsigned threads = s->block.x * s->block.y * s->block.z, warps = (threads + 31) / 32;
+    dim3 c = s->cluster, clusters(s->grid.x / c.x, s->grid.y / c.y, s->grid.z / c.z);
+    uint3 first = make_uint3(number % clusters.x * c.x, number / clusters.x % clusters.y * c.y, number / clusters.x / clusters.y * c.z);
+    w->random = (l->seed + number) * 0x9e3779b97f4a7c15u;
+    g->ordinal = ordinal;
+    g->block_count = c.x * c.y * c.z;
+    g->warp_count = g->block_count * warps;
+    g->live = g->block_count * threads;
+    g->current_warp = schedule == REVERSE ? g->warp_count - 1 : 0;
+    g->yielded = g->cluster_arrived = g->cluster_phase = g->cluster_left = 0;
+    if (g->fibers.size() < g->live) g->fibers.resize(g->live);
+    if (g->warps.size() < g->warp_count) g->warps.resize(g->warp_count);
+    if (g->blocks.size() < g->block_count) g->blocks.resize(g->block_count);
+    prepare_memory(l, g);
+    for (uint64_t &word : g->ready_warps) word = 0;
+    for (unsigned b = 0; b < g->block_count; b++) {
+        block *blk = &g->blocks[b];
+        blk->group = g;
+        blk->rank = b;
+        blk->threads = threads;
+        blk->exited = blk->started = blk->arrived = blk->barriers = blk->cluster_waited = 0;
+        blk->predicate_count = 0;
+        blk->index = make_uint3(first.x + b % c.x, first.y + b / c.x % c.y, first.z + b / c.x / c.y);
+        for (unsigned &m : blk->mapped_after) m = 0;
+        for (unsigned i = 0; i < warps; i++) {
+            warp *wp = &g->warps[b * warps + i];
+            unsigned count = threads - i * 32 < 32 ? threads - i * 32 : 32;
+            wp->exist = wp->ready = count == 32 ? ~0u : (1u << count) - 1;
+            wp->waiting = wp->yielded = wp->exited = 0;
+            wp->index = b * warps + i;
+            wp->lanes = &g->fibers[b * (size_t)threads + i * 32];
+            wp->block = blk;
+            for (sync_tag &t : wp->tags) t.mask = 0;
+            g->ready_warps[wp->index / 64] |= 1ull << (wp->index % 64);
+        }
+        uint3 t = make_uint3(0, 0, 0);
+        for (unsigned i = 0; i < threads; i++) {
+            unsigned slot = b * threads + i;
+            fiber *f = &g->fibers[slot];
+            f->here.thread_idx = t;
+            f->here.block_idx = blk->index;
+            f->here.block_dim = s->block;
+            f->here.grid_dim = s->grid;
+            f->block = blk;
+            f->warp = &g->warps[b * warps + i / 32];
+            f->lane = i % 32;
+            f->index = i;
+            f->state = READY;
+            f->cluster_arrivals = f->cluster_waits = 0;
+            prepare_fiber(f, slot);
+            if (++t.x == s->block.x) {
+                t.x = 0;
+                if (++t.y == s->block.y) t.y = 0, t.z++;
+            }
+        }
+    }
+    release(&l->start_tag);
+}
+
+static void check_redzone(const block *blk, size_t from, size_t to, const char *what, const char *file, int line) {
+    const unsigned char *p = (const unsigned char *)blk->memory;
+    for (size_t i = from; i < to; i++) {
+        if (p[i] == REDZONE_BYTE) continue;
+        fail_all(file, line, "shared memory was written %zu bytes past the end of %s", i - from, what);
+        return;
+    }
+}
+
+static void retire_group(worker *w, group *g) {
+    size_t dynamic = w->launch->shape->dynamic_bytes;
+    for (unsigned b = 0; b < g->block_count; b++) {
+        block *blk = &g->blocks[b];
+        check_redzone(blk, dynamic, dynamic_area(w->launch), "the dynamic shared memory", "launch", 0);
+        for (const shared_slot &s : g->shared) {
+            size_t end = s.offset + s.variable->bytes;
+            check_redzone(blk, end, round_up(end, 16) + REDZONE, s.variable->name, s.variable->file, s.variable->line);
+        }
+    }
+}
+
+/* ---- the end of a thread ----------------------------------------------------------------------------------------------------------------- */
+
+static void exit_block(block *blk) {
+    group *g = blk->group;
+    for (unsigned p = 0; p < g->block_count; p++) {
+        // A peer asked for our memory after `mapped_after - 1` barriers; only having waited for the next one makes that access past.
+        if (p != blk->rank && blk->mapped_after[p] && blk->cluster_waited < blk->mapped_after[p])
+            fail_all("cluster", 0, "a peer block gone: block rank %u exits, and no cluster barrier that it waited for orders the accesses of rank %u to its "
+                     "shared memory before that", blk->rank, p);
+    }
+    if (g->block_count > 1) {
+        size_t dynamic = me->launch->shape->dynamic_bytes;
+        fill(blk->memory, simt_poison_byte(), dynamic);
+        hide(blk->memory, dynamic);
+        for (const shared_slot &s : g->shared) {
+            fill(blk->memory + s.offset, simt_poison_byte(), s.variable->bytes);
+            hide(blk->memory + s.offset, s.variable->bytes);
+        }
+    }
+}
+
+static void exit_thread(fiber *f) {
+    block *blk = f->block;
+    group *g = blk->group;
+    warp *wp = f->warp;
+    unsigned bit = 1u << f->lane;
+    if (blk->arrived)
+        fail_all(blk->barrier_site.file, blk->barrier_site.line, "thread %u exited while %u threads of its block wait in __syncthreads", f->index, blk->arrived);
+    for (unsigned m = wp->waiting; m; m &= m - 1) {
+        unsigned lane = __builtin_ctz(m);
+        if (wp->mask[lane] & bit)
+            fail_all(wp->site[lane].file, wp->site[lane].line, "lane %u exited while lane %u waits for it in %s, mask 0x%08x",
+                     f->lane, lane, wp->site[lane].what, wp->mask[lane]);
+    }
+    if (g->cluster_arrived && f->cluster_arrivals == g->cluster_phase)
+        fail_all(g->cluster_site.file, g->cluster_site.line, "thread %u of cluster rank %u exited while others arrived at a cluster barrier", f->index, blk->rank);
+    if (f->cluster_arrivals == g->cluster_phase + 1) g->cluster_left++;
+    release(&me->launch->end_tag);
+    f->state = EXITED;
+    wp->exited |= bit;
+    clear_ready(g, wp, bit);
+    g->live--;
+    me->progress++;
+    if (++blk->exited == blk->threads) exit_block(blk);
+}
+
+/* ---- warp operations ---------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const operation_names[] = {
+    "__syncwarp", "__shfl_sync", "__all_sync", "__any_sync", "__ballot_sync", "__match_any_sync", "a warp gather (cub)",
+    "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
+    "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync",
+};
+
+unsigned simt_lane(void) { return me->self->lane; }
+
+static bool same_file(const char *a, const char *b) { return a == b || !strcmp(a, b); }
+
+static uint64_t reduce_values(const warp *wp, unsigned mask, simt_warp_operation operation) {
+    uint32_t r = wp->value[__builtin_ctz(mask)];
+    for (unsigned m = mask & (mask - 1); m; m &= m - 1) {
+        uint32_t v = wp->value[__builtin_ctz(m)];
+        switch (operation) {
+        case SIMT_ADD: r += v; break;
+        case SIMT_MIN_U32: r = v < r ? v : r; break;
+        case SIMT_MAX_U32: r = v > r ? v : r; break;
+        case SIMT_MIN_S32: r = (int32_t)v < (int32_t)r ? v : r; break;
+        case SIMT_MAX_S32: r = (int32_t)v > (int32_t)r ? v : r; break;
+        case SIMT_AND: r &= v; break;
+        case SIMT_OR: r |= v; break;
+        default: r ^= v; break;
+        }
+    }
+    return r;
+}
+
+PLAIN_LOOP static void copy_bytes(void *to, const void *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) ((char *)to)[i] = ((const char *)from)[i];
+}
+
+/* All lanes of the mask have left their requests: computes everybody's result. Not inlined, here and below: the fewer cache lines of its stack a
+   waiting fiber holds, the faster the switch to it. */
+__attribute__((noinline)) static void finish_warp(warp *wp, unsigned mask, simt_warp_operation operation) {
+    uint64_t result[32], common = 0;
+    unsigned nonzero = 0;
+    switch (operation) {
+    case SIMT_SYNCWARP:
+        return;
+    case SIMT_SHFL:
+        for (unsigned m = mask; m; m &= m - 1) {
+            unsigned lane = __builtin_ctz(m), source = wp->argument[lane];
+            if (!(mask >> source & 1))
+                fail_all(wp->site[lane].file, wp->site[lane].line, "__shfl_sync: lane %u reads lane %u, which is not in the mask 0x%08x", lane, source, mask);
+            result[lane] = wp->value[source];
+        }
+        for (unsigned m = mask; m; m &= m - 1) wp->value[__builtin_ctz(m)] = result[__builtin_ctz(m)];
+        return;
+    case SIMT_GATHER:
+        for (unsigned m = mask; m; m &= m - 1) {
+            unsigned lane = __builtin_ctz(m);
+            size_t bytes = wp->gather_bytes[lane];
+            if (!wp->gather_to[lane]) continue;
+            for (unsigned n = mask; n; n &= n - 1)
+                copy_bytes((char *)wp->gather_to[lane] + __builtin_ctz(n) * bytes, (const void *)wp->value[__builtin_ctz(n)], bytes);
+        }
+        return;
+    case SIMT_MATCH_ANY:
+        for (unsigned m = mask; m; m &= m - 1) {
+            unsigned lane = __builtin_ctz(m), same = 0;
+            for (unsigned n = mask; n; n &= n - 1) same |= (unsigned)(wp->value[__builtin_ctz(n)] == wp->value[lane]) << __builtin_ctz(n);
+            result[lane] = same;
+        }
+        for (unsigned m = mask; m; m &= m - 1) wp->value[__builtin_ctz(m)] = result[__builtin_ctz(m)];
+        return;
+    case SIMT_ALL: case SIMT_ANY: case SIMT_BALLOT:
+        for (unsigned m = mask; m; m &= m - 1) nonzero |= (unsigned)(wp->value[__builtin_ctz(m)] != 0) << __builtin_ctz(m);
+        common = operation == SIMT_ALL ? nonzero == mask : operation == SIMT_ANY ? nonzero != 0 : nonzero;
+        break;
+    default:
+        common = reduce_values(wp, mask, operation);
+    }
+    for (unsigned m = mask; m; m &= m - 1) wp->value[__builtin_ctz(m)] = common;
+}
+
+/* All lanes of the mask wait. True if for one another; false while one still waits for a different mask. */
+__attribute__((noinline)) static bool lanes_agree(const warp *wp, unsigned mask, unsigned lane) {
+    for (unsigned m = mask; m; m &= m - 1)
+        if (wp->mask[__builtin_ctz(m)] != mask) return false;
+    const wait_site *mine = &wp->site[lane];
+    for (unsigned m = mask; m; m &= m - 1) {
+        const wait_site *other = &wp->site[__builtin_ctz(m)];
+        if (other->line != mine->line || wp->operation[__builtin_ctz(m)] != wp->operation[lane] || !same_file(other->file, mine->file))
+            fail_all(mine->file, mine->line, "divergent warp operations: lane %u is in %s, lane %u in %s, %s:%d, mask 0x%08x",
+                     lane, mine->what, __builtin_ctz(m), other->what, base_name(other->file), other->line, mask);
+    }
+    return true;
+}
+
+#if defined(SIMT_TSAN)
+static char *warp_tag(warp *wp, unsigned mask, sync_tag **which) {
+    sync_tag *t = wp->tags;
+    while (t < wp->tags + MAX_TAGS - 1 && t->mask && t->mask != mask) t++;
+    if (t->mask != mask) *t = {mask, 0, {0, 0}};
+    *which = t;
+    return &t->at[t->generation & 1];
+}
+#endif
+
+__attribute__((noinline, cold)) static void bad_mask(const fiber *f, const char *what, unsigned mask, const char *file, int line) {
+    const warp *wp = f->warp;
+    if (!(mask >> f->lane & 1)) simt_fail(file, line, "%s: lane %u is not in the mask 0x%08x that it passes", what, f->lane, mask);
+    if (mask & ~wp->exist) fail_all(file, line, "%s: the mask 0x%08x names lane %u, which does not exist", what, mask, __builtin_ctz(mask & ~wp->exist));
+    fail_all(file, line, "%s: the mask 0x%08x names lane %u, which has exited", what, mask, __builtin_ctz(mask & wp->exited));
+}
+
+uint64_t simt_warp(simt_warp_operation operation, unsigned mask, uint64_t value, unsigned argument, const char *file, int line) {
+    fiber *f = me->self;
+    warp *wp = f->warp;
+    unsigned lane = f->lane, bit = 1u << lane;
+    const char *what = operation_names[operation];
+    if (__builtin_expect(!(mask & bit) || (mask & (wp->exited | ~wp->exist)), 0)) bad_mask(f, what, mask, file, line);
+    wp->value[lane] = value;
+    wp->mask[lane] = mask;
+    wp->argument[lane] = argument;
+    wp->operation[lane] = operation;
+    wp->site[lane] = {what, file, line};
+    wp->waiting |= bit;
+#if defined(SIMT_TSAN)
+    sync_tag *entry = NULL;
+    char *tag = operation == SIMT_SYNCWARP ? warp_tag(wp, mask, &entry) : NULL;
+    if (tag) release(tag);
+#endif
+    if ((wp->waiting & mask) == mask && lanes_agree(wp, mask, lane)) {
+        finish_warp(wp, mask, operation);
+        wp->waiting &= ~mask;
+        set_ready(f->block->group, wp, mask);
+        me->progress++;
+#if defined(SIMT_TSAN)
+        if (tag) entry->generation++;
+#endif
+        reschedule();
+    } else {
+        block_fiber(f, IN_WARP);
+    }
+#if defined(SIMT_TSAN)
+    if (tag) acquire(tag);
+#endif
+    return wp->value[lane];
+}
+
+void simt_warp_gather(unsigned mask, const void *mine, void *all, size_t bytes, const char *file, int line) {
+    warp *wp = me->self->warp;
+    wp->gather_to[simt_lane()] = all;
+    wp->gather_bytes[simt_lane()] = bytes;
+    simt_warp(SIMT_GATHER, mask, (uint64_t)mine, 0, file, line);
+}
+
+/* ---- block and cluster barriers, yield ------------------------------------------------------------------------------------------------------ */
+
+int simt_block_barrier(int predicate, const char *file, int line) {
+    fiber *f = me->self;
+    block *blk = f->block;
+    group *g = blk->group;
+    char *tag = &blk->tag[blk->barriers & 1];       // two in turn: a fast thread must not add to what a slow one has yet to acquire
+    note_site(f, "__syncthreads", file, line);
+    if (blk->exited) fail_all(file, line, "__syncthreads: %u threads of the block have exited", blk->exited);
+    if (!blk->arrived) blk->barrier_site = {"__syncthreads", file, line};
+    else if (blk->barrier_site.line != line || !same_file(blk->barrier_site.file, file))
+        fail_all(file, line, "divergent barriers: thread %u is in __syncthreads here, %u threads of its block in the one at %s:%d",
+                 f->index, blk->arrived, base_name(blk->barrier_site.file), blk->barrier_site.line);
+    release(tag);
+    blk->predicate_count += predicate != 0;
+    if (++blk->arrived == blk->threads) {
+        blk->result = blk->predicate_count;
+        blk->arrived = blk->predicate_count = 0;
+        blk->barriers++;
+        me->progress++;
+        unsigned warps = (blk->threads + 31) / 32;
+        for (warp *wp = f->warp - f->index / 32; warps--; wp++) set_ready(g, wp, wp->exist);
+        // The order starts anew from the block's first thread, or from its last.
+        if (schedule == FORWARD) g->current_warp = f->warp->index - f->index / 32;
+        if (schedule == REVERSE) g->current_warp = f->warp->index - f->index / 32 + (blk->threads - 1) / 32;
+        reschedule();
+    } else {
+        block_fiber(f, IN_BLOCK);
+    }
+    acquire(tag);
+    return blk->result;
+}
+
+unsigned simt_barriers_passed(void) { return me->self->block->barriers + me->self->cluster_waits; }
+
+unsigned simt_cluster_ctarank(void) { return me->self->block->rank; }
+unsigned simt_cluster_nctarank(void) { return me->group->block_count; }
+
+void simt_cluster_arrive(const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    if (f->cluster_arrivals != f->cluster_waits) simt_fail(file, line, "a second cluster arrive without a wait between");
+    unsigned missing = g->block_count * f->block->threads - g->live - g->cluster_left;
+    if (missing) fail_all(file, line, "cluster barrier: %u threads of the cluster have exited before it", missing);
+    if (!g->cluster_arrived) g->cluster_site = {"a cluster barrier", file, line};
+    release(&g->cluster_tag[g->cluster_phase & 1]);
+    f->cluster_arrivals++;
+    if (++g->cluster_arrived < g->live + g->cluster_left) return;
+    g->cluster_arrived = g->cluster_left = 0;
+    g->cluster_phase++;
+    me->progress++;
+    for (unsigned i = 0; i < g->warp_count; i++) {
+        warp *wp = &g->warps[i];
+        unsigned woken = 0;
+        for (unsigned m = wp->exist & ~wp->ready; m; m &= m - 1)
+            if (wp->lanes[__builtin_ctz(m)].state == IN_CLUSTER) woken |= m & -m;
+        if (woken) set_ready(g, wp, woken);
+    }
+}
+
+void simt_cluster_wait(const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    if (f->cluster_arrivals == f->cluster_waits) simt_fail(file, line, "a cluster wait without an arrive before it");
+    note_site(f, "a cluster barrier", file, line);
+    char *tag = &g->cluster_tag[f->cluster_waits & 1];
+    if (g->cluster_phase < f->cluster_arrivals) block_fiber(f, IN_CLUSTER);
+    else reschedule();
+    acquire(tag);
+    f->cluster_waits++;
+    if (f->block->cluster_waited < f->cluster_waits) f->block->cluster_waited = f->cluster_waits;
+}
+
+void simt_yield(const char *file, int line) {
+    worker *w = me;
+    fiber *f = w->self;
+    note_site(f, "a spin loop", file, line);
+    f->warp->yielded |= 1u << f->lane;
+    w->group->yielded++;
+    block_fiber(f, YIELDED);
+}
+
+static void wake_yielded(group *g) {
+    for (unsigned i = 0; g->yielded && i < g->warp_count; i++) {
+        warp *wp = &g->warps[i];
+        if (!wp->yielded) continue;
+        g->yielded -= __builtin_popcount(wp->yielded);
+        set_ready(g, wp, wp->yielded);
+        wp->yielded = 0;
+    }
+}
+
+/* ---- shared memory ------------------------------------------------------------------------------------------------------------------------- */
+
+void *simt_shared(const simt_variable *v) {
+    fiber *f = me->self;
+    group *g = me->group;
+    for (const shared_slot &s : g->shared)
+        if (s.variable == v) return f->block->memory + s.offset;
+    launch *l = me->launch;
+    size_t base = dynamic_area(l), alignment = v->alignment > 16 ? v->alignment : 16;
+    size_t offset = round_up(base + g->static_used, alignment);
+    size_t end = round_up(offset + v->bytes, 16) + REDZONE, dynamic = l->shape->dynamic_bytes;
+    g->static_bytes = round_up(g->static_bytes, v->alignment) + v->bytes;
+    if (g->static_bytes > STATIC_BYTES || end > g->memory_stride)
+        simt_fail(v->file, v->line, "static shared memory: %s brings it to %zu bytes, more than 48 KiB", v->name, g->static_bytes);
+    size_t limit = l->shape->opted_in ? OPTIN_BYTES : STATIC_BYTES;
+    if (g->static_bytes + dynamic > limit)
+        simt_fail(v->file, v->line, "shared memory: %zu bytes static with %s, %zu dynamic, together more than %zu", g->static_bytes, v->name, dynamic, limit);
+    // The same offset in every block of the cluster, so that a peer's copy is found without its having come this far.
+    for (unsigned b = 0; b < g->block_count; b++) {
+        char *p = g->blocks[b].memory + offset;
+        fill(p, simt_poison_byte(), v->bytes);
+        fill(p + v->bytes, REDZONE_BYTE, end - offset - v->bytes);
+        if (g->blocks[b].exited < g->blocks[b].threads) show(p, v->bytes);
+    }
+    g->static_used = end - base;
+    g->shared.push_back({v, offset});
+    return f->block->memory + offset;
+}
+
+void *simt_dynamic_shared(size_t bytes, const char *file, int line) {
+    if (bytes > me->launch->shape->dynamic_bytes)
+        simt_fail(file, line, "the kernel's dynamic shared memory takes %zu bytes, the launch gives %zu", bytes, me->launch->shape->dynamic_bytes);
+    return me->self->block->memory;
+}
+
+void *simt_cluster_map(const void *smem, unsigned rank, const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    size_t offset = (const char *)smem - f->block->memory;
+    if (rank >= g->block_count) simt_fail(file, line, "there is no rank %u in a cluster of %u blocks", rank, g->block_count);
+    if (offset >= g->memory_stride) simt_fail(file, line, "%p is not in this block's shared memory", smem);
+    block *peer = &g->blocks[rank];
+    if (peer == f->block) return (void *)smem;
+    if (!f->cluster_waits) fail_all(file, line, "shared memory of rank %u used before the first cluster barrier: that block may not have started", rank);
+    if (peer->exited == peer->threads) fail_all(file, line, "a peer block gone: rank %u has exited, its shared memory with it", rank);
+    if (peer->mapped_after[f->block->rank] < f->cluster_arrivals + 1) peer->mapped_after[f->block->rank] = f->cluster_arrivals + 1;
+    return peer->memory + offset;
+}
+
+/* ---- workers -------------------------------------------------------------------------------------------------------------------------------- */
+
+static bool any_ready(const group *g) {
+    for (unsigned i = 0; i < (g->warp_count + 63) / 64; i++)
+        if (g->ready_warps[i]) return true;
+    return false;
+}
+
+/* Runs a group until none of its threads is ready. */
+static void run_group(worker *w, group *g) {
+    w->group = g;
+    fiber *first = choose_fiber(w, g);
+    if (first) switch_to(w, first, false);
+}
+
+static group *take_next_group(worker *w) {
+    launch *l = w->launch;
+    unsigned long long ordinal = l->next.fetch_add(1);
+    if (ordinal >= l->groups) {
+        l->next = l->groups;
+        return NULL;
+    }
+    if (w->idle.empty()) w->idle.push_back(new group());
+    group *g = w->idle.back();
+    w->idle.pop_back();
+    w->resident.push_back(g);
+    start_group(w, g, ordinal);
+    return g;
+}
+
+/* Every worker has gone round without getting anything done since this progress was reached, so each polled all that the others left: none ever will. */
+static bool all_stuck(const launch *l, uint64_t progress) {
+    if (l->progress.load() != progress) return false;
+    for (unsigned i = 0; i < l->workers; i++) {
+        uint64_t at = l->stuck_at[i].load();
+        if (at != progress && at != FINISHED) return false;
+    }
+    return true;
+}
+
+/* Runs every resident group until it has nothing ready; retires those that end. */
+static void run_round(worker *w) {
+    launch *l = w->launch;
+    for (size_t i = 0; i < w->resident.size();) {
+        group *g = w->resident[i];
+        wake_yielded(g);
+        run_group(w, g);
+        if (l->failed) return;
+        if (!g->live) {
+            retire_group(w, g);
+            w->resident.erase(w->resident.begin() + i);
+            w->idle.push_back(g);
+            continue;
+        }
+        if (!any_ready(g) && !g->yielded) fail_all("launch", 0, "deadlock: %u threads wait for what cannot come", g->live);
+        i++;
+    }
+}
+
+static void abandon(worker *w, group *g) {
+    for (fiber &f : g->fibers) {
+        f.abandoned = 1;
+#if defined(SIMT_TSAN)
+        if (!f.tsan) continue;
+        __tsan_switch_to_fiber(f.tsan, 1);              // in its name: what it did comes before what follows the launch
+        release(&w->launch->end_tag);
+        __tsan_switch_to_fiber(w->tsan, 1);
+#endif
+    }
+    show(g->memory, g->memory_bytes);
+    w->idle.push_back(g);
+}
+
+/* One group at a time, from start to end; more only while all that are there do nothing but spin: they may wait for blocks yet to start. */
+static void work(worker *w) {
+    launch *l = w->launch;
+    unsigned rounds = 0;                                // in a row in which no worker got anything done
+    uint64_t seen = 0;
+    const unsigned patience = 64, give_up = 20000;
+    const simt_launch_shape *s = l->shape;
+    size_t room = MAX_RESIDENT_THREADS / ((size_t)s->block.x * s->block.y * s->block.z * s->cluster.x * s->cluster.y * s->cluster.z);
+    while (!l->failed.load(std::memory_order_relaxed)) {
+        uint64_t now = l->progress.load();
+        rounds = now == seen ? rounds + 1 : 0;
+        seen = now;
+        if (w->resident.empty() || (rounds >= patience && w->resident.size() < room)) {
+            l->stuck_at[w->index] = NOT_STUCK;          // before it is taken: a group that has yet to run is nobody's deadlock
+            if (take_next_group(w)) w->progress++;
+            else if (w->resident.empty()) break;
+        }
+        run_round(w);
+        if (w->progress) {
+            l->progress.fetch_add(w->progress);
+            w->progress = 0;
+            continue;
+        }
+        l->stuck_at[w->index] = now;
+        if (rounds <= give_up || l->failed) continue;
+        if (all_stuck(l, now)) fail_all("spin loops", 0, "deadlock: all threads that can run only spin");
+        sched_yield();                                  // somebody on another OS thread still works
+    }
+    l->stuck_at[w->index] = FINISHED;
+    for (group *g : w->resident) abandon(w, g);
+    w->resident.clear();
+    w->progress = 0;
+}
+
+static worker *this_worker(void) {
+    if (!me) {
+        me = new worker();
+#if defined(SIMT_TSAN)
+        me->tsan = __tsan_get_current_fiber();
+#endif
+    }
+    return me;
+}
+
+static void work_on(launch *l, unsigned index) {
+    worker *w = this_worker();
+    w->launch = l;
+    w->index = index;
+    work(w);
+    w->launch = NULL;
+    w->group = NULL;
+}
+
+/* Helpers live until the process ends and wait for the next launch; never destroyed, or exit would wait for them. */
+static struct helper_pool {
+    std::mutex mutex;
+    std::condition_variable wake, done;
+    launch *job;
+    unsigned wanted, busy, threads;
+} &helpers = *new helper_pool();
+
+static void helper_main(void) {
+    std::unique_lock<std::mutex> lock(helpers.mutex);
+    for (;;) {
+        helpers.wake.wait(lock, [] { return helpers.wanted > 0; });
+        unsigned index = helpers.wanted--;
+        launch *l = helpers.job;
+        lock.unlock();
+        work_on(l, index);
+        lock.lock();
+        if (!--helpers.busy) helpers.done.notify_one();
+    }
+}
+
+static unsigned worker_count(void) {
+    static unsigned count;
+    if (count) return count;
+#if defined(SIMT_TSAN)
+    count = 1;                                          // TSan would see one OS thread's blocks race with the engine's own hand-over
+#else
+    const char *text = getenv("SIMT_THREADS");
+    cpu_set_t set;
+    int n = text ? atoi(text) : sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    count = n < 1 ? 1 : n > MAX_WORKERS ? MAX_WORKERS : n;
+#endif
+    return count;
+}
+
+int simt_run(const simt_launch_shape *shape, const std::function<void()> &body) {
+    static std::mutex one_launch;
+    std::lock_guard<std::mutex> lock(one_launch);
+    if (!schedule_known) simt_set_schedule(NULL);
+    launch l;
+    l.shape = shape;
+    l.body = &body;
+    unsigned long long blocks = (unsigned long long)shape->grid.x * shape->grid.y * shape->grid.z;
+    l.groups = blocks / (shape->cluster.x * shape->cluster.y * shape->cluster.z);
+    l.seed = schedule_seed * 1000003 + launch_count++;
+    if (schedule == RANDOM) {
+        uint64_t state = l.seed;
+        for (unsigned long long i = 0; i < l.groups; i++) l.shuffled.push_back(i);
+        for (unsigned long long i = l.groups; i > 1; i--) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            std::swap(l.shuffled[i - 1], l.shuffled[(state >> 33) % i]);
+        }
+    }
+    unsigned count = (unsigned)std::min<unsigned long long>(worker_count(), l.groups);
+    l.workers = count;
+    for (unsigned i = 0; i < count; i++) l.stuck_at[i] = NOT_STUCK;
+    if (count > 1) {
+        std::lock_guard<std::mutex> guard(helpers.mutex);
+        for (; helpers.threads < count - 1; helpers.threads++) std::thread(helper_main).detach();
+        helpers.job = &l;
+        helpers.wanted = helpers.busy = count - 1;
+        helpers.wake.notify_all();
+    }
+    work_on(&l, 0);
+    if (count > 1) {
+        std::unique_lock<std::mutex> guard(helpers.mutex);
+        helpers.done.wait(guard, [] { return !helpers.busy; });
+    }
+    acquire(&l.end_tag);
+    return l.failed ? -1 : 0;
+}

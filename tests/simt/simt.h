@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+/*
+simt: CUDA kernels on the CPU.
+
+The .cuh and .cu files of this project compile with plain g++ -std=c++17 -DLK_SIMT -Itests/simt against the stand-in headers in this folder
+(named as CUDA's) and run here block by block. This file is the interface between those headers and the engine; kernels do not call it, except for
+the wrappers in lk_ptx.cuh, whose asm bodies have an engine body beside them.
+
+How it works
+    Every CUDA thread of a block is a fiber: a stack of its own, switched by hand in a few nanoseconds. All blocks of a cluster are alive at
+    once on one OS thread; independent clusters are spread over several OS threads. A thread runs until it meets a primitive that has to wait for others
+    (a barrier, a warp operation, a spin loop's yield), then the schedule picks the next ready one. A warp operation is one primitive: each lane leaves its
+    value and its request, the last lane to come computes everybody's result.
+
+What it reports (stderr, simt_last_report(), and cudaErrorLaunchFailure from the launch)
+    Divergent barriers (two lines met by one block, a thread that has exited or waits elsewhere), lanes missing from a warp operation, masks without the
+    caller or with lanes that have exited or never existed, shuffles from a lane outside the mask, deadlocks with block, threads, file and line of
+    all who wait, misaligned vector accesses through __ldg and its sisters, writes just past a shared variable, a peer block's shared memory used
+    before the first cluster barrier or not ordered before the peer's exit, a cub TempStorage reused without a barrier. Shared memory and cudaMalloc are filled with 0xFF bytes
+    (NaN, -1), so what was never written shows in results. ASan and UBSan add every out-of-bounds access to the byte, misaligned vectors and leaks;
+    TSan is the race detector: barriers, __syncwarp and cluster barriers order accesses, shuffles do not.
+
+What it does not model
+    Programmatic dependent launch, memory fences (a missing one goes unseen; atomics order as acquire-release), asynchronous copies, mbarriers and tensor
+    cores, approximate-math bits, concurrency of streams, register limits, static shared memory before the kernel runs, speed. Warps do not run in lockstep, and no schedule finds every bug: run forward, reverse, and random.
+
+Environment
+    SIMT_SCHEDULE=forward|reverse|random:SEED   order of threads and of blocks (forward)
+    SIMT_THREADS=N                              OS threads (one per core; always 1 under TSan)
+    SIMT_POISON=0xFF                            the byte that fresh memory is filled with; any other than 0xFF guards against fmaxf(NaN, x) = x
+    SIMT_SMS=4                                  multiprocessors that the device claims to have
+
+Stepping through a kernel
+    g++ -std=c++17 -O0 -g -DLK_SIMT -Itests/simt ..., then
+        SIMT_THREADS=1 gdb ./program
+        (gdb) break my_kernel if simt_here->thread_idx.x == 5 && simt_here->block_idx.x == 2
+        (gdb) run
+    `next` stays with the thread until it waits in a primitive and is back with it when the primitive is complete, as long as the breakpoint's condition
+    holds for it alone; `print *simt_here` tells who runs; `backtrace` ends at the kernel's caller in the engine. Under SIMT_SCHEDULE=forward
+    thread 0 runs up to its first wait before thread 1 starts.
+
+Building
+    engine.cpp and runtime.cpp are compiled once and never with -fsanitize; -DSIMT_ASAN or -DSIMT_TSAN makes the engine tell that sanitizer about its
+    fibers. The program is compiled and linked with the sanitizer.
+*/
+#ifndef SIMT_H
+#define SIMT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <functional>
+
+#include "vector_types.h"
+
+/* ---- for programs and tests ---------------------------------------------------------------------------------------------------------- */
+
+const char *simt_last_report(void);                 /* text of the last error report, "" if there was none */
+void simt_clear_report(void);
+void simt_quiet(int quiet);                         /* 1: reports are kept for simt_last_report but not printed */
+void simt_set_schedule(const char *schedule);       /* "forward", "reverse", "random:SEED"; NULL: what the environment says */
+
+/* ---- where the running thread is ------------------------------------------------------------------------------------------------------ */
+
+struct simt_coordinates {
+    uint3 thread_idx, block_idx;
+    dim3 block_dim, grid_dim;
+};
+
+/* initial-exec: one load off the thread register; the engine and the kernels are always in the executable itself */
+extern __thread const simt_coordinates *simt_here __attribute__((tls_model("initial-exec")));
+
+unsigned simt_lane(void);                           /* 0..31 */
+
+/* ---- collectives: all take the caller's file and line for the reports ------------------------------------------------------------------ */
+
+#define SIMT_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+enum simt_warp_operation {
+    SIMT_SYNCWARP, SIMT_SHFL, SIMT_ALL, SIMT_ANY, SIMT_BALLOT, SIMT_MATCH_ANY, SIMT_GATHER,
+    SIMT_ADD, SIMT_MIN_U32, SIMT_MAX_U32, SIMT_MIN_S32, SIMT_MAX_S32, SIMT_AND, SIMT_OR, SIMT_XOR,
+};
+
+/* value: this lane's contribution. argument: the source lane of SIMT_SHFL. Returns this lane's result. */
+uint64_t simt_warp(simt_warp_operation operation, unsigned mask, uint64_t value, unsigned argument, const char *file, int line);
+
+/* Copies the `bytes` bytes at `mine` of every lane of the mask to all[lane * bytes], for lanes whose `all` is not NULL. */
+void simt_warp_gather(unsigned mask, const void *mine, void *all, size_t bytes, const char *file, int line);
+
+/* __syncthreads; returns how many threads of the block passed a nonzero predicate. */
+int simt_block_barrier(int predicate, const char *file, int line);
+/* Block and cluster barriers that the block has passed: tells whether one lies between two points of a kernel. */
+unsigned simt_barriers_passed(void);
+
+unsigned simt_cluster_ctarank(void);
+unsigned simt_cluster_nctarank(void);
+void simt_cluster_arrive(SIMT_SITE);
+void simt_cluster_wait(SIMT_SITE);
+/* The address in the peer block `rank` of the cluster of what is at `smem` in this block. Ask after the first cluster barrier, in the
+   stretch between two barriers in which the address is used: the engine takes the call for the access. */
+void *simt_cluster_map(const void *smem, unsigned rank, SIMT_SITE);
+
+/* To be called in every spin loop: lets others run. A grid that does nothing but spin is reported as a deadlock. */
+void simt_yield(SIMT_SITE);
+
+/* ---- shared memory ---------------------------------------------------------------------------------------------------------------------- */
+
+struct simt_variable {          /* one LK_SHARED declaration; its address is its identity */
+    const char *name;
+    size_t bytes, alignment;
+    const char *file;
+    int line;
+};
+void *simt_shared(const simt_variable *variable);
+void *simt_dynamic_shared(size_t bytes, SIMT_SITE);     /* bytes: what the kernel's struct takes, checked against the launch */
+
+/* ---- checks ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* Reports at file:line and abandons the launch; does not return to a kernel. Outside a kernel it only reports. */
+void simt_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- between runtime.cpp and engine.cpp --------------------------------------------------------------------------------------------------- */
+
+struct simt_launch_shape {
+    const void *kernel;         /* for its name in reports */
+    dim3 grid, block, cluster;
+    size_t dynamic_bytes;
+    int opted_in;               /* cudaFuncAttributeMaxDynamicSharedMemorySize was set: static + dynamic may exceed 48 KiB */
+};
+/* Runs the grid to its end; body calls the kernel with its arguments, once for each thread. Returns 0, or -1 after a report. */
+int simt_run(const simt_launch_shape *shape, const std::function<void()> &body);
+
+int simt_poison_byte(void);
+void simt_report_text(const char *text);    /* stores and prints a report made outside a kernel */
+
+#endif

@@ -1,0 +1,723 @@
+// SPDX-License-Identifier: MIT
+/*
+The simulator's own tests: what kernels may do gives the right result under every schedule, and each error that simt.h claims to catch is provoked and caught.
+Built with a sanitizer, also what that sanitizer must find and must not find: `test_simt --provoke NAME` runs one such case in a process of its own.
+*/
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cub/block/block_reduce.cuh>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int passed, failed;
+static const char *schedules[] = {"forward", "reverse", "random:1", "random:2"};
+
+static void verdict(int ok, const char *name, const char *detail) {
+    printf("%-4s  %-40s %s\n", ok ? "ok" : "FAIL", name, detail);
+    ok ? passed++ : failed++;
+}
+
+enum { MAX_OUT = 1 << 16 };
+static int *out;            // device memory
+
+template <typename... P, typename... A>
+static cudaError_t launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t dynamic, A... args) {
+    cudaLaunchAttribute attribute[1];
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = cluster;
+    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = dynamic;
+    config.attrs = attribute;
+    config.numAttrs = cluster > 1;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+template <typename... P, typename... A> static cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, A... args) {
+    return launch_cluster(kernel, grid, block, 1, 0, args...);
+}
+
+/* ---- kernels that are right ------------------------------------------------------------------------------------------------------------------ */
+
+static inline unsigned linear_thread(void) { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+
+__global__ void coordinates_kernel(int *out) {
+    unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    out[block * blockDim.x * blockDim.y * blockDim.z + linear_thread()] = (int)(threadIdx.y * 1000 + blockIdx.z * 100 + blockIdx.y * 10 + blockIdx.x);
+}
+
+__global__ void shuffles_kernel(int *out) {
+    int lane = threadIdx.x % 32, bad = 0;
+    const unsigned full = 0xffffffffu;
+    bad += __shfl_sync(full, lane, 7) != 7;
+    bad += __shfl_sync(full, lane, 35, 8) != (lane & ~7) + 3;
+    bad += __shfl_xor_sync(full, (long long)lane << 40, 5) != (long long)(lane ^ 5) << 40;
+    bad += __shfl_xor_sync(full, lane, 16, 16) != (lane < 16 ? lane : lane - 16);
+    bad += __shfl_down_sync(full, (float)lane, 3) != (lane + 3 < 32 ? lane + 3 : lane);
+    bad += __shfl_down_sync(full, lane, 3, 8) != ((lane & 7) + 3 < 8 ? lane + 3 : lane);
+    bad += __shfl_up_sync(full, (unsigned)lane, 2, 16) != (unsigned)((lane & 15) >= 2 ? lane - 2 : lane);
+    bad += __shfl_sync(full, 0.5 * lane, 9) != 4.5;
+    bad += __ballot_sync(full, lane % 3 == 0) != 0x49249249u;
+    bad += __all_sync(full, lane < 32) != 1 || __all_sync(full, lane != 4) != 0;
+    bad += __any_sync(full, lane == 4) != 1 || __any_sync(full, 0) != 0;
+    bad += __reduce_add_sync(full, (unsigned)lane) != 496 || __reduce_add_sync(full, -lane) != -496;
+    bad += __reduce_max_sync(full, -lane) != 0 || __reduce_max_sync(full, (unsigned)-lane) != 0xffffffffu;
+    bad += __reduce_min_sync(full, lane - 9) != -9 || __reduce_min_sync(full, (unsigned)lane + 2) != 2;
+    bad += __reduce_and_sync(full, 0xf0u | lane) != 0xf0 || __reduce_or_sync(full, 1u << lane) != full || __reduce_xor_sync(full, 1u << lane) != full;
+    bad += __match_any_sync(full, lane / 8) != 0xffu << (lane & ~7);
+    // Halves of a warp that go their own ways and meet again.
+    const unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u;
+    for (int i = 0; i < (lane < 16 ? 3 : 5); i++) bad += __reduce_add_sync(half, 1) != 16;
+    __syncwarp();
+    if (lane % 2) bad += __shfl_xor_sync(0xaaaaaaaau, lane, 2) != (lane ^ 2);
+    out[blockIdx.x * blockDim.x + threadIdx.x] = bad;
+}
+
+template <int block> __global__ void block_sum_kernel(int *out) {
+    LK_SHARED(int, partial, [block / 32]);
+    LK_SHARED(int, total, );
+    int sum = __reduce_add_sync(0xffffffffu, (int)threadIdx.x);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        total = 0;
+        for (int i = 0; i < block / 32; i++) total += partial[i];
+    }
+    __syncthreads();
+    out[blockIdx.x * block + threadIdx.x] = total;
+}
+
+struct pair { float sum, max; };
+static inline pair fold_pairs(const pair &a, const pair &b) { return {a.sum + b.sum, fmaxf(a.max, b.max)}; }
+
+template <int block> __global__ void cub_kernel(float *out) {
+    typedef cub::BlockReduce<pair, block> reduce;
+    LK_SHARED(typename reduce::TempStorage, storage, );
+    pair p = reduce(storage).Reduce(pair{1.0f, (float)threadIdx.x}, fold_pairs);
+    __syncthreads();
+    pair q = reduce(storage).Reduce(pair{2.0f, (float)-(int)threadIdx.x}, fold_pairs);
+    if (threadIdx.x == 0) out[0] = p.sum, out[1] = p.max, out[2] = q.sum, out[3] = q.max;
+    if (threadIdx.x == block - 1) out[4] = p.sum;       // not where it is defined: NaN
+}
+
+struct dynamic_smem { float4 rows[64]; int tail; };
+
+__global__ void dynamic_kernel(int *out) {
+    LK_DYN_SMEM(dynamic_smem, smem);
+    LK_SHARED(unsigned char, bytes, [3][5]);
+    unsigned untouched = 0;
+    __builtin_memcpy(&untouched, bytes[2], 4);
+    int poisoned = untouched == 0x01010101u * simt_poison_byte() && smem.tail == (int)untouched;
+    __syncthreads();
+    smem.rows[threadIdx.x] = make_float4(1, 2, 3, (float)threadIdx.x);
+    if (threadIdx.x == 0) smem.tail = 9, bytes[2][4] = 1;
+    __syncthreads();
+    out[threadIdx.x] = poisoned && smem.rows[63 - threadIdx.x].w == 63 - threadIdx.x && (uintptr_t)&smem % 1024 == 0;
+}
+
+__global__ void cluster_kernel(int *out) {
+    LK_SHARED(int, mine, [4]);
+    unsigned rank = simt_cluster_ctarank(), count = simt_cluster_nctarank();
+    if (threadIdx.x < 4) mine[threadIdx.x] = (int)(blockIdx.x * 10 + threadIdx.x);
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    int sum = 0;
+    for (unsigned r = 0; r < count; r++) sum += ((const int *)simt_cluster_map(mine, r))[threadIdx.x % 4];
+    simt_cluster_arrive();
+    simt_cluster_wait();        // nobody leaves while a peer still reads
+    out[blockIdx.x * blockDim.x + threadIdx.x] = sum - (int)(count * (threadIdx.x % 4)) - 10 * (int)(count * (blockIdx.x - rank) + count * (count - 1) / 2);
+}
+
+__global__ void votes_kernel(int *out) {
+    int bad = __syncthreads_count(threadIdx.x % 3 == 0) != 34;
+    bad += !__syncthreads_or(threadIdx.x == 99) || __syncthreads_or(0);
+    bad += !__syncthreads_and(1) || __syncthreads_and(threadIdx.x != 50);
+    out[threadIdx.x] = bad;
+}
+
+/* The last block to come sums what the others left: the usual fence and ticket. */
+__global__ void ticket_kernel(int *out, unsigned *ticket) {
+    LK_SHARED(int, last, );
+    if (threadIdx.x == 0) {
+        out[1 + blockIdx.x] = (int)blockIdx.x;
+        __threadfence();
+        last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (last && threadIdx.x == 0) {
+        __threadfence();
+        int sum = 0;
+        for (unsigned i = 0; i < gridDim.x; i++) sum += out[1 + i];
+        out[0] = sum;
+    }
+}
+
+/* Each block waits for the one before it, which a reverse order starts last. */
+__global__ void chain_kernel(unsigned *done) {
+    if (threadIdx.x == 0) {
+        while (blockIdx.x && !__atomic_load_n(&done[blockIdx.x - 1], __ATOMIC_ACQUIRE)) simt_yield();
+        __atomic_store_n(&done[blockIdx.x], blockIdx.x ? done[blockIdx.x - 1] + 1 : 1, __ATOMIC_RELEASE);
+    }
+}
+
+__global__ void atomics_kernel(int *out) {
+    atomicAdd(&out[0], 1);
+    atomicAdd((float *)&out[1], 0.5f);
+    atomicMax(&out[2], (int)threadIdx.x);
+    atomicMin(&out[3], -(int)threadIdx.x);
+    atomicOr((unsigned *)&out[4], 1u << threadIdx.x % 32);
+    atomicCAS(&out[5], 0, 7);
+    if (blockIdx.x == 0 && threadIdx.x == 0) atomicExch(&out[6], 5);
+}
+
+/* ---- positive cases ----------------------------------------------------------------------------------------------------------------------------- */
+
+static int count_other_than(int value, int count) {
+    int bad = 0;
+    for (int i = 0; i < count; i++) bad += out[i] != value;
+    return bad;
+}
+
+static int case_coordinates(void) {
+    if (launch(coordinates_kernel, dim3(2, 3, 4), dim3(3, 5, 2), out)) return 1;
+    int bad = 0;
+    for (int b = 0; b < 24; b++)
+        for (int t = 0; t < 30; t++) bad += out[b * 30 + t] != t / 3 % 5 * 1000 + b / 6 * 100 + b / 2 % 3 * 10 + b % 2;
+    return bad;
+}
+static int case_shuffles(void) { return launch(shuffles_kernel, 5, 96, out) || count_other_than(0, 480); }
+static int case_block_sum(void) {
+    return launch(block_sum_kernel<1024>, 7, 1024, out) || count_other_than(1023 * 512, 7 * 1024)
+           || launch(block_sum_kernel<64>, 100, 64, out) || count_other_than(63 * 32, 6400);
+}
+template <int block> static int cub_of(void) {
+    float *f = (float *)out;
+    if (launch(cub_kernel<block>, 1, block, f)) return 1;
+    return f[0] != block || f[1] != block - 1 || f[2] != 2 * block || f[3] != 0 || !isnan(f[4]);
+}
+static int case_cub(void) { return cub_of<256>() || cub_of<33>() || cub_of<1024>() || cub_of<40>(); }
+static int case_dynamic(void) {
+    return launch_cluster(dynamic_kernel, 3, 64, 1, sizeof(dynamic_smem), out) || count_other_than(1, 64);
+}
+static int case_cluster(void) {
+    if (launch_cluster(cluster_kernel, 16, 128, 8, 0, out) || count_other_than(0, 16 * 128)) return 1;
+    if (launch_cluster(cluster_kernel, 3, 64, 1, 0, out) || count_other_than(0, 3 * 64)) return 2;
+    cudaFuncSetAttribute(cluster_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    int bad = launch_cluster(cluster_kernel, 32, 32, 16, 0, out) || count_other_than(0, 32 * 32);
+    cudaFuncSetAttribute(cluster_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 0);
+    return bad;
+}
+static int case_votes(void) { return launch(votes_kernel, 1, 100, out) || count_other_than(0, 100); }
+static int case_ticket(void) {
+    unsigned *ticket = (unsigned *)out + 1000;
+    *ticket = 0;
+    return launch(ticket_kernel, 50, 64, out, ticket) || out[0] != 49 * 25 || *ticket != 0;
+}
+static int case_chain(void) {
+    memset(out, 0, 24 * sizeof(int));
+    return launch(chain_kernel, 24, 32, (unsigned *)out) || out[23] != 24;     // all alive at once; libtsan takes a millisecond a fiber
+}
+static int case_atomics(void) {
+    memset(out, 0, 8 * sizeof(int));
+    if (launch(atomics_kernel, 16, 64, out)) return 1;
+    return out[0] != 1024 || ((float *)out)[1] != 512.0f || out[2] != 63 || out[3] != -63 || out[4] != -1 || out[5] != 7 || out[6] != 5;
+}
+
+static int case_intrinsics(void) {
+    int bad = __clz(0) != 32 || __clz(1) != 31 || __popc(0xf0f0u) != 8 || __ffs(8) != 4 || __ffsll(0) != 0 || __brev(1) != 0x80000000u;
+    bad += __umulhi(0xffffffffu, 0xffffffffu) != 0xfffffffeu || __umul64hi(~0ull, ~0ull) != ~0ull - 1;
+    bad += __float_as_uint(1.0f) != 0x3f800000u || __uint_as_float(0x40000000u) != 2.0f || rsqrtf(0.25f) != 2.0f || __fdividef(1, 4) != 0.25f;
+    bad += min(3, 4) != 3 || max(3u, 4) != 4 || max(-1.0f, NAN) != -1.0f || min(5ll, -5ll) != -5;
+    bad += alignof(uint4) != 16 || alignof(float2) != 8 || alignof(ulonglong2) != 16 || sizeof(uint3) != 12 || sizeof(__nv_bfloat162) != 4 || alignof(half2) != 4;
+    float4 v = make_float4(1, 2, 3, 4);
+    bad += __ldg(&v).w != 4 || __expf(0.0f) != 1.0f;
+    float2 two = __bfloat1622float2(__floats2bfloat162_rn(1.5f, -2.0f));
+    bad += two.x != 1.5f || two.y != -2.0f || __half2float(__float2half(65520.0f)) != INFINITY || __bfloat16_as_ushort(__float2bfloat16(NAN)) != 0x7fff;
+    return bad;
+}
+
+/* ---- the runtime calls ------------------------------------------------------------------------------------------------------------------------------ */
+
+__global__ void nothing_kernel(int *) {}
+__global__ void increment_kernel(int *out) { out[threadIdx.x]++; }
+
+static int case_launch_checks(void) {
+    int bad = 0;
+    cudaGetLastError();
+    bad += launch(nothing_kernel, 1, 1025, out) != cudaErrorInvalidConfiguration || cudaGetLastError() != cudaErrorInvalidConfiguration;
+    bad += cudaGetLastError() != cudaSuccess;
+    bad += launch(nothing_kernel, 0, 32, out) != cudaErrorInvalidConfiguration;
+    bad += launch(nothing_kernel, dim3(1, 65536), 32, out) != cudaErrorInvalidConfiguration;
+    bad += launch(nothing_kernel, 1, dim3(1, 1, 65), out) != cudaErrorInvalidConfiguration;
+    bad += launch_cluster(nothing_kernel, 6, 32, 4, 0, out) != cudaErrorInvalidClusterSize;
+    bad += launch_cluster(nothing_kernel, 16, 32, 16, 0, out) != cudaErrorInvalidClusterSize;
+    bad += launch_cluster(nothing_kernel, 32, 32, 32, 0, out) != cudaErrorInvalidClusterSize;
+    bad += launch_cluster(nothing_kernel, 1, 32, 1, 48 * 1024, out) != cudaSuccess;
+    bad += launch_cluster(nothing_kernel, 1, 32, 1, 48 * 1024 + 1, out) != cudaErrorInvalidValue;
+    bad += cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1) != cudaErrorInvalidValue;
+    bad += cudaFuncSetAttribute(nothing_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100000) != cudaSuccess;
+    bad += launch_cluster(nothing_kernel, 1, 32, 1, 100000, out) != cudaSuccess;
+    bad += launch_cluster(nothing_kernel, 1, 32, 1, 100001, out) != cudaErrorInvalidValue;
+    cudaLaunchAttribute cooperative[1];
+    cooperative[0].id = cudaLaunchAttributeCooperative;
+    cooperative[0].val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 100000;
+    config.blockDim = dim3(64, 16);
+    config.attrs = cooperative;
+    config.numAttrs = 1;
+    bad += config.gridDim.x != 100000 || config.blockDim.y != 16;
+    bad += cudaLaunchKernelEx(&config, nothing_kernel, out) != cudaErrorCooperativeLaunchTooLarge;
+    cudaGetLastError();
+    return bad;
+}
+
+static int case_memory(void) {
+    int bad = 0;
+    char *a = NULL, *b = NULL;
+    bad += cudaMalloc(&a, 1000) != cudaSuccess || (uintptr_t)a % 256 || (unsigned char)a[999] != simt_poison_byte();
+    bad += cudaMalloc(&b, 1000) != cudaSuccess || cudaMemset(b, 3, 1000) != cudaSuccess;
+    bad += cudaMemcpy(a, b, 1000, cudaMemcpyDeviceToDevice) != cudaSuccess || a[500] != 3;
+    bad += cudaMemcpy(a + 1, b, 1000, cudaMemcpyDefault) != cudaErrorInvalidValue || cudaMemset(a, 0, 1001) != cudaErrorInvalidValue;
+    bad += cudaFree(a + 8) != cudaErrorInvalidValue || cudaFree(NULL) != cudaSuccess;
+    bad += cudaFree(a) != cudaSuccess || cudaFree(b) != cudaSuccess || cudaFree(b) != cudaErrorInvalidValue;
+    void *huge = NULL;
+    bad += cudaMalloc(&huge, (size_t)1 << 60) != cudaErrorMemoryAllocation;
+    cudaGetLastError();
+    return bad;
+}
+
+static int case_device(void) {
+    int bad = 0, value = 0, blocks = 0;
+    struct cudaDeviceProp p;
+    bad += cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0) || value != 9;
+    bad += cudaGetDeviceProperties(&p, 0) || strcmp(p.name, "simulator");
+    bad += cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing_kernel, 256, 0) || blocks != 8;
+    bad += cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing_kernel, 256, 100000) || blocks != 2;
+    bad += strcmp(cudaGetErrorName(cudaErrorLaunchFailure), "cudaErrorLaunchFailure") != 0;
+    return bad;
+}
+
+static int case_graph(void) {
+    int bad = 0;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    memset(out, 0, 32 * sizeof(int));
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 1;
+    config.blockDim = 32;
+    config.stream = stream;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    for (int i = 0; i < 3; i++) bad += cudaLaunchKernelEx(&config, increment_kernel, out) != cudaSuccess;
+    bad += cudaMemsetAsync(out + 16, 0, sizeof(int), stream) != cudaSuccess;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess || out[0] != 0;
+    bad += cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess || cudaGraphDestroy(graph) != cudaSuccess;
+    for (int i = 0; i < 2; i++) bad += cudaGraphLaunch(executable, stream) != cudaSuccess;
+    bad += cudaStreamSynchronize(stream) != cudaSuccess || out[0] != 6 || out[31] != 6 || out[16] != 0;
+    cudaGraphExecDestroy(executable);
+
+    void *p = NULL;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    bad += cudaMalloc(&p, 16) != cudaErrorStreamCaptureUnsupported || p;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaErrorStreamCaptureInvalidated || graph;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess;
+    bad += cudaStreamSynchronize(stream) != cudaErrorStreamCaptureUnsupported;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaErrorStreamCaptureInvalidated;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    bad += launch(increment_kernel, 1, 32, out) != cudaErrorStreamCaptureImplicit;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaErrorStreamCaptureInvalidated;
+    cudaStreamDestroy(stream);
+    cudaGetLastError();
+    return bad;
+}
+
+/* ---- kernels that are wrong --------------------------------------------------------------------------------------------------------------------------- */
+
+__global__ void divergent_barriers_kernel(int *) {
+    if (threadIdx.x < 32) __syncthreads();
+    else
+        __syncthreads();
+}
+__global__ void missing_thread_kernel(int *) {
+    if (threadIdx.x != 5) __syncthreads();
+}
+__global__ void barrier_and_warp_kernel(int *) {
+    if (threadIdx.x < 16) __syncthreads();
+    else __syncwarp(0xffffffffu);
+    __syncthreads();
+}
+__global__ void missing_lane_kernel(int *) {
+    if (threadIdx.x != 3) __shfl_xor_sync(0xffffffffu, 1, 1);
+    else __syncwarp(1u << 3), __syncthreads();
+}
+__global__ void exited_lane_kernel(int *) {
+    if (threadIdx.x == 3) return;
+    __shfl_xor_sync(0xffffffffu, 1, 1);
+}
+__global__ void absent_lane_kernel(int *) { __syncwarp(); }         // in a block of 20
+__global__ void not_in_mask_kernel(int *) { __ballot_sync(0xfffffffeu, 1); }
+__global__ void source_not_in_mask_kernel(int *) {
+    if (threadIdx.x < 8) __shfl_sync(0xffu, 1, 9);
+}
+__global__ void divergent_warp_kernel(int *out) {
+    if (threadIdx.x % 2) out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 0);
+    else out[threadIdx.x] = __any_sync(0xffffffffu, 1);
+}
+__global__ void different_masks_kernel(int *) {
+    if (threadIdx.x % 2) __syncwarp(0xffffffffu);
+    else __syncwarp(0x55555555u | 2u);
+}
+__global__ void misaligned_kernel(float *in) { __stcs((float4 *)in, __ldg((const float4 *)(in + 1))); }
+__global__ void past_shared_kernel(int *out) {
+    LK_SHARED(int, small, [4]);
+    volatile int *p = small;
+    p[threadIdx.x] = 1;                 // of 5 threads
+    out[threadIdx.x] = p[0];
+}
+__global__ void past_dynamic_kernel(int *) {
+    LK_DYN_SMEM(int, first);
+    (&first)[threadIdx.x] = 1;
+}
+__global__ void small_dynamic_kernel(int *) {
+    LK_DYN_SMEM(dynamic_smem, smem);
+    smem.tail = 0;
+}
+__global__ void big_static_kernel(int *) {
+    LK_SHARED(char, a, [30000]);
+    LK_SHARED(char, b, [30000]);
+    a[0] = b[0] = 0;
+}
+__global__ void static_and_dynamic_kernel(int *) {
+    LK_SHARED(char, a, [30000]);
+    a[0] = 0;
+}
+__global__ void reused_storage_kernel(float *out) {
+    typedef cub::BlockReduce<float, 64> reduce;
+    LK_SHARED(reduce::TempStorage, storage, );
+    float a = reduce(storage).Sum(1.0f), b = reduce(storage).Sum(2.0f);
+    if (threadIdx.x == 0) out[0] = a + b;
+}
+__global__ void cub_shape_kernel(float *out) {
+    typedef cub::BlockReduce<float, 64> reduce;
+    LK_SHARED(reduce::TempStorage, storage, );
+    float a = reduce(storage).Sum(1.0f);
+    if (threadIdx.x == 0) out[0] = a;
+}
+__global__ void peer_not_started_kernel(int *out) {
+    LK_SHARED(int, x, );
+    if (threadIdx.x == 0) x = 1;
+    out[blockIdx.x * 32 + threadIdx.x] = *(int *)simt_cluster_map(&x, simt_cluster_ctarank() ^ 1);
+    simt_cluster_arrive();
+    simt_cluster_wait();
+}
+__global__ void peer_gone_kernel(int *out) {
+    LK_SHARED(int, x, );
+    if (threadIdx.x == 0) x = 1;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    if (simt_cluster_ctarank() == 0) out[threadIdx.x] = *(int *)simt_cluster_map(&x, 1);
+}
+__global__ void arrived_and_gone_kernel(int *out) {
+    LK_SHARED(int, x, );
+    if (threadIdx.x == 0) x = 1;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    if (simt_cluster_ctarank() == 0) out[threadIdx.x] = *(int *)simt_cluster_map(&x, 1);
+    simt_cluster_arrive();
+    if (simt_cluster_ctarank() == 0) simt_cluster_wait();       // rank 1 does not wait for rank 0's read
+}
+__global__ void cluster_left_early_kernel(int *) {
+    if (simt_cluster_ctarank() == 1 && threadIdx.x == 7) return;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+}
+__global__ void cluster_stuck_kernel(int *) {
+    if (simt_cluster_ctarank() == 1) __syncthreads();
+    if (simt_cluster_ctarank() == 1 && threadIdx.x == 7) __syncthreads();
+    simt_cluster_arrive();
+    simt_cluster_wait();
+}
+__global__ void arrive_twice_kernel(int *) {
+    simt_cluster_arrive();
+    simt_cluster_arrive();
+}
+__global__ void wait_alone_kernel(int *) { simt_cluster_wait(); }
+__global__ void map_global_kernel(int *out) {
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    simt_cluster_map(out, 1);
+}
+__global__ void map_rank_kernel(int *) {
+    LK_SHARED(int, x, );
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    simt_cluster_map(&x, 2);
+}
+__global__ void spin_kernel(unsigned *flag) {
+    while (!__atomic_load_n(flag, __ATOMIC_ACQUIRE)) simt_yield();
+}
+__global__ void spin_on_one_kernel(unsigned *flag) {
+    if (threadIdx.x == 0) {
+        while (!__atomic_load_n(flag, __ATOMIC_ACQUIRE)) simt_yield();
+    }
+    __syncthreads();
+}
+__global__ void trap_kernel(int *) { __trap(); }
+template <int warps> __global__ void no_barrier_kernel(int *out) {
+    LK_SHARED(int, x, [warps * 32]);
+    x[threadIdx.x] = 1;
+    out[threadIdx.x] = x[warps * 32 - 1 - threadIdx.x];
+}
+
+struct negative {
+    const char *name, *report;
+    cudaError_t (*run)(void);
+    int sanitized;              // 0: in a sanitizer's build that sanitizer is the one that reports it
+};
+static const negative negatives[] = {
+    {"two barriers on two lines", "divergent barriers", [] { return launch(divergent_barriers_kernel, 2, 64, out); }, 1},
+    {"a thread exits before a barrier", "exited", [] { return launch(missing_thread_kernel, 1, 64, out); }, 1},
+    {"half a warp at a barrier", "deadlock", [] { return launch(barrier_and_warp_kernel, 1, 32, out); }, 1},
+    {"a lane at a barrier, the rest in a shuffle", "", [] { return launch(missing_lane_kernel, 1, 32, out); }, 1},
+    {"a lane that exited", "lane 3", [] { return launch(exited_lane_kernel, 1, 32, out); }, 1},
+    {"a lane that does not exist", "does not exist", [] { return launch(absent_lane_kernel, 1, 20, out); }, 1},
+    {"a mask without the caller", "not in the mask", [] { return launch(not_in_mask_kernel, 1, 32, out); }, 1},
+    {"a shuffle from outside the mask", "reads lane 9", [] { return launch(source_not_in_mask_kernel, 1, 32, out); }, 1},
+    {"two warp operations meet", "divergent warp operations", [] { return launch(divergent_warp_kernel, 1, 32, out); }, 1},
+    {"two masks that cannot meet", "deadlock", [] { return launch(different_masks_kernel, 1, 32, out); }, 1},
+    {"misaligned vector", "misaligned", [] { return launch(misaligned_kernel, 1, 1, (float *)out); }, 1},
+    {"past a shared variable", "past the end of small", [] { return launch(past_shared_kernel, 1, 5, out); }, 0},
+    {"past the dynamic shared memory", "past the end of the dynamic", [] { return launch_cluster(past_dynamic_kernel, 1, 9, 1, 32, out); }, 0},
+    {"too little dynamic shared memory", "the launch gives 16", [] { return launch_cluster(small_dynamic_kernel, 1, 9, 1, 16, out); }, 1},
+    {"too much static shared memory", "static shared memory", [] { return launch(big_static_kernel, 1, 1, out); }, 1},
+    {"static and dynamic over 48 KiB", "together more", [] { return launch_cluster(static_and_dynamic_kernel, 1, 1, 1, 20000, out); }, 1},
+    {"cub TempStorage used again", "TempStorage", [] { return launch(reused_storage_kernel, 1, 64, (float *)out); }, 0},
+    {"cub in a block of another size", "block of 96", [] { return launch(cub_shape_kernel, 1, 96, (float *)out); }, 1},
+    {"a peer not started", "before the first cluster barrier", [] { return launch_cluster(peer_not_started_kernel, 2, 32, 2, 0, out); }, 1},
+    {"a peer gone", "a peer block gone", [] { return launch_cluster(peer_gone_kernel, 2, 32, 2, 0, out); }, 1},
+    {"a peer that arrived and left", "a peer block gone", [] { return launch_cluster(arrived_and_gone_kernel, 2, 32, 2, 0, out); }, 1},
+    {"a thread exits before a cluster barrier", "exited", [] { return launch_cluster(cluster_left_early_kernel, 2, 32, 2, 0, out); }, 1},
+    {"block barrier against cluster barrier", "deadlock", [] { return launch_cluster(cluster_stuck_kernel, 2, 32, 2, 0, out); }, 1},
+    {"cluster arrive twice", "second cluster arrive", [] { return launch_cluster(arrive_twice_kernel, 2, 32, 2, 0, out); }, 1},
+    {"cluster wait without arrive", "without an arrive", [] { return launch_cluster(wait_alone_kernel, 2, 32, 2, 0, out); }, 1},
+    {"global address mapped to a peer", "not in this block's shared memory", [] { return launch_cluster(map_global_kernel, 2, 32, 2, 0, out); }, 1},
+    {"rank out of range", "no rank 2", [] { return launch_cluster(map_rank_kernel, 2, 32, 2, 0, out); }, 1},
+    {"all spin", "deadlock", [] { out[0] = 0; return launch(spin_kernel, 3, 64, (unsigned *)out); }, 1},
+    {"one spins, the rest wait", "deadlock", [] { out[0] = 0; return launch(spin_on_one_kernel, 3, 64, (unsigned *)out); }, 1},
+    {"trap", "__trap", [] { return launch(trap_kernel, 1, 32, out); }, 1},
+};
+
+static void run_negative(const negative *n) {
+    char detail[512] = "";
+    int ok = 1;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        simt_clear_report();
+        cudaError_t error = n->run();
+        const char *report = simt_last_report();
+        int site = strstr(report, ".cpp:") || strstr(report, ".cuh:") || strstr(report, "kernel");
+        if (error != cudaErrorLaunchFailure || cudaGetLastError() != cudaErrorLaunchFailure || !*report || !strstr(report, n->report) || !site) {
+            snprintf(detail, sizeof detail, "%s: %s, report \"%.300s\"", schedule, cudaGetErrorName(error), report);
+            ok = 0;
+        }
+        // The next launch starts afresh.
+        if (launch(votes_kernel, 1, 100, out) || count_other_than(0, 100)) ok = 0, snprintf(detail, sizeof detail, "%s: the launch after it fails", schedule);
+    }
+    char name[128];
+    snprintf(name, sizeof name, "caught: %s", n->name);
+    verdict(ok, name, detail);
+}
+
+#if !defined(__SANITIZE_THREAD__)
+/* A missing barrier shows as poison under at least one schedule: in a plain build the only sign, besides wrong numbers. */
+static int case_missing_barrier_shows(void) {
+    int seen = 0;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        if (launch(no_barrier_kernel<4>, 1, 128, out)) return 1;
+        seen += count_other_than(1, 128) > 0;
+    }
+    return seen < 4;
+}
+#endif
+
+/* A launch repeats itself exactly under one seed, and another seed differs. */
+__global__ void order_kernel(int *out) {
+    out[1 + atomicAdd(&out[0], 1)] = (int)threadIdx.x;
+    __syncthreads();
+}
+static int case_schedules(void) {
+    int orders[5][128];
+    const char *names[] = {"forward", "reverse", "random:1", "random:2", "forward"};
+    for (int i = 0; i < 5; i++) {
+        simt_set_schedule(names[i]);
+        out[0] = 0;
+        if (launch(order_kernel, 1, 128, out)) return 1;
+        memcpy(orders[i], out + 1, sizeof orders[i]);
+    }
+    int bad = memcmp(orders[0], orders[4], sizeof orders[0]) != 0 || memcmp(orders[2], orders[3], sizeof orders[0]) == 0;
+    for (int i = 0; i < 128; i++) bad += orders[0][i] != i || orders[1][i] != 127 - i;
+    return bad;
+}
+
+/* ---- what the sanitizers find: one process a case ------------------------------------------------------------------------------------------------------- */
+
+__global__ void past_global_kernel(int *data, int count) {
+    if ((int)threadIdx.x <= count) data[threadIdx.x] = 1;
+}
+__global__ void read_byte_past_kernel(const unsigned char *data, int count, int *out) { out[0] = data[count]; }
+__global__ void deref_misaligned_kernel(float *data) { *(float4 *)(data + 1) = make_float4(0, 0, 0, 0); }
+__global__ void gone_memory_kernel(int *out) {
+    LK_SHARED(int, x, );
+    if (threadIdx.x == 0) x = 1;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    int *peer = simt_cluster_ctarank() == 0 ? (int *)simt_cluster_map(&x, 1) : NULL;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    for (int i = 0; peer && i < 100; i++) simt_yield();
+    if (peer) out[threadIdx.x] = *peer;           // rank 1 has left; the address was taken long before
+}
+template <int with_barrier> __global__ void exchange_kernel(int *out) {
+    LK_SHARED(int, x, [64]);
+    for (int i = 0; i < 3; i++) {
+        x[threadIdx.x] = i;
+        __syncthreads();
+        out[threadIdx.x] = x[63 - threadIdx.x];
+        if (with_barrier) __syncthreads();
+    }
+}
+template <int with_sync> __global__ void warp_exchange_kernel(int *out) {
+    LK_SHARED(int, x, [32]);
+    x[threadIdx.x] = 1;
+    if (with_sync) __syncwarp();
+    else __shfl_sync(0xffffffffu, 1, 0);
+    out[threadIdx.x] = x[31 - threadIdx.x];
+}
+__global__ void same_word_kernel(int *out) {
+    if (threadIdx.x == 0) out[0] += 1;         // every block
+}
+template <int with_barrier> __global__ void cluster_exchange_kernel(int *out) {
+    LK_SHARED(int, x, );
+    if (threadIdx.x == 0) x = 1;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+    if (threadIdx.x == 0) out[blockIdx.x] = *(int *)simt_cluster_map(&x, simt_cluster_ctarank() ^ 1);
+    if (with_barrier) simt_cluster_arrive(), simt_cluster_wait();
+    if (threadIdx.x == 0) x = 2;
+    simt_cluster_arrive();
+    simt_cluster_wait();
+}
+
+static int *scratch;            // exactly 100 ints
+struct provocation {
+    const char *name, *sign;    // NULL: nothing may be found
+    void (*run)(void);
+};
+static const provocation provocations[] = {
+#if defined(__SANITIZE_ADDRESS__)
+    {"global-write-one-past", "heap-buffer-overflow", [] { launch(past_global_kernel, 1, 128, scratch, 100); }},
+    {"global-read-one-byte-past", "heap-buffer-overflow", [] { launch(read_byte_past_kernel, 1, 1, (unsigned char *)scratch, 400, out); }},
+    {"shared-write-one-past", "use-after-poison", [] { launch(past_shared_kernel, 1, 5, out); }},
+    {"dynamic-shared-one-past", "use-after-poison", [] { launch_cluster(past_dynamic_kernel, 1, 9, 1, 32, out); }},
+    {"shared-of-a-peer-gone", "use-after-poison", [] { launch_cluster(gone_memory_kernel, 2, 32, 2, 0, out); }},
+    {"misaligned-dereference", "misaligned address", [] { launch(deref_misaligned_kernel, 1, 1, (float *)scratch); }},
+    {"freed-memory", "heap-use-after-free", [] { int *p = scratch; cudaFree(p); launch(past_global_kernel, 1, 10, p, 100); }},
+    {"leak", "LeakSanitizer", [] { void *p; cudaMalloc(&p, 64); memset(&p, 0, sizeof p); }},
+    {"all-in-bounds", NULL, [] { launch(past_global_kernel, 4, 100, scratch, 99); launch(divergent_barriers_kernel, 2, 64, out); case_cluster(); case_cub(); }},
+#endif
+#if defined(__SANITIZE_THREAD__)
+    {"shared-without-second-barrier", "data race", [] { launch(exchange_kernel<0>, 1, 64, out); }},
+    {"shared-with-both-barriers", NULL, [] { launch(exchange_kernel<1>, 20, 64, out); launch(exchange_kernel<1>, 1, 64, out); }},
+    {"warp-without-syncwarp", "data race", [] { launch(warp_exchange_kernel<0>, 1, 32, out); }},
+    {"warp-with-syncwarp", NULL, [] { launch(warp_exchange_kernel<1>, 1, 32, out); }},
+    {"two-blocks-one-word", "data race", [] { launch(same_word_kernel, 1, 32, out); launch_cluster(same_word_kernel, 2, 32, 2, 0, out); }},
+    {"cluster-without-second-barrier", "data race", [] { launch_cluster(cluster_exchange_kernel<0>, 2, 64, 2, 0, out); }},
+    {"cluster-with-both-barriers", NULL, [] { launch_cluster(cluster_exchange_kernel<1>, 8, 64, 2, 0, out); }},
+    {"all-the-right-kernels", NULL, [] { case_cub(); case_cluster(); case_ticket(); case_chain(); case_dynamic(); case_shuffles(); case_block_sum(); case_atomics(); }},
+#endif
+    {NULL, NULL, NULL},
+};
+
+static void run_provocation(const provocation *p) {
+    char self[1024], command[1200], name[128], text[65536], detail[400] = "";
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = 0;
+    int ok = 1;
+    for (const char *schedule : schedules) {
+        snprintf(command, sizeof command, "TSAN_OPTIONS=atexit_sleep_ms=0 SIMT_SCHEDULE=%s '%s' --provoke %s 2>&1", schedule, self, p->name);
+        FILE *f = popen(command, "r");
+        size_t got = f ? fread(text, 1, sizeof text - 1, f) : 0;
+        text[got] = 0;
+        char rest[4096];
+        while (f && fread(rest, 1, sizeof rest, f));
+        int status = f ? pclose(f) : -1;
+        int found = strstr(text, "Sanitizer") || strstr(text, "runtime error");
+        if (p->sign ? !status || !strstr(text, p->sign) : status || found) {
+            snprintf(detail, sizeof detail, "%s: status %d, \"%.300s\"", schedule, status, text);
+            ok = 0;
+        }
+    }
+    snprintf(name, sizeof name, "%s: %s", p->sign ? "found" : "silent", p->name);
+    verdict(ok, name, detail);
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    simt_quiet(1);
+    cudaMalloc(&out, MAX_OUT * sizeof(int));
+    cudaMalloc(&scratch, 100 * sizeof(int));
+    if (argc == 3 && !strcmp(argv[1], "--provoke")) {
+        for (const provocation *p = provocations; p->name; p++) {
+            if (strcmp(p->name, argv[2])) continue;
+            p->run();
+            cudaFree(out);
+            cudaFree(scratch);
+            return 0;
+        }
+        return 2;
+    }
+
+    static const struct { const char *name; int (*run)(void); int once; } positives[] = {
+        {"coordinates", case_coordinates, 0}, {"warp operations", case_shuffles, 0}, {"block sums", case_block_sum, 0},
+        {"cub::BlockReduce", case_cub, 0}, {"dynamic shared memory, poison", case_dynamic, 0}, {"clusters", case_cluster, 0},
+        {"__syncthreads_count, or, and", case_votes, 0}, {"last block's ticket", case_ticket, 0},
+        {"blocks wait for lower ones", case_chain, 0}, {"atomics", case_atomics, 0},
+        {"intrinsics", case_intrinsics, 1}, {"launch checks", case_launch_checks, 1}, {"memory calls", case_memory, 1},
+        {"device queries", case_device, 1}, {"graphs and capture", case_graph, 1},
+        {"order of the schedules", case_schedules, 1},
+#if !defined(__SANITIZE_THREAD__)
+        {"a missing barrier shows", case_missing_barrier_shows, 1},
+#endif
+    };
+    for (auto &p : positives) {
+        char detail[600] = "";
+        int ok = 1;
+        for (const char *schedule : schedules) {
+            simt_set_schedule(schedule);
+            simt_clear_report();
+            int bad = p.run();
+            if (bad) ok = 0, snprintf(detail, sizeof detail, "%s: %d, report \"%.400s\"", schedule, bad, simt_last_report());
+            if (p.once) break;
+        }
+        verdict(ok, p.name, detail);
+    }
+    for (const negative &n : negatives) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+        if (!n.sanitized) continue;
+#endif
+        run_negative(&n);
+    }
+    for (const provocation *p = provocations; p->name; p++) run_provocation(p);
+    cudaFree(out);
+    cudaFree(scratch);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
