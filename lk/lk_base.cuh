@@ -261,16 +261,6 @@ LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* A vector of equal elements. */
-template <class T> LK_DEVICE lk_vec<T> lk_splat(float x)
-{
-    float all[LK_VEC<T>];
-    for (int i = 0; i < LK_VEC<T>; i++) all[i] = x;
-    lk_vec<T> v;
-    lk_pack(&v, all);
-    return v;
-}
-
 /* How a row of any alignment splits into 16-byte vectors: `edge` single elements, `head` of them before the vectors and the
  * rest behind, and `vecs` aligned vectors between. */
 typedef struct {

@@ -25,6 +25,8 @@
 #endif
 
 #define LK_DEVICE static __device__ __forceinline__
+/* For what rarely runs: kept out of the caller's registers and instruction cache. */
+#define LK_NOINLINE static __device__ __attribute__((noinline))
 
 /* ex2.approx.ftz.f32 (9.7.3.21): 2^x with a relative error of at most 2^-22.5; 2^-inf is 0, 2^+inf is +inf, NaN stays. */
 LK_DEVICE float lk_ex2(float x)
@@ -105,6 +107,17 @@ LK_DEVICE void lk_barrier_cluster_arrive(const char *file = __builtin_FILE(), in
     simt_cluster_arrive(file, line);
 #elif LK_ARCH >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+/* barrier.cluster.arrive.relaxed.aligned (9.7.13.4): the same without ordering any write, which saves a fence. */
+LK_DEVICE void lk_barrier_cluster_arrive_relaxed(const char *file = __builtin_FILE(), int line = __builtin_LINE())
+{
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_cluster_arrive(file, line);
+#elif LK_ARCH >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
 #endif
 }
 

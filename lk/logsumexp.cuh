@@ -121,58 +121,93 @@ template <class T> LK_DEVICE float lk_logsumexp_terms(lk_vec<T> raw, float rate,
     return x[0];
 }
 
-/* The state of thread `rank`'s share of a row that 1 << size_log2 threads read together: each takes every size-th vector, and
- * the first threads the single elements at both ends. U loads are always in flight: a vector is used, and the next one is
- * loaded into its registers. */
-template <class T, int U>
-LK_DEVICE lk_lse lk_logsumexp_share(const T *row, int64_t cols, float scale, int rank, int size_log2)
+/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and
+ * then every size-th, and of the single elements at both ends numbers rank, rank + size, ... */
+template <class T> struct lk_logsumexp_share {
+    const T *row, *first;
+    lk_split split;
+    int count;
+};
+
+template <class T> LK_DEVICE lk_logsumexp_share<T> lk_logsumexp_aim(const T *row, int64_t cols, int rank, int size_log2)
 {
     const lk_split split = lk_split_row(row, cols);
-    const int count = (int)((split.vecs - rank + (1 << size_log2) - 1) >> size_log2); /* vectors of this thread */
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const T *first = row + split.head + rank * LK_VEC<T>, *next = first;
-    const float rate = scale * LK_LOG2E, nothing = lk_logsumexp_nothing(scale);
+    const int over = (int)split.vecs & ((1 << size_log2) - 1);
+    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
+}
 
-    lk_griddepcontrol_wait(); /* here and not earlier, so that what stands above overlaps the kernel before */
-    lk_vec<T> raw[U];
+/* The state of a share's vectors with a running maximum. */
+template <class T> LK_NOINLINE lk_lse lk_logsumexp_read_slowly(const T *next, int count, int64_t step, float scale)
+{
+    lk_lse s = lk_lse_empty();
+    for (int i = 0; i < count; i++, next += step) {
+        float z[LK_VEC<T>];
+        lk_unpack(z, lk_load_vec(next));
 #pragma unroll
-    for (int u = 0; u < U; u++, next += step) raw[u] = u < count ? lk_load_vec(next) : lk_splat<T>(nothing);
-    float edge = nothing;
-    if (rank < split.edge) edge = lk_to_float(row[lk_edge_col<T>(split, rank)]);
+        for (int j = 0; j < LK_VEC<T>; j++) z[j] *= scale;
+        s = lk_lse_add(s, z);
+    }
+    return s;
+}
 
-    float x[LK_VEC<T>], reference = nothing;
+/* The state of a share. U loads are always in flight: raw holds the share's first U vectors; each one is used and the next one
+ * loaded into its registers, in the end the first ones of the share that comes after. */
+template <class T, int U>
+LK_DEVICE lk_lse lk_logsumexp_read(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, float scale, int rank, int size_log2,
+                                   lk_logsumexp_share<T> after)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+    const float rate = scale * LK_LOG2E;
+    const bool edge = rank < share.split.edge;
+    float single[1] = {0.0f};
+    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
+
+    float x[LK_VEC<T>], reference = lk_logsumexp_nothing(scale);
     lk_unpack(x, raw[0]);
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) reference = scale > 0.0f ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
     const float base = rate * reference;
     float sum = 0.0f;
-    for (int i = U; i < count; i += U) {
+    const T *next = share.first + U * step;
+    int left = share.count;
+    for (; left > U; left -= U) {
 #pragma unroll
         for (int u = 0; u < U; u++, next += step) {
             sum += lk_logsumexp_terms(raw[u], rate, base);
-            raw[u] = i + u < count ? lk_load_vec(next) : lk_splat<T>(nothing);
+            if (U + u < left) raw[u] = lk_load_vec(next);
         }
     }
+    next = after.first;
 #pragma unroll
-    for (int u = 0; u < U; u++) sum += lk_logsumexp_terms(raw[u], rate, base);
+    for (int u = 0; u < U; u++, next += step) {
+        if (u < left) sum += lk_logsumexp_terms(raw[u], rate, base);
+        if (u < after.count) raw[u] = lk_load_vec(next);
+    }
 
     /* base differs from rate reference by a rounding error, which is known exactly. */
     lk_lse s = {scale * reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
-    if (!(lk_is_finite(base) && sum < LK_LOGSUMEXP_LIMIT)) {
-        s = lk_lse_empty();
-        next = first;
-        for (int i = 0; i < count; i++, next += step) {
-            lk_unpack(x, lk_load_vec(next));
-#pragma unroll
-            for (int j = 0; j < LK_VEC<T>; j++) x[j] *= scale;
-            s = lk_lse_add(s, x);
+    if (!(lk_is_finite(base) && sum < LK_LOGSUMEXP_LIMIT && share.count > 0))
+        s = lk_logsumexp_read_slowly(share.first, share.count, step, scale);
+    if (edge) {
+        single[0] *= scale;
+        s = lk_lse_add(s, single);
+        for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) {
+            single[0] = scale * lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+            s = lk_lse_add(s, single);
         }
     }
-    for (int i = rank; i < split.edge; i += 1 << size_log2) {
-        const float z[1] = {scale * (i == rank ? edge : lk_to_float(row[lk_edge_col<T>(split, i)]))};
-        s = lk_lse_add(s, z);
-    }
     return s;
+}
+
+/* Loads the first U vectors of a share. */
+template <class T, int U> LK_DEVICE void lk_logsumexp_start(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, int size_log2)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        raw[u] = {};
+        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
+    }
 }
 
 template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_args &a, int64_t at, lk_lse s)
@@ -189,32 +224,67 @@ typedef struct {
 } lk_logsumexp_forward_warp_plan;
 
 #define LK_LOGSUMEXP_THREADS 256
+#define LK_LOGSUMEXP_BLOCKS 3
+#define LK_LOGSUMEXP_CLUSTER_THREADS 512
 #define LK_LOGSUMEXP_WARP_U 4
 #define LK_LOGSUMEXP_U 8 /* vectors a thread keeps in flight */
 
 template <class T>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
 {
-    lk_griddepcontrol_launch_dependents();
     const int team = 1 << p.team_log2, rank = threadIdx.x & (team - 1);
     const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> p.team_log2;
     const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
-    lk_lse s = lk_lse_empty();
-    if (owner)
-        s = lk_logsumexp_share<T, LK_LOGSUMEXP_WARP_U>((const T *)p.a.x + row * p.a.outer_stride, p.a.cols, p.a.scale, rank, p.team_log2);
+    const lk_logsumexp_share<T> none = {};
+    lk_logsumexp_share<T> share = none;
+    if (owner) share = lk_logsumexp_aim((const T *)p.a.x + row * p.a.outer_stride, p.a.cols, rank, p.team_log2);
+    lk_vec<T> raw[LK_LOGSUMEXP_WARP_U];
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    lk_logsumexp_start(raw, share, p.team_log2);
+    lk_lse s = lk_logsumexp_read(raw, share, p.a.scale, rank, p.team_log2, none);
     s = lk_lse_warp(s, team);
     if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
 }
 
-/* A cluster of blocks owns a row; without clusters, a block. */
+/* A block owns every gridDim-th row; the loads of its next row begin before it has finished with this one. */
 template <class T, int THREADS>
-LK_KERNEL void __launch_bounds__(THREADS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_args a)
+LK_KERNEL void __launch_bounds__(THREADS, LK_LOGSUMEXP_BLOCKS * 256 / THREADS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_args a)
 {
+    constexpr int size_log2 = THREADS == 256 ? 8 : 9;
+    const int rank = (int)threadIdx.x;
+    const T *x = (const T *)a.x;
+    int64_t row = blockIdx.x;
+    lk_logsumexp_share<T> share = lk_logsumexp_aim(x + row * a.outer_stride, a.cols, rank, size_log2);
+    lk_vec<T> raw[LK_LOGSUMEXP_U];
+    lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
+    lk_logsumexp_start(raw, share, size_log2);
+    for (int parity = 0; row < a.outer; parity ^= 1) {
+        const int64_t next = row + gridDim.x;
+        lk_logsumexp_share<T> after = {};
+        if (next < a.outer) after = lk_logsumexp_aim(x + next * a.outer_stride, a.cols, rank, size_log2);
+        lk_lse s = lk_logsumexp_read(raw, share, a.scale, rank, size_log2, after);
+        s = lk_lse_block<THREADS>(s, parity);
+        if (rank == 0) lk_logsumexp_put<T>(a, row, s);
+        row = next, share = after;
+    }
+}
+
+/* A cluster of blocks owns a row. */
+template <class T, int THREADS>
+LK_KERNEL void __launch_bounds__(THREADS) lk_logsumexp_forward_cluster_kernel(lk_logsumexp_forward_args a)
+{
+    const int size_log2 = 31 - __clz((int)lk_cluster_nctarank() * THREADS);
+    const int rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
     const int64_t row = lk_clusterid();
-    lk_lse s = lk_logsumexp_share<T, LK_LOGSUMEXP_U>((const T *)a.x + row * a.outer_stride, a.cols, a.scale, rank,
-                                                     31 - __clz(blocks * THREADS));
+    const lk_logsumexp_share<T> share = lk_logsumexp_aim((const T *)a.x + row * a.outer_stride, a.cols, rank, size_log2), none = {};
+    lk_vec<T> raw[LK_LOGSUMEXP_U];
+    lk_barrier_cluster_arrive_relaxed(); /* says that this block runs, for lk_lse_cluster */
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    lk_logsumexp_start(raw, share, size_log2);
+    lk_lse s = lk_logsumexp_read(raw, share, a.scale, rank, size_log2, none);
     s = lk_lse_cluster<THREADS>(s);
     if (rank == 0) lk_logsumexp_put<T>(a, row, s);
 }
@@ -235,8 +305,6 @@ template <class T> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[LK_V
     lk_pack(&packed, v);
     lk_store_vec(x, packed);
 }
-template <class T> LK_DEVICE void lk_logsumexp_fill(lk_vec<T> *cell, float x) { *cell = lk_splat<T>(x); }
-LK_DEVICE void lk_logsumexp_fill(float *cell, float x) { *cell = x; }
 LK_DEVICE void lk_unpack(float (&x)[1], float cell) { x[0] = cell; }
 
 /* A thread owns N neighbouring rows (N inner positions of one outer) and a share of their columns: `width` threads stand side
@@ -252,8 +320,6 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 {
     constexpr int U = LK_LOGSUMEXP_U;
     LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [sharer][n][side] */
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
     const lk_logsumexp_forward_args &a = p.a;
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
     const int side = threadIdx.x % p.width, sharer = threadIdx.x / p.width, sharers = LK_LOGSUMEXP_THREADS / p.width;
@@ -265,36 +331,40 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     const int64_t jump = step * a.col_stride;
     const float rate = a.scale * LK_LOG2E, nothing = lk_logsumexp_nothing(a.scale);
     typedef typename lk_logsumexp_cell<T, N>::type cell;
-    int64_t left = owner ? a.cols - start : 0; /* columns from this thread's next one on */
-    cell raw[U];
-#pragma unroll
-    for (int u = 0; u < U; u++, next += jump) {
-        lk_logsumexp_fill(&raw[u], nothing);
-        if (u * step < left) lk_logsumexp_load(&raw[u], next);
-    }
+    const int64_t count = owner && start < a.cols ? (a.cols - start - 1) / step + 1 : 0; /* columns of this thread */
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
     float reference[N], base[N], sum[N], most = 0.0f; /* most: the largest sum, which passes on a NaN */
     bool set = false;                                  /* all references are */
 #pragma unroll
     for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
-    for (; left > 0 && most < LK_LOGSUMEXP_LIMIT; left -= U * step) {
+    for (int64_t i = 0; i < count && most < LK_LOGSUMEXP_LIMIT; i += U) {
+        cell raw[U];
+        const int here = count - i < U ? (int)(count - i) : U;
+        if (here == U) {
 #pragma unroll
-        for (int u = 0; u < U; u++, next += jump) {
+            for (int u = 0; u < U; u++, next += jump) lk_logsumexp_load(&raw[u], next);
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; u++, next += jump)
+                if (u < here) lk_logsumexp_load(&raw[u], next);
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (u >= here) break;
             float z[N];
             lk_unpack(z, raw[u]);
             if (!set) { /* the first value of each row that is not -inf */
                 set = true;
 #pragma unroll
                 for (int j = 0; j < N; j++) {
-                    if (reference[j] != nothing) continue;
-                    if (z[j] == nothing) set = false;
-                    else reference[j] = z[j], base[j] = rate * z[j];
+                    if (reference[j] == nothing) reference[j] = z[j], base[j] = z[j] == nothing ? 0.0f : rate * z[j];
+                    if (reference[j] == nothing) set = false;
                     if (!lk_is_finite(base[j])) most = INFINITY;
                 }
             }
 #pragma unroll
             for (int j = 0; j < N; j++) sum[j] += lk_ex2(fmaf(rate, z[j], -base[j]));
-            lk_logsumexp_fill(&raw[u], nothing);
-            if ((U + u) * step < left) lk_logsumexp_load(&raw[u], next);
         }
 #pragma unroll
         for (int j = 0; j < N; j++) most = sum[j] <= most ? most : sum[j];
@@ -308,10 +378,11 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     if (!(most < LK_LOGSUMEXP_LIMIT)) {
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
-        for (int64_t col = start; col < a.cols; col += step, x += jump) {
+        for (int64_t i = 0; i < count; i++, x += jump) {
+            cell raw;
             float z[N];
-            lk_logsumexp_load(&raw[0], x);
-            lk_unpack(z, raw[0]);
+            lk_logsumexp_load(&raw, x);
+            lk_unpack(z, raw);
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 const float one[1] = {a.scale * z[j]};
@@ -583,14 +654,16 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
         const int64_t grid = lk_ceil_div(a.outer, LK_LOGSUMEXP_THREADS >> plan.team_log2); /* x would not fit above 2^31 - 1 */
         return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_warp_kernel<T>, grid, 1, LK_LOGSUMEXP_THREADS, 0, &device, stream, plan));
     }
-    int cluster = 1;
-    if (a.path == LK_LOGSUMEXP_CLUSTER) {
-        cluster = 2;
-        while (cluster < 8 && a.outer * cluster < 2 * device.sms) cluster *= 2;
+    if (a.path == LK_LOGSUMEXP_BLOCK) {
+        const int64_t blocks = LK_LOGSUMEXP_BLOCKS * device.sms, grid = a.outer < blocks ? a.outer : blocks;
+        if (a.outer >= 2 * device.sms)
+            return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_block_kernel<T, 256>, grid, 1, 256, 0, &device, stream, a));
+        return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_block_kernel<T, 512>, grid, 1, 512, 0, &device, stream, a));
     }
-    if (a.outer * cluster >= 2 * device.sms)
-        return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_block_kernel<T, 256>, a.outer * cluster, cluster, 256, 0, &device, stream, a));
-    return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_block_kernel<T, 1024>, a.outer * cluster, cluster, 1024, 0, &device, stream, a));
+    int cluster = 2;
+    while (cluster < 8 && a.outer * cluster < device.sms) cluster *= 2;
+    return lk_launched(op, lk_launch_pdl(lk_logsumexp_forward_cluster_kernel<T, LK_LOGSUMEXP_CLUSTER_THREADS>, a.outer * cluster,
+                                         cluster, LK_LOGSUMEXP_CLUSTER_THREADS, 0, &device, stream, a));
 }
 
 template <class T> LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp_backward_args *args, lk_logsumexp_backward_args *a)
