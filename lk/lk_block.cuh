@@ -10,41 +10,41 @@
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-/* Merges the states of all threads of a block: by shuffles within each warp, then once more over the warps' states. Two rounds
- * of shuffles, because a merge costs two exponentials, and a chain of them (one a warp, as in cub::BlockReduce) is what a
- * short row would wait for.
- * Who calls: every thread, THREADS a block.
- * Who holds the result: the first warp; elsewhere it is undefined.
- * Shared memory: its own, two sets; calls alternate between parity 0 and 1, so that one barrier a call is enough. */
-template <int THREADS> LK_DEVICE lk_lse lk_lse_block(lk_lse s, int parity = 0)
+/* Merges the states of all threads of a block, or of all blocks of a cluster: by shuffles within each warp, then once more
+ * over the warps' states, which all warps of the cluster write into the memory of the block with rank 0. Two rounds of
+ * shuffles, because a merge costs two exponentials, and a chain of them (one a warp, as in cub::BlockReduce) is what a short
+ * row would wait for.
+ * Who calls: every thread of every block, THREADS a block, once a kernel; before it, anywhere, lk_lse_cluster_begin().
+ * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
+ * Shared memory: its own. A peer may end after the call: nobody writes into its memory. */
+LK_DEVICE void lk_lse_cluster_begin(void)
 {
-    LK_SHARED(lk_lse, warps, [2][THREADS / 32]);
-    s = lk_lse_warp(s);
-    if (threadIdx.x % 32 == 0) warps[parity][threadIdx.x / 32] = s;
-    __syncthreads(); /* the warps' states are written before the first warp reads them */
-    if (threadIdx.x < 32) s = lk_lse_warp(threadIdx.x < THREADS / 32 ? warps[parity][threadIdx.x] : lk_lse_empty());
-    return s;
+    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
 }
 
-/* The same over all threads of a cluster's blocks.
- * Who calls: every thread of every block, once a kernel, and lk_barrier_cluster_arrive_relaxed() before, anywhere.
- * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined. */
 template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
 {
-    LK_SHARED(lk_lse, inbox, [16]); /* one state of each block, used in the block with rank 0 */
-    const unsigned blocks = lk_cluster_nctarank(), rank = lk_cluster_ctarank();
-    s = lk_lse_block<THREADS>(s);
-    lk_barrier_cluster_wait(); /* rank 0 runs, so that its shared memory may be written */
-    if (threadIdx.x < 32) {
-        if (threadIdx.x == 0) *(lk_lse *)lk_mapa(&inbox[rank], 0) = s;
-        lk_barrier_cluster_arrive(); /* orders this write before rank 0's reads */
-    } else {
-        lk_barrier_cluster_arrive_relaxed(); /* nothing to order, and a release costs a fence */
+    constexpr int WARPS = THREADS / 32;
+    LK_SHARED(lk_lse, inbox, [8 * WARPS]);
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
+    s = lk_lse_warp(s);
+    lk_lse *slot = &inbox[rank * WARPS + warp];
+    if (blocks > 1) {
+        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
+        slot = (lk_lse *)lk_mapa(slot, 0);
     }
-    if (rank != 0) return s; /* a peer may end here: nobody reads or writes its memory any more */
-    lk_barrier_cluster_wait();
-    if (threadIdx.x < 32) s = lk_lse_warp(threadIdx.x < blocks ? inbox[threadIdx.x] : lk_lse_empty());
-    return s;
+    if (threadIdx.x % 32 == 0) *slot = s;
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
+        if (rank != 0) return s;
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+    if (warp != 0) return s;
+    s = lk_lse_empty();
+    for (int i = (int)threadIdx.x; i < blocks * WARPS; i += 32) s = lk_lse_merge(s, inbox[i]);
+    return lk_lse_warp(s);
 }
 
 #endif /* CUDA or the simulator */

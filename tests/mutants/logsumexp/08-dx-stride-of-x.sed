@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - the row paths write dx with the stride of x
+s/(T \*)a.dx + at \* a.dx_outer_stride/(T *)a.dx + at * a.outer_stride/

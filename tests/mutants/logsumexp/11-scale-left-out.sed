@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - the gradient lacks the factor scale
+s/a.dlse ? a.scale \* a.dlse\[at\] : a.scale/a.dlse ? a.dlse[at] : 1.0f/

@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - a NULL upstream gradient counts as 0
+s/a.dlse ? a.scale \* a.dlse\[at\] : a.scale/a.dlse ? a.scale * a.dlse[at] : 0.0f/

@@ -1,0 +1,2 @@
+# file: lk_base.cuh - the warp reduction of the sums leaves out its widest step
+s/if (offset < team) sum +=/if (2 * offset < team) sum +=/

@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - backward starts one piece too few of a row that does not fill its last
+s/plan.pieces = lk_ceil_div(vecs, plan.team \* U);/plan.pieces = vecs > plan.team * U ? vecs \/ (plan.team * U) : 1;/

@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - in place, a gradient is taken of what was just written
+s/^    lk_put(dx, lk_logsumexp_gradient(row, lk_to_float(\*x)));/    lk_put(dx, 0.0f);\n&/

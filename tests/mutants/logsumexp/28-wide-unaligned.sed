@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - columns take vectors whatever the col_stride
+s/(uint64_t)(outer_stride | col_stride | inner) % LK_VEC<T>/(uint64_t)(outer_stride | inner) % LK_VEC<T>/

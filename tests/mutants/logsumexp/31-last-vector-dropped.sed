@@ -1,0 +1,2 @@
+# file: logsumexp.cuh - a thread leaves out its last vector
+s/(rank < over)/(rank + 1 < over)/

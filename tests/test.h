@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: MIT
+/* test.h - the harness that the tests of all ops share.
+ *
+ *   ./test [--small] [--case SUBSTRING]      FUZZ=n FUZZ_SEED=s in the environment
+ *
+ * --small cuts the shapes down so that a run under a sanitizer takes seconds; every path, direction and type still runs.
+ * --case runs only the cases whose name contains SUBSTRING. FUZZ=n draws n random configurations; the seed is printed.
+ *
+ * The first line names the backend, then comes one line a case, `ok|FAIL  case  error  limit`, and under a FAIL the first
+ * check that failed with all that reproduces it. The last line is `N passed, N failed`, cases both. The exit status is 0
+ * only if none failed.
+ *
+ *   int main(int argc, char **argv) {
+ *       test_start(argc, argv);
+ *       if (test_begin("f32 lengths")) {                      a case; false when --case leaves it out
+ *           if (!test_within(fabs(got - want), limit))        one check of it, as many as wanted
+ *               test_detail("at %d: got %g, want %g", ...);   kept for the first check that failed
+ *           test_finish();                                    prints the line, with the worst error / limit
+ *       }
+ *       test_check("one number", error, limit);               a case of a single check
+ *       return test_end();
+ *   }
+ *
+ * A test_buffer is device memory with a zone of 256 bytes or more on both sides and a mirror on the host. test_buffer_size
+ * fills everything with a poison byte, the caller writes inputs through test_buffer_host, test_buffer_upload copies all of it,
+ * the op runs, test_buffer_download brings all of it back to test_buffer_back. test_buffer_accept marks an element as allowed
+ * to change; then test_buffer_untouched demands that every other byte, in the zones, between strided rows and in inputs, is
+ * as it was uploaded. Under ASan the zones cannot be read while the op runs either.
+ */
+#ifndef TEST_H
+#define TEST_H
+
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(LK_SIMT) && defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define TEST_ASAN 1
+#else
+#define TEST_ASAN 0
+#endif
+
+typedef struct {
+    bool small, selected; /* selected: --case was given */
+    const char *only;
+    long fuzz; /* -1: not given */
+    uint64_t fuzz_seed;
+    int sms, arch;
+    long passed, failed;
+    cudaStream_t stream; /* all work runs here; it does not wait for the legacy stream */
+    /* the open case */
+    char name[128], detail[1536];
+    long checks, bad;
+    double error, limit, worst;
+} test_state;
+
+static test_state test;
+
+static inline int test_end(void)
+{
+    printf("%ld passed, %ld failed\n", test.passed, test.failed);
+    return test.failed ? 1 : 0;
+}
+
+/* A failure of the harness's own calls ends the run: after a CUDA error nothing that follows means anything. */
+static inline void test_cuda(cudaError_t error, const char *call, const char *file, int line)
+{
+    if (error == cudaSuccess) return;
+    printf("FAIL %s\n     %s:%d: %s: %s\n     %s\n", test.name, file, line, call, cudaGetErrorString(error), test.detail);
+    test.failed++;
+    exit(test_end());
+}
+#define TEST_CUDA(call) test_cuda(call, #call, __FILE__, __LINE__)
+
+static inline void test_start(int argc, char **argv)
+{
+    const char *fuzz = getenv("FUZZ"), *seed = getenv("FUZZ_SEED");
+    test.fuzz = fuzz ? atol(fuzz) : -1;
+    test.fuzz_seed = seed ? strtoull(seed, NULL, 0) : 1;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--small")) test.small = true;
+        else if (!strcmp(argv[i], "--case") && i + 1 < argc) test.selected = true, test.only = argv[++i];
+        else {
+            fprintf(stderr, "usage: %s [--small] [--case SUBSTRING]\n", argv[0]);
+            exit(2);
+        }
+    }
+    setvbuf(stdout, NULL, _IOLBF, 1 << 12); /* a crash loses no line */
+    int major = 0, minor = 0;
+    TEST_CUDA(cudaDeviceGetAttribute(&test.sms, cudaDevAttrMultiProcessorCount, 0));
+    TEST_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    TEST_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+    test.arch = 10 * major + minor;
+#if defined(LK_SIMT)
+    const char *schedule = getenv("SIMT_SCHEDULE");
+    printf("backend: simulator, schedule %s, sm_%d, %d SMs%s\n", schedule ? schedule : "forward", test.arch, test.sms,
+           test.small ? ", --small" : "");
+#else
+    cudaDeviceProp device;
+    TEST_CUDA(cudaGetDeviceProperties(&device, 0));
+    printf("backend: %s, sm_%d, %d SMs%s\n", device.name, test.arch, test.sms, test.small ? ", --small" : "");
+#endif
+    TEST_CUDA(cudaStreamCreateWithFlags(&test.stream, cudaStreamNonBlocking));
+}
+
+/* ---- Cases ----------------------------------------------------------------------------------------------------------- */
+
+static inline void test_print(const char *name, double error, double limit, long checks, long bad)
+{
+    printf("%-4s %-58s %10.3g %10.3g  %ld checks\n", bad ? "FAIL" : "ok", name, error, limit, checks);
+    if (bad) printf("     %ld failed, the first: %s\n", bad, test.detail);
+    if (bad) test.failed++;
+    else test.passed++;
+}
+
+__attribute__((format(printf, 1, 2))) static inline bool test_begin(const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    vsnprintf(test.name, sizeof test.name, format, list);
+    va_end(list);
+    test.checks = test.bad = 0;
+    test.error = test.limit = 0;
+    test.worst = -1;
+    test.detail[0] = 0;
+    return !test.only || strstr(test.name, test.only);
+}
+
+static inline bool test_within(double error, double limit)
+{
+    const bool good = error <= limit; /* false for NaN */
+    const double ratio = error == 0 ? 0 : good ? error / limit : INFINITY;
+    test.checks++;
+    if (ratio > test.worst) test.worst = ratio, test.error = error, test.limit = limit;
+    if (!good) test.bad++;
+    return good;
+}
+
+/* A check that is right or wrong. */
+static inline bool test_that(bool good)
+{
+    return test_within(good ? 0.0 : 1.0, 0.0);
+}
+
+/* Called after a check failed; only the first is kept. */
+__attribute__((format(printf, 1, 2))) static inline void test_detail(const char *format, ...)
+{
+    if (test.bad != 1 || test.detail[0]) return;
+    va_list list;
+    va_start(list, format);
+    vsnprintf(test.detail, sizeof test.detail, format, list);
+    va_end(list);
+}
+
+static inline void test_finish(void)
+{
+    test_print(test.name, test.error, test.limit, test.checks, test.bad);
+}
+
+static inline void test_check(const char *name, double error, double limit)
+{
+    if (!test_begin("%s", name)) return;
+    if (!test_within(error, limit)) test_detail("error %.9g, limit %.9g", error, limit);
+    test_finish();
+}
+
+static inline void test_skip(const char *name, const char *reason)
+{
+    if (!test.only || strstr(name, test.only)) printf("skip %s: %s\n", name, reason);
+}
+
+/* ---- Counts of what ran: path by option ------------------------------------------------------------------------------ */
+
+enum { TEST_MOST_PATHS = 16, TEST_MOST_OPTIONS = 64 };
+typedef struct {
+    const char *const *paths, *const *options; /* names */
+    int path_count, option_count;
+    long runs[TEST_MOST_PATHS], of[TEST_MOST_PATHS][TEST_MOST_OPTIONS];
+} test_counts;
+
+static inline void test_counts_print(const test_counts *counts, const char *title)
+{
+    printf("%-24s", title);
+    for (int p = 0; p < counts->path_count; p++) printf(" %10s", counts->paths[p]);
+    printf("\n%-24s", "calls");
+    for (int p = 0; p < counts->path_count; p++) printf(" %10ld", counts->runs[p]);
+    printf("\n");
+    for (int o = 0; o < counts->option_count; o++) {
+        printf("%-24s", counts->options[o]);
+        for (int p = 0; p < counts->path_count; p++) printf(" %10ld", counts->of[p][o]);
+        printf("\n");
+    }
+}
+
+/* ---- Random numbers: splitmix64, the same everywhere ----------------------------------------------------------------- */
+
+static inline uint64_t test_hash(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static inline uint64_t test_random(uint64_t *state)
+{
+    return test_hash((*state)++);
+}
+
+/* Uniform in [0, below). */
+static inline int64_t test_below(uint64_t *state, int64_t below)
+{
+    return (int64_t)(test_random(state) >> 1) % below;
+}
+
+/* Uniform in [-1, 1). */
+static inline double test_uniform(uint64_t *state)
+{
+    return (double)(test_random(state) >> 11) * 0x1p-52 - 1.0;
+}
+
+/* ---- Element types on the host, without CUDA's conversions ----------------------------------------------------------- */
+
+enum { TEST_F32, TEST_F16, TEST_BF16, TEST_TYPES };
+static const char *const test_type_name[TEST_TYPES] = {"f32", "f16", "bf16"};
+static const int test_type_bytes[TEST_TYPES] = {4, 2, 2};
+
+static inline uint32_t test_float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline float test_bits_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* x rounded to nearest even, as the type's bits. */
+static inline uint32_t test_encode(int type, float x)
+{
+    uint32_t bits = test_float_bits(x);
+    const uint32_t sign = bits >> 16 & 0x8000u;
+    if (type == TEST_F32) return bits;
+    if (x != x) return 0x7fffu;
+    if (type == TEST_BF16) return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+    bits &= 0x7fffffffu;
+    if (bits >= 0x47800000u) return sign | 0x7c00u;
+    if (bits < 0x38800000u) return sign | (uint32_t)nearbyintf(fabsf(x) * 0x1p24f); /* subnormal in f16 */
+    return sign | (bits + 0xfffu + (bits >> 13 & 1) - 0x38000000u) >> 13;
+}
+
+static inline float test_decode(int type, uint32_t bits)
+{
+    if (type == TEST_F32) return test_bits_float(bits);
+    if (type == TEST_BF16) return test_bits_float(bits << 16);
+    const uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+    if (magnitude >= 0x7c00u) return test_bits_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    if (magnitude >= 0x400u) return test_bits_float(sign | ((magnitude << 13) + 0x38000000u));
+    return (sign ? -1.0f : 1.0f) * (float)magnitude * 0x1p-24f;
+}
+
+static inline void test_put(int type, void *elements, int64_t at, float x)
+{
+    const uint32_t bits = test_encode(type, x);
+    if (type == TEST_F32) ((uint32_t *)elements)[at] = bits;
+    else ((uint16_t *)elements)[at] = (uint16_t)bits;
+}
+
+static inline uint32_t test_get_bits(int type, const void *elements, int64_t at)
+{
+    return type == TEST_F32 ? ((const uint32_t *)elements)[at] : ((const uint16_t *)elements)[at];
+}
+
+static inline float test_get(int type, const void *elements, int64_t at)
+{
+    return test_decode(type, test_get_bits(type, elements, at));
+}
+
+/* Half a unit in the last place of x in the type; that of the subnormals for small x. */
+static inline double test_half_ulp(int type, double x)
+{
+    static const int digits[TEST_TYPES] = {24, 11, 8}, lowest[TEST_TYPES] = {-126, -14, -126};
+    int exponent;
+    frexp(x, &exponent); /* |x| is in [2^(exponent - 1), 2^exponent) */
+    exponent = x == 0 || exponent - 1 < lowest[type] ? lowest[type] : exponent - 1;
+    return ldexp(0.5, exponent - digits[type] + 1);
+}
+
+/* Checks a result of the type against the reference: NaN for NaN, the same infinity for an infinity, else within half an ulp
+ * of the type and `slack`. What is too large for the type rounds to infinity. */
+static inline bool test_near(int type, float got, double want, double slack)
+{
+    static const double overflow[TEST_TYPES] = {0x1.ffffffp127, 65520.0, 0x1.ffp127};
+    if (want != want) return test_that(got != got);
+    if (isinf(want)) return test_that(got == want);
+    if (isinf(got)) return test_that((got > 0) == (want > 0) && fabs(want) + slack >= overflow[type]);
+    return test_within(fabs(got - want), test_half_ulp(type, want) + slack);
+}
+
+/* ---- Device memory --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    unsigned char *device, *host, *back; /* all of it, zones included */
+    size_t capacity, total, begin, bytes;
+} test_buffer;
+
+enum { TEST_ZONE = 256 };
+
+/* Makes room for `bytes` bytes whose address is `off` past a multiple of 256, all of it poisoned on the host. */
+static inline void test_buffer_size(test_buffer *b, size_t bytes, size_t off, int poison)
+{
+    b->begin = TEST_ZONE + off;
+    b->bytes = bytes;
+    b->total = b->begin + bytes + TEST_ZONE;
+    if (b->total > b->capacity) {
+        if (b->capacity) TEST_CUDA(cudaFree(b->device));
+        free(b->host), free(b->back);
+        b->capacity = b->total + b->total / 2;
+        void *device = NULL;
+        TEST_CUDA(cudaMalloc(&device, b->capacity));
+        b->device = (unsigned char *)device;
+        b->host = (unsigned char *)malloc(b->capacity);
+        b->back = (unsigned char *)malloc(b->capacity);
+    }
+    memset(b->host, poison, b->total);
+}
+
+static inline void *test_buffer_device(const test_buffer *b) { return b->device + b->begin; }
+static inline void *test_buffer_host(const test_buffer *b) { return b->host + b->begin; }
+static inline void *test_buffer_back(const test_buffer *b) { return b->back + b->begin; }
+
+/* Frees it; only large ones need it. */
+static inline void test_buffer_free(test_buffer *b)
+{
+    if (b->capacity) TEST_CUDA(cudaFree(b->device));
+    free(b->host), free(b->back);
+    memset(b, 0, sizeof *b);
+}
+
+static inline void test_buffer_guard(const test_buffer *b, bool on)
+{
+    (void)b, (void)on;
+#if TEST_ASAN
+    const size_t end = b->begin + b->bytes;
+    if (on) __asan_poison_memory_region(b->device, b->begin);
+    if (on) __asan_poison_memory_region(b->device + end, b->capacity - end);
+    if (!on) __asan_unpoison_memory_region(b->device, b->capacity);
+#endif
+}
+
+static inline void test_buffer_upload(const test_buffer *b)
+{
+    TEST_CUDA(cudaMemcpyAsync(b->device, b->host, b->total, cudaMemcpyHostToDevice, test.stream));
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    test_buffer_guard(b, true);
+}
+
+static inline void test_buffer_download(const test_buffer *b)
+{
+    test_buffer_guard(b, false);
+    TEST_CUDA(cudaMemcpyAsync(b->back, b->device, b->total, cudaMemcpyDeviceToHost, test.stream));
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+}
+
+static inline void test_buffer_accept(const test_buffer *b, int64_t at, int bytes)
+{
+    memcpy(b->back + b->begin + at * bytes, b->host + b->begin + at * bytes, (size_t)bytes);
+}
+
+/* The first byte that changed and was not accepted, relative to the data; INT64_MIN if there is none. */
+static inline int64_t test_buffer_changed(const test_buffer *b)
+{
+    if (!memcmp(b->back, b->host, b->total)) return INT64_MIN;
+    size_t i = 0;
+    while (b->back[i] == b->host[i]) i++;
+    return (int64_t)i - (int64_t)b->begin;
+}
+
+static inline bool test_buffer_untouched(const test_buffer *b, const char *name, const char *what)
+{
+    const int64_t changed = test_buffer_changed(b);
+    if (test_that(changed == INT64_MIN)) return true;
+    test_detail("%s: byte %lld of %s (%zu bytes) was %02x, is %02x", what, (long long)changed, name, b->bytes,
+                b->host[b->begin + changed], b->back[b->begin + changed]);
+    return false;
+}
+
+#endif
