@@ -377,7 +377,7 @@ static lk_status bench_launch_one(const bench *b, const bench_case *c, const ben
     int64_t grid = lk_ceil_div(units, (int64_t)s->shape->threads * s->shape->units);
     const int64_t persistent = (int64_t)s->shape->blocks_per_sm * b->device.sms;
     if (persistent && grid > persistent) grid = persistent;
-    return (lk_status)lk_launch_pdl(s->shape->kernel, grid, 1, s->shape->threads, 0, &b->device, b->stream, args);
+    return lk_launch_pdl("ceiling", &b->device, s->shape->kernel, grid, 1, s->shape->threads, 0, b->stream, args);
 }
 
 /* Captures the launches of one replay. The first launch of a kernel loads its code, so one comes before the capture. */

@@ -153,12 +153,12 @@ LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, siz
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-/* The same with clusters of `cluster` blocks (1: none) and, from sm_90 on, programmatic dependent launch: the kernel may
- * start while the one before it ends, so it touches no global memory before lk_griddepcontrol_wait(), which every block
- * executes. */
+/* A launcher's launch: with clusters of `cluster` blocks (1: none) and, from sm_90 on, programmatic dependent launch. The
+ * kernel may start while the one before it ends, so it touches no global memory before lk_griddepcontrol_wait(), which every
+ * block executes. */
 template <class Args>
-LK_HOST cudaError_t lk_launch_pdl(void (*kernel)(Args), int64_t grid, int cluster, int block, size_t smem,
-                                  const lk_device *device, cudaStream_t stream, const Args &args)
+LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
+                                int block, size_t smem, cudaStream_t stream, const Args &args)
 {
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
@@ -179,7 +179,7 @@ LK_HOST cudaError_t lk_launch_pdl(void (*kernel)(Args), int64_t grid, int cluste
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = count;
-    return cudaLaunchKernelEx(&config, kernel, args);
+    return lk_launched(op, cudaLaunchKernelEx(&config, kernel, args));
 }
 
 /* ---- Types and 16-byte accesses --------------------------------------------------------------------------------------- */
@@ -373,7 +373,7 @@ LK_DEVICE float lk_lse_log(lk_lse s)
     return fmaf(k, 0x1.62e400p-1f, s.max) + fmaf(k, 0x1.7f7d1cp-20f, log); /* log 2 in two parts; k times the first is exact */
 }
 
-/* Merges the states of `team` consecutive lanes, a power of two. Called by all 32 lanes; every lane of a team gets the result. */
+/* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */
 LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32)
 {
     float max = s.max;

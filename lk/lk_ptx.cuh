@@ -49,7 +49,8 @@ LK_DEVICE void lk_griddepcontrol_wait(void)
 #endif
 }
 
-/* griddepcontrol.launch_dependents (9.7.13.13): lets the next grid of the stream start its blocks where there is room. */
+/* griddepcontrol.launch_dependents (9.7.13.13): lets the next grid of the stream start its blocks where there is room. Best
+ * late in a kernel: blocks that come early gather on the SMs that are free first and stay there. */
 LK_DEVICE void lk_griddepcontrol_launch_dependents(void)
 {
 #if !defined(LK_SIMT) && LK_ARCH >= 900
@@ -71,20 +72,6 @@ LK_DEVICE unsigned lk_cluster_ctarank(void)
 #endif
 }
 
-/* %clusterid.x (10.15): the number of this block's cluster in the grid; a block without a cluster is one by itself. */
-LK_DEVICE unsigned lk_clusterid(void)
-{
-#if defined(LK_SIMT)
-    return blockIdx.x / simt_cluster_nctarank();
-#elif LK_ARCH >= 900
-    unsigned id;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
-    return id;
-#else
-    return blockIdx.x;
-#endif
-}
-
 /* %cluster_nctarank (10.20): the number of blocks in this block's cluster, 1 where there are no clusters. */
 LK_DEVICE unsigned lk_cluster_nctarank(void)
 {
@@ -99,7 +86,7 @@ LK_DEVICE unsigned lk_cluster_nctarank(void)
 #endif
 }
 
-/* barrier.cluster.arrive.release.aligned (9.7.13.4): this thread's writes, to peers' shared memory too, come before the wait. */
+/* barrier.cluster.arrive.release.aligned (9.7.13.4): what this thread wrote, to peers' shared memory too, precedes the wait. */
 LK_DEVICE void lk_barrier_cluster_arrive(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
     (void)file, (void)line;
