@@ -364,13 +364,17 @@ template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n])
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
 
-/* log sum exp(value): -inf for the empty set. max and the sum's power of two meet first, since they may cancel. */
+/* log sum exp(value): -inf for the empty set. The sum's power of two meets max first, since the two may cancel, and what that
+ * addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels. */
 LK_DEVICE float lk_lse_log(lk_lse s)
 {
     if (!(s.sum > 0.0f && s.sum <= 3.402823466e38f)) return s.sum == 0.0f ? -INFINITY : s.sum;
     float k;
     const float log = lk_log_split(s.sum, &k);
-    return fmaf(k, 0x1.62e400p-1f, s.max) + fmaf(k, 0x1.7f7d1cp-20f, log); /* log 2 in two parts; k times the first is exact */
+    const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
+    const float high = s.max + power, back = high - s.max;
+    const float low = (s.max - (high - back)) + (power - back);
+    return high + (low + fmaf(k, 0x1.7f7d1cp-20f, log));
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */

@@ -17,6 +17,9 @@
  * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace: the queries say 0.
  * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1). A gradient's relative error
  *            is (4 + |scale x - lse|) 2^-23, and the error of the lse that it is given, before it is rounded to T once.
+ *            Against float64 on an H200, 256 rows of N(0, 1.5), 1024 to 131072 columns, PyTorch 2.11 in brackets: largest
+ *            |lse error| f32 6.1e-7 (7.7e-7), f16 6.1e-7 (6.1e-3), bf16 5.8e-7 (4.8e-2); dx, relative Frobenius, f32 4.3e-7
+ *            (4.2e-7), f16 7.5e-4 (3.6e-3), bf16 1.7e-3 (3.7e-2). PyTorch rounds lse to T; lse_rounded is for who wants that.
  *            A row of -inf: lse = -inf, dx = 0. Some -inf: as if they were not there, dx = 0 there. +inf: lse = +inf; dx is NaN
  *            at the infinite entries and 0 at finite ones. NaN: lse and the row's dx are NaN. cols = 0: lse = -inf.
  * Traffic    forward reads x once, backward reads x once and writes dx once; no copy for inner > 1.
