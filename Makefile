@@ -58,14 +58,14 @@ test: $(if $(simt),test-simt) $(addprefix test-,$(ops)) test-link ## builds and 
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/check $(ops)
-sanitize: | backend ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan builds on the CPU
-ifeq ($(BACKEND),gpu)
-	@for op in $(ops); do $(MAKE) --no-print-directory $(out)/tests/$$op && for tool in memcheck racecheck initcheck synccheck; do \
-	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $(out)/tests/$$op --small || failed=1; done; done; test -z "$$failed"
-else
+sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan on the CPU
+sanitize-gpu: $(addprefix $(out)/tests/,$(ops)) | backend
+	@for op in $^; do for tool in memcheck racecheck initcheck synccheck; do \
+	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
+sanitize-asan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=asan ARGS=--small schedules="forward random:3" BACKEND=cpu
+sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
-endif
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" tests/run tests/mutate $(ops)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
@@ -139,5 +139,5 @@ $(out)/%.o: %.c
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: help backend examples test bench check sanitize test-mutants test-fastmath lib install readme clean
+.PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-fastmath lib install readme clean
 .SECONDARY:

@@ -1415,8 +1415,6 @@ typedef struct {
 
 LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
 {
-    extern __shared__ char held[];
-    held[threadIdx.x] = 0;
     for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
 }
 
