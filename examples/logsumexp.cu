@@ -8,8 +8,9 @@
  *
  * and lk's backward the gradient of the sum of row 0, dx[j] = exp(x[j] - lse) = (j + 1) / 36.
  *
- *   make example-logsumexp              on a GPU, or on the CPU where there is none
- *   gdb build/cpu-plain/examples/logsumexp    then: break rung_2_kernel, run, next
+ *   make example-logsumexp                            on a GPU, or on the CPU where there is none
+ *   make BACKEND=cpu SAN=asan example-logsumexp       on the CPU, with symbols; then
+ *   gdb build/cpu-asan/examples/logsumexp             and: break rung_2_kernel, run, next
  *
  * lk_launch(kernel, grid, block, smem, stream, args) is kernel<<<grid, block, smem, stream>>>(args), spelt so that it also runs
  * on the CPU.
