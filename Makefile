@@ -28,7 +28,6 @@ engine_asan := -DSIMT_ASAN
 engine_tsan := -DSIMT_TSAN
 san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 san_tsan := -O1 -g -fsanitize=thread
-out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 

@@ -288,6 +288,12 @@ template <class T> LK_DEVICE int64_t lk_edge_col(lk_split split, int i)
 #define LK_LOG2E 1.44269504088896341f
 #define LK_LN2 0.693147180559945309f
 
+/* Neither an infinity nor a NaN. */
+LK_DEVICE bool lk_is_finite(float x)
+{
+    return fabsf(x) <= 3.402823466e38f;
+}
+
 /* e^x. The relative error is (|x| + 2) 2^-23 at most: lk_ex2's, and the rounding of x log2 e. */
 LK_DEVICE float lk_exp(float x)
 {
@@ -316,7 +322,7 @@ LK_DEVICE float lk_log_split(float x, float *k)
 /* The natural logarithm, within 1.3 ulp, near 1 too: of a normal number, 0 or +inf; NaN otherwise. */
 LK_DEVICE float lk_log(float x)
 {
-    if (!(x > 0.0f && x <= 3.402823466e38f)) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
+    if (!(x > 0.0f && lk_is_finite(x))) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
     float k;
     const float log = lk_log_split(x, &k);
     return fmaf(k, LK_LN2, log);
@@ -340,7 +346,7 @@ LK_DEVICE lk_lse lk_lse_empty(void)
 /* What exponents are taken against: the maximum where it is finite, else 0, since inf - inf would make a NaN of nothing. */
 LK_DEVICE float lk_lse_reference(float max)
 {
-    return fabsf(max) <= 3.402823466e38f ? max : 0.0f;
+    return lk_is_finite(max) ? max : 0.0f;
 }
 
 /* The state of the union of two disjoint sets. */
@@ -368,7 +374,7 @@ template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n])
  * addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels. */
 LK_DEVICE float lk_lse_log(lk_lse s)
 {
-    if (!(s.sum > 0.0f && s.sum <= 3.402823466e38f)) return s.sum == 0.0f ? -INFINITY : s.sum;
+    if (!(s.sum > 0.0f && lk_is_finite(s.sum))) return s.sum == 0.0f ? -INFINITY : s.sum;
     float k;
     const float log = lk_log_split(s.sum, &k);
     const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */

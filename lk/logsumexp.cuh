@@ -98,11 +98,6 @@ typedef struct {
  * where there is a NaN or an infinity of the wrong sign, the share is read again with a running maximum. */
 #define LK_LOGSUMEXP_LIMIT 0x1p80f
 
-LK_DEVICE bool lk_is_finite(float x)
-{
-    return fabsf(x) <= 3.402823466e38f;
-}
-
 /* What scale x is -inf for, the value that adds nothing. */
 LK_DEVICE float lk_logsumexp_nothing(float scale)
 {
@@ -227,7 +222,8 @@ typedef struct {
     int team_log2; /* a row has 1 << team_log2 lanes, 1 to 32 */
 } lk_logsumexp_forward_warp_plan;
 
-#define LK_LOGSUMEXP_THREADS 256
+#define LK_LOGSUMEXP_THREADS_LOG2 8
+#define LK_LOGSUMEXP_THREADS (1 << LK_LOGSUMEXP_THREADS_LOG2)
 
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
@@ -250,9 +246,9 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_w
 template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_args a)
 {
-    const int size_log2 = 31 - __clz((int)lk_cluster_nctarank() * LK_LOGSUMEXP_THREADS);
+    const int blocks_log2 = 31 - __clz((int)lk_cluster_nctarank()), size_log2 = blocks_log2 + LK_LOGSUMEXP_THREADS_LOG2;
     const int rank = (int)lk_cluster_ctarank() * LK_LOGSUMEXP_THREADS + (int)threadIdx.x;
-    const int64_t row = blockIdx.x >> (31 - __clz((int)lk_cluster_nctarank()));
+    const int64_t row = blockIdx.x >> blocks_log2;
     const lk_logsumexp_share<T> share = lk_logsumexp_aim((const T *)a.x + row * a.outer_stride, a.cols, rank, size_log2);
     lk_vec<T> raw[U];
     lk_lse_cluster_begin();
@@ -395,8 +391,8 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
-/* Vectors a thread keeps in flight. Measured on an H200 in shares of the ceiling, 4096 rows of 1024 and of 16384: 4 0.87 and
- * 0.99, 8 0.84 and 0.98. */
+/* Vectors a thread keeps in flight. Measured on an H200 in shares of the ceiling, 4096 rows of 1024 and of 16384: 4 0.94 and
+ * 0.99, 8 0.89 and 0.97. */
 #define LK_LOGSUMEXP_BACKWARD_U 4
 
 /* What one row's gradient needs: dx = factor exp(scale x - lse). */
@@ -416,7 +412,7 @@ LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
     return row.factor * lk_exp(fmaf(row.scale, x, -row.lse));
 }
 
-/* dx of N = LK_VEC<T> elements at aligned addresses, or of one at any. */
+/* The same for a vector, and for one element at any address. */
 template <class T> LK_DEVICE lk_vec<T> lk_logsumexp_gradient(lk_logsumexp_row row, lk_vec<T> raw)
 {
     float x[LK_VEC<T>];
@@ -582,7 +578,7 @@ LK_HOST lk_status lk_logsumexp_check_aligned(const char *op, const char *field, 
 /* Validates; a becomes the arguments with every default filled in. */
 template <class T>
 LK_HOST lk_status lk_logsumexp_forward_check(const char *op, const lk_logsumexp_forward_args *args,
-                                                lk_logsumexp_forward_args *a)
+                                             lk_logsumexp_forward_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
@@ -645,27 +641,25 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
     /* Loads in flight a thread (U) and blocks an SM, measured on an H200 in shares of the ceiling. Many loads cover the
      * latency; few leave registers for the next launch's blocks, which is what counts where a launch is a single wave. */
     if (a.path == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_column<T>(op, &device, a, stream);
-    if (a.path == LK_LOGSUMEXP_WARP) { /* 1024 columns: U = 1 0.77, 2 0.83, 4 0.76; 4096: 2 0.83, 4 0.84 */
-        const bool small = row_bytes <= 4096;
-        const int64_t lanes = lk_ceil_div(a.cols, (small ? 2 : 4) * LK_VEC<T>);
+    if (a.path == LK_LOGSUMEXP_WARP) { /* 1024 columns: U = 1 0.72, 2 0.82, 4 0.77; 4096: 2 0.83, 4 0.84 */
+        constexpr int U = 2;
+        const int64_t lanes = lk_ceil_div(a.cols, U * LK_VEC<T>);
         lk_logsumexp_forward_warp_plan plan = {a, 0};
         while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
         const int64_t grid = lk_ceil_div(a.outer, threads >> plan.team_log2); /* x would not fit above 2^31 - 1 */
-        return lk_launch_pdl(op, &device,
-                             small ? lk_logsumexp_forward_warp_kernel<T, 2> : lk_logsumexp_forward_warp_kernel<T, 4>,
-                             grid, 1, threads, 0, stream, plan);
+        return lk_launch_pdl(op, &device, lk_logsumexp_forward_warp_kernel<T, U>, grid, 1, threads, 0, stream, plan);
     }
-    if (a.path == LK_LOGSUMEXP_BLOCK) /* 32768 columns: U = 4 x 5 blocks 0.94, 8 x 4 0.955; 128 threads 0.95, 512 0.89 */
+    if (a.path == LK_LOGSUMEXP_BLOCK) /* 32768 columns: U = 4 x 5 blocks 0.94, 8 x 4 0.95; 131072: 0.95, 0.97 */
         return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 8, 4>, a.outer, 1, threads, 0, stream, a);
-    int cluster = 2; /* 64 rows of 128256: clusters of 8, U = 2 x 5 blocks 0.73, 4 x 5 0.71, 8 x 4 0.62; clusters of 4 0.52 */
+    int cluster = 2; /* 64 rows of 128256: clusters of 8, U = 2 x 5 blocks 0.73, 4 x 5 0.71, 8 x 4 0.64; clusters of 4 0.60 */
     while (cluster < 8 && a.outer * cluster < 2 * device.sms) cluster *= 2;
-    return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 2, 5>, a.outer * cluster, cluster, threads, 0, stream,
-                         a);
+    return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 2, 5>, a.outer * cluster, cluster, threads, 0,
+                         stream, a);
 }
 
 template <class T>
 LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp_backward_args *args,
-                                                 lk_logsumexp_backward_args *a)
+                                              lk_logsumexp_backward_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
