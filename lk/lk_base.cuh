@@ -30,6 +30,14 @@ enum {
     LK_ERR_WORKSPACE = -6  /* the workspace is too small or not aligned to 256 bytes */
 };
 
+/* What a <tensor>_dtype field says. */
+enum {
+    LK_DTYPE_T = 0, /* the T of the function's name */
+    LK_DTYPE_F32 = 1,
+    LK_DTYPE_F16 = 2,
+    LK_DTYPE_BF16 = 3
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif
