@@ -14,6 +14,7 @@
 
 #include <cuda_runtime.h>
 #include <math.h>
+#include <stdint.h>
 
 /* The architecture a kernel is compiled for, 0 in host code. */
 #if defined(LK_SIMT)
@@ -131,6 +132,292 @@ LK_DEVICE void *lk_mapa(void *shared, unsigned rank, const char *file = __builti
     return peer;
 #else
     return shared;
+#endif
+}
+
+/* ---- mbarriers and asynchronous copies, sm_90 -----------------------------------------------------------------------------
+ * A barrier counts down arrivals and bytes: a phase ends when `count` threads have arrived and as many bytes have landed as
+ * were announced. Waits name the parity of the phase, the first being phase 0; to wait for parity 1 on a fresh barrier returns
+ * at once. So a ring's consumers begin with parity 0 on the barriers "full", its producer with parity 1 on those "empty". */
+
+typedef uint64_t lk_mbarrier;
+
+/* The 32-bit address of a variable of this block, which the instructions below take. */
+#if !defined(LK_SIMT)
+LK_DEVICE unsigned lk_shared_address(const void *shared)
+{
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+#endif
+
+/* mapa.shared::cluster.u32 (9.7.9.23): the 32-bit address of the same shared variable in block `rank` of the cluster, for
+ * lk_mbarrier_arrive_remote and lk_st_async_b64. */
+LK_DEVICE unsigned lk_mapa_shared(const void *shared, unsigned rank, const char *file = __builtin_FILE(),
+                                  int line = __builtin_LINE())
+{
+    (void)shared, (void)rank, (void)file, (void)line;
+#if defined(LK_SIMT)
+    return simt_cluster_address(shared, rank, file, line);
+#elif LK_ARCH >= 900
+    unsigned peer;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(lk_shared_address(shared)), "r"(rank));
+    return peer;
+#else
+    return 0;
+#endif
+}
+
+/* mbarrier.init (9.7.13.15.9): by one thread; lk_fence_mbarrier_init and a block or cluster barrier stand before its use. */
+LK_DEVICE void lk_mbarrier_init(lk_mbarrier *bar, unsigned count, const char *file = __builtin_FILE(),
+                                int line = __builtin_LINE())
+{
+    (void)bar, (void)count, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_init(bar, count, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(lk_shared_address(bar)), "r"(count) : "memory");
+#endif
+}
+
+/* fence.mbarrier_init.release.cluster (9.7.13.4): this thread's inits, for peers and for the copy engine. */
+LK_DEVICE void lk_fence_mbarrier_init(void)
+{
+#if defined(LK_SIMT)
+    simt_fence_mbarrier_init();
+#elif LK_ARCH >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* mbarrier.arrive.release.cta (9.7.13.15.13): one arrival; what this thread did before precedes what follows a wait. */
+LK_DEVICE void lk_mbarrier_arrive(lk_mbarrier *bar, const char *file = __builtin_FILE(), int line = __builtin_LINE())
+{
+    (void)bar, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_arrive(bar, 1, 0, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(lk_shared_address(bar)) : "memory");
+#endif
+}
+
+/* mbarrier.arrive.expect_tx.release.cta (9.7.13.15.13): announces `bytes` to the phase, then arrives. */
+LK_DEVICE void lk_mbarrier_arrive_expect_tx(lk_mbarrier *bar, unsigned bytes, const char *file = __builtin_FILE(),
+                                            int line = __builtin_LINE())
+{
+    (void)bar, (void)bytes, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_arrive(bar, 1, bytes, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(lk_shared_address(bar)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* mbarrier.expect_tx.relaxed.cta (9.7.13.15.11): announces `bytes` without an arrival. */
+LK_DEVICE void lk_mbarrier_expect_tx(lk_mbarrier *bar, unsigned bytes, const char *file = __builtin_FILE(),
+                                     int line = __builtin_LINE())
+{
+    (void)bar, (void)bytes, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_arrive(bar, 0, bytes, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(lk_shared_address(bar)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* mbarrier.arrive.release.cluster.shared::cluster (9.7.13.15.13): arrives at a barrier of any block of the cluster, whose
+ * address is from lk_mapa_shared. That block has to be there still, and waits with lk_mbarrier_wait_parity_cluster. */
+LK_DEVICE void lk_mbarrier_arrive_remote(unsigned peer_bar, const char *file = __builtin_FILE(), int line = __builtin_LINE())
+{
+    (void)peer_bar, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_arrive_remote(peer_bar, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_bar) : "memory");
+#endif
+}
+
+/* mbarrier.try_wait.parity.acquire.cta (9.7.13.15.16): whether the phase of this parity has ended; sleeps a while before it
+ * says no. The data that copies have landed is visible after a yes. */
+LK_DEVICE bool lk_mbarrier_try_wait_parity(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
+                                           int line = __builtin_LINE())
+{
+    (void)bar, (void)parity, (void)file, (void)line;
+#if defined(LK_SIMT)
+    return simt_mbarrier_try_wait(bar, parity, 0, file, line);
+#elif LK_ARCH >= 900
+    unsigned done;
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory");
+    return done;
+#else
+    return true;
+#endif
+}
+
+/* mbarrier.try_wait.parity.acquire.cluster (9.7.13.15.16): the same where peers arrive or store. */
+LK_DEVICE bool lk_mbarrier_try_wait_parity_cluster(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
+                                                   int line = __builtin_LINE())
+{
+    (void)bar, (void)parity, (void)file, (void)line;
+#if defined(LK_SIMT)
+    return simt_mbarrier_try_wait(bar, parity, 1, file, line);
+#elif LK_ARCH >= 900
+    unsigned done;
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory");
+    return done;
+#else
+    return true;
+#endif
+}
+
+/* Returns when the phase of this parity has ended. The simulator parks the thread instead of asking again and again. */
+LK_DEVICE void lk_mbarrier_wait_parity(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
+                                       int line = __builtin_LINE())
+{
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_wait(bar, parity, 0, file, line);
+#else
+    while (!lk_mbarrier_try_wait_parity(bar, parity)) {
+    }
+#endif
+}
+
+/* The same where peers arrive or store. */
+LK_DEVICE void lk_mbarrier_wait_parity_cluster(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
+                                               int line = __builtin_LINE())
+{
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_wait(bar, parity, 1, file, line);
+#else
+    while (!lk_mbarrier_try_wait_parity_cluster(bar, parity)) {
+    }
+#endif
+}
+
+/* cp.async.bulk.shared::cluster.global (9.7.9.25.4.1): starts to copy `bytes` bytes into this block's shared memory and counts
+ * them on `bar` when they are there. Addresses and size are multiples of 16. */
+LK_DEVICE void lk_cp_async_bulk_load(void *shared, const void *global, unsigned bytes, lk_mbarrier *bar,
+                                     const char *file = __builtin_FILE(), int line = __builtin_LINE())
+{
+    (void)shared, (void)global, (void)bytes, (void)bar, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_bulk_load(shared, global, bytes, bar, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(lk_shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes),
+                 "r"(lk_shared_address(bar))
+                 : "memory");
+#endif
+}
+
+/* createpolicy.fractional.L2::evict_first (9.7.9.18): for lk_cp_async_bulk_load_hint of what is read once. */
+LK_DEVICE uint64_t lk_createpolicy_evict_first(void)
+{
+#if !defined(LK_SIMT) && LK_ARCH >= 900
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+#else
+    return 0;
+#endif
+}
+
+/* lk_cp_async_bulk_load with .L2::cache_hint: what becomes of the lines in the L2 is up to `policy`. */
+LK_DEVICE void lk_cp_async_bulk_load_hint(void *shared, const void *global, unsigned bytes, lk_mbarrier *bar, uint64_t policy,
+                                          const char *file = __builtin_FILE(), int line = __builtin_LINE())
+{
+    (void)shared, (void)global, (void)bytes, (void)bar, (void)policy, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_bulk_load(shared, global, bytes, bar, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(lk_shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(bytes),
+                 "r"(lk_shared_address(bar)), "l"(policy)
+                 : "memory");
+#endif
+}
+
+/* fence.proxy.async.shared::cta (9.7.13.4): lets bulk stores see what this thread wrote to shared memory. Each writer executes
+ * it after its writes and before the barrier that the storing thread waits at. */
+LK_DEVICE void lk_fence_proxy_async_shared(void)
+{
+#if defined(LK_SIMT)
+    simt_fence_proxy_async();
+#elif LK_ARCH >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* cp.async.bulk.global.shared::cta.bulk_group (9.7.9.25.4.1): starts to copy `bytes` bytes to global memory, as part of this
+ * thread's next bulk group. Addresses and size are multiples of 16. */
+LK_DEVICE void lk_cp_async_bulk_store(void *global, const void *shared, unsigned bytes, const char *file = __builtin_FILE(),
+                                      int line = __builtin_LINE())
+{
+    (void)global, (void)shared, (void)bytes, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_bulk_store(global, shared, bytes, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 ::"l"(__cvta_generic_to_global(global)), "r"(lk_shared_address(shared)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* cp.async.bulk.commit_group (9.7.9.25.6.1): closes this thread's bulk group: the stores since the last one. */
+LK_DEVICE void lk_cp_async_bulk_commit_group(void)
+{
+#if defined(LK_SIMT)
+    simt_bulk_commit();
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+/* cp.async.bulk.wait_group.read (9.7.9.25.6.2): returns when all but this thread's `groups` latest groups have read their
+ * sources. A thread that stores waits so for all of them before it exits, or its block's memory may be gone. */
+template <int groups> LK_DEVICE void lk_cp_async_bulk_wait_group_read(const char *file = __builtin_FILE(),
+                                                                      int line = __builtin_LINE())
+{
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_bulk_wait(groups, 1, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+/* cp.async.bulk.wait_group (9.7.9.25.6.2): the same until what they wrote is there for this thread to read. */
+template <int groups> LK_DEVICE void lk_cp_async_bulk_wait_group(const char *file = __builtin_FILE(),
+                                                                 int line = __builtin_LINE())
+{
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_bulk_wait(groups, 0, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+/* st.async.weak.shared::cluster (9.7.9.12): stores 8 bytes into a peer's shared memory and counts them on a barrier of the
+ * same peer when they are there; both addresses are from lk_mapa_shared. */
+LK_DEVICE void lk_st_async_b64(unsigned peer, uint64_t value, unsigned peer_bar, const char *file = __builtin_FILE(),
+                               int line = __builtin_LINE())
+{
+    (void)peer, (void)value, (void)peer_bar, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_st_async(peer, value, peer_bar, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+                 ::"r"(peer), "l"(value), "r"(peer_bar) : "memory");
 #endif
 }
 

@@ -100,6 +100,25 @@ void simt_cluster_wait(SIMT_SITE);
    stretch between two barriers in which the address is used: the engine takes the call for the access. */
 void *simt_cluster_map(const void *smem, unsigned rank, SIMT_SITE);
 
+/* ---- mbarriers and asynchronous copies: what the wrappers of lk_ptx.cuh stand for ---------------------------------------------------------- */
+
+/* A shared::cluster address: of what is at `smem` in this block, in block `rank`. Unlike simt_cluster_map it says nothing about when it is used. */
+unsigned simt_cluster_address(const void *smem, unsigned rank, SIMT_SITE);
+
+void simt_mbarrier_init(uint64_t *bar, unsigned count, SIMT_SITE);
+void simt_fence_mbarrier_init(void);
+void simt_mbarrier_arrive(uint64_t *bar, unsigned arrivals, unsigned bytes, SIMT_SITE);     /* 0 or 1 arrivals, after announcing the bytes */
+void simt_mbarrier_arrive_remote(unsigned bar, SIMT_SITE);
+bool simt_mbarrier_try_wait(uint64_t *bar, unsigned parity, int cluster_scope, SIMT_SITE);  /* yields before it returns false */
+void simt_mbarrier_wait(uint64_t *bar, unsigned parity, int cluster_scope, SIMT_SITE);
+
+void simt_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *bar, SIMT_SITE);
+void simt_bulk_store(void *global, const void *shared, unsigned bytes, SIMT_SITE);
+void simt_bulk_commit(void);
+void simt_bulk_wait(unsigned groups, int read, SIMT_SITE);      /* all but the latest `groups`; read: for their sources alone */
+void simt_fence_proxy_async(void);
+void simt_st_async(unsigned to, uint64_t value, unsigned bar, SIMT_SITE);
+
 /* To be called in every spin loop: lets others run. A grid that does nothing but spin is reported as a deadlock. */
 void simt_yield(SIMT_SITE);
 
