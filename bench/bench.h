@@ -10,7 +10,7 @@
  *            BENCH_CSV=FILE in the environment replaces bench/results/<gpu>.csv.
  *
  * A bench    is a static array of cases and, for each, a bench_case: the least traffic in bytes and four functions (fill,
- *            launch, naive, check). bench_run() does the rest.
+ *            launch, naive, check); a fifth, workspace, where the operation needs scratch. bench_run() does the rest.
  *
  * Buffers    A case gets sets of buffers: read (the inputs that count as traffic), write (the outputs that count), in and out
  *            (small tensors that do not count, such as lse). Launch i of a replay uses set i modulo the number of sets; all
@@ -222,11 +222,12 @@ struct bench_case {
     const char *name, *direction, *dtype; /* name as in goals.csv */
     size_t read_bytes, write_bytes;       /* the least traffic, and the sizes of set->read and set->write */
     size_t in_bytes, out_bytes;           /* of the small tensors that the goals do not count */
-    size_t workspace_bytes;               /* of the operation, as its query says */
+    size_t workspace_bytes;               /* of the operation: bench_run asks workspace() */
     bench_mix mix;                        /* read_bytes : write_bytes in small numbers */
     const void *context;                  /* the op's own */
     void (*fill)(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream); /* read and in */
     bench_launch *launch, *naive;         /* naive may be NULL */
+    size_t (*workspace)(const bench_case *c, int path); /* what the query says, 0 when it refuses; NULL means 0 */
     /* Whether write and out are right; says what is wrong in `why`. The stream is idle. */
     bool (*check)(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes);
 };
@@ -684,7 +685,7 @@ static bool bench_selected(const bench *b, const bench_case *c)
 }
 
 /* The whole program of a bench: returns its exit status, 1 when a case failed. */
-static int bench_run(const char *op, const bench_case *cases, int count, int argc, char **argv)
+static int bench_run(const char *op, bench_case *cases, int count, int argc, char **argv)
 {
     static bench b;
     b.op = op, b.cases = cases, b.count = count;
@@ -732,6 +733,7 @@ static int bench_run(const char *op, const bench_case *cases, int count, int arg
     for (int i = 0, number = 0; i < count; i++) {
         if (!bench_selected(&b, &cases[i])) continue;
         b.ran[i] = true;
+        if (cases[i].workspace) cases[i].workspace_bytes = cases[i].workspace(&cases[i], b.path);
         bench_measure(&b, &cases[i], ++number, chosen);
     }
     if (isatty(2)) fprintf(stderr, "\033[K");

@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: MIT
+/* bench/srms_norm.cu - lk_srms_norm against its ceiling and the formula as simple kernels; how to run it: bench.h. */
+#include "bench/bench.h"
+#include "lk/srms_norm.cuh"
+
+LK_DEFINE_SRMS_NORM(bf16)
+LK_DEFINE_SRMS_NORM(f16)
+LK_DEFINE_SRMS_NORM(f32)
+
+/* residual: forward has a residual in and out, backward starts from residual_out and has its gradient. weight: there is one,
+ * and backward computes dweight. */
+typedef struct {
+    const char *name, *direction, *dtype;
+    int64_t rows, cols;
+    int residual, weight;
+} shape;
+
+static const shape shapes[] = {
+    {"rows=4096 cols=2048 residual=0", "forward", "bf16", 4096, 2048, 0, 0},
+    {"rows=8192 cols=2048 residual=0", "forward", "bf16", 8192, 2048, 0, 0},
+    {"rows=16384 cols=2048 residual=0", "forward", "bf16", 16384, 2048, 0, 0},
+    {"rows=32768 cols=2048 residual=0", "forward", "bf16", 32768, 2048, 0, 0},
+    {"rows=65536 cols=2048 residual=0", "forward", "bf16", 65536, 2048, 0, 0},
+    {"rows=131072 cols=2048 residual=0", "forward", "bf16", 131072, 2048, 0, 0},
+    {"rows=4096 cols=2048 residual=1", "forward", "bf16", 4096, 2048, 1, 0},
+    {"rows=8192 cols=2048 residual=1", "forward", "bf16", 8192, 2048, 1, 0},
+    {"rows=16384 cols=2048 residual=1", "forward", "bf16", 16384, 2048, 1, 0},
+    {"rows=32768 cols=2048 residual=1", "forward", "bf16", 32768, 2048, 1, 0},
+    {"rows=65536 cols=2048 residual=1", "forward", "bf16", 65536, 2048, 1, 0},
+    {"rows=131072 cols=2048 residual=1", "forward", "bf16", 131072, 2048, 1, 0},
+    {"rows=16384 cols=4096 residual=0", "forward", "bf16", 16384, 4096, 0, 0},
+    {"rows=16384 cols=5120 residual=0", "forward", "bf16", 16384, 5120, 0, 0},
+    {"rows=16384 cols=8191 residual=0", "forward", "bf16", 16384, 8191, 0, 0},
+    {"rows=16384 cols=8192 residual=0", "forward", "bf16", 16384, 8192, 0, 0},
+    {"rows=4096 cols=32768 residual=0", "forward", "bf16", 4096, 32768, 0, 0},
+    {"rows=1024 cols=262144 residual=0", "forward", "bf16", 1024, 262144, 0, 0},
+    {"rows=16384 cols=4096 residual=0", "forward", "f32", 16384, 4096, 0, 0},
+    {"rows=16384 cols=4096 residual=1 weight=1", "forward", "bf16", 16384, 4096, 1, 1},
+    {"rows=64 cols=8192 residual=1 weight=1", "forward", "bf16", 64, 8192, 1, 1},
+    {"rows=1 cols=4096 residual=1 weight=1", "forward", "bf16", 1, 4096, 1, 1},
+    {"rows=4096 cols=2048 residual=0", "backward", "bf16", 4096, 2048, 0, 0},
+    {"rows=8192 cols=2048 residual=0", "backward", "bf16", 8192, 2048, 0, 0},
+    {"rows=16384 cols=2048 residual=0", "backward", "bf16", 16384, 2048, 0, 0},
+    {"rows=32768 cols=2048 residual=0", "backward", "bf16", 32768, 2048, 0, 0},
+    {"rows=65536 cols=2048 residual=0", "backward", "bf16", 65536, 2048, 0, 0},
+    {"rows=131072 cols=2048 residual=0", "backward", "bf16", 131072, 2048, 0, 0},
+    {"rows=4096 cols=2048 residual=1", "backward", "bf16", 4096, 2048, 1, 0},
+    {"rows=8192 cols=2048 residual=1", "backward", "bf16", 8192, 2048, 1, 0},
+    {"rows=16384 cols=2048 residual=1", "backward", "bf16", 16384, 2048, 1, 0},
+    {"rows=32768 cols=2048 residual=1", "backward", "bf16", 32768, 2048, 1, 0},
+    {"rows=65536 cols=2048 residual=1", "backward", "bf16", 65536, 2048, 1, 0},
+    {"rows=131072 cols=2048 residual=1", "backward", "bf16", 131072, 2048, 1, 0},
+    {"rows=16384 cols=4096 residual=0", "backward", "f16", 16384, 4096, 0, 0},
+    {"rows=16384 cols=4096 residual=0", "backward", "f32", 16384, 4096, 0, 0},
+    {"rows=131072 cols=2048 residual=0 weight=1", "backward", "bf16", 131072, 2048, 0, 1},
+    {"rows=16384 cols=4096 residual=1 weight=1", "backward", "bf16", 16384, 4096, 1, 1},
+    {"rows=16384 cols=5120 residual=1 weight=1", "backward", "bf16", 16384, 5120, 1, 1},
+};
+#define CASES ((int)(sizeof shapes / sizeof shapes[0]))
+#define EPS 1e-6f
+
+/* The least traffic in tensors of rows x cols elements: forward reads x (and residual) and writes y (and residual_out);
+ * backward reads s, that is x or residual_out, and dy (and dresidual_out) and writes dx. rstd, weight and dweight, four bytes
+ * a row and an element a column, are not counted. */
+#define TRAFFIC_READS(s) (1 + is_backward(s) + (s)->residual)
+#define TRAFFIC_WRITES(s) (is_backward(s) ? 1 : 1 + (s)->residual)
+
+static bool is_backward(const shape *s)
+{
+    return s->direction[0] == 'b';
+}
+
+static size_t element_bytes(const shape *s)
+{
+    return strcmp(s->dtype, "f32") == 0 ? sizeof(lk_f32) : sizeof(lk_bf16);
+}
+
+static size_t tensor_bytes(const shape *s)
+{
+    return (size_t)(s->rows * s->cols) * element_bytes(s);
+}
+
+/* `in` holds the weight, then for backward rstd; `out` holds rstd for forward, dweight for backward. */
+static size_t weight_bytes(const shape *s)
+{
+    return s->weight ? bench_round_up((size_t)s->cols * element_bytes(s)) : 0;
+}
+
+static float *rstd_of(const shape *s, const bench_buffers *set)
+{
+    return (float *)(is_backward(s) ? set->in + weight_bytes(s) : set->out);
+}
+
+/* ---- The baseline: the formula, untuned --------------------------------------------------------------------------------- */
+
+typedef struct {
+    const void *x, *residual, *weight; /* x: s in backward */
+    void *y, *residual_out;            /* NULL to skip */
+    float *rstd;
+    const void *dy, *dresidual_out;
+    void *dx, *dweight;
+    int64_t rows, cols;
+} naive_args;
+
+/* Threads a row. At most 256 squares a thread: they have few bits and round alike, so that a float sum of 1024 of them is off
+ * by 34 2^-24, of 256 by 6 2^-24 (bf16, N(0, 1.5)). */
+#define NAIVE_THREADS(cols) ((cols) <= 65536 ? 256 : 1024)
+
+/* The sum of every thread's value, for all of them. */
+LK_DEVICE float naive_sum(float value)
+{
+    LK_SHARED(float, part, [1024]);
+    part[threadIdx.x] = value;
+    for (int half = (int)blockDim.x / 2; half > 0; half /= 2) {
+        __syncthreads(); /* part is complete up to 2 half */
+        if ((int)threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+    }
+    __syncthreads(); /* part[0] is the sum */
+    return part[0];
+}
+
+/* Element i of a tensor that may be absent. */
+template <class T> LK_DEVICE float naive_at(const void *tensor, int64_t i, float absent)
+{
+    return tensor ? lk_to_float(((const T *)tensor)[i]) : absent;
+}
+
+/* A block owns a row: the sum of squares first, then y, x and residual read for each. */
+template <class T> LK_KERNEL void naive_forward_kernel(naive_args a)
+{
+    const int64_t row = blockIdx.x, begin = row * a.cols;
+    float sum = 0.0f;
+    for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
+        const float s = naive_at<T>(a.x, begin + col, 0.0f) + naive_at<T>(a.residual, begin + col, 0.0f);
+        sum += s * s;
+    }
+    const float rstd = 1.0f / sqrtf(naive_sum(sum) / (float)a.cols + EPS);
+    if (threadIdx.x == 0) a.rstd[row] = rstd;
+    for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
+        const float s = naive_at<T>(a.x, begin + col, 0.0f) + naive_at<T>(a.residual, begin + col, 0.0f);
+        if (a.y) lk_put((T *)a.y + begin + col, s * rstd * naive_at<T>(a.weight, col, 1.0f));
+        if (a.residual_out) lk_put((T *)a.residual_out + begin + col, s);
+    }
+}
+
+/* A block owns a row: the mean of g h first, then dx. */
+template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
+{
+    const int64_t row = blockIdx.x, begin = row * a.cols;
+    const float rstd = a.rstd[row];
+    float sum = 0.0f;
+    for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
+        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_at<T>(a.weight, col, 1.0f);
+        sum += g * naive_at<T>(a.x, begin + col, 0.0f) * rstd;
+    }
+    const float mean = naive_sum(sum) / (float)a.cols;
+    for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
+        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_at<T>(a.weight, col, 1.0f);
+        const float h = naive_at<T>(a.x, begin + col, 0.0f) * rstd;
+        lk_put((T *)a.dx + begin + col, rstd * (g - h * mean) + naive_at<T>(a.dresidual_out, begin + col, 0.0f));
+    }
+}
+
+#define NAIVE_SIDE 32
+
+/* A block owns NAIVE_SIDE columns: as many warps take turns down the rows, a lane a column, then the first warp adds up. */
+template <class T> LK_KERNEL void naive_dweight_kernel(naive_args a)
+{
+    LK_SHARED(float, part, [NAIVE_SIDE * NAIVE_SIDE]);
+    const int lane = threadIdx.x % NAIVE_SIDE, warp = threadIdx.x / NAIVE_SIDE;
+    const int64_t col = (int64_t)blockIdx.x * NAIVE_SIDE + lane;
+    float sum = 0.0f;
+    for (int64_t row = warp; col < a.cols && row < a.rows; row += NAIVE_SIDE) {
+        const int64_t i = row * a.cols + col;
+        sum += naive_at<T>(a.dy, i, 1.0f) * naive_at<T>(a.x, i, 0.0f) * a.rstd[row];
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads(); /* every warp's sums are written */
+    for (int i = 1; warp == 0 && i < NAIVE_SIDE; i++) sum += part[i * NAIVE_SIDE + lane];
+    if (warp == 0 && col < a.cols) lk_put((T *)a.dweight + col, sum);
+}
+
+/* ---- The four functions of a case --------------------------------------------------------------------------------------- */
+
+/* Launches the kernels that the outputs in args ask for. */
+template <class T> static lk_status launch_kernels_t(const naive_args &args, cudaStream_t stream)
+{
+    const int threads = NAIVE_THREADS(args.cols);
+    if (!args.dx) return (lk_status)lk_launch(naive_forward_kernel<T>, args.rows, threads, 0, stream, args);
+    const cudaError_t error = lk_launch(naive_backward_kernel<T>, args.rows, threads, 0, stream, args);
+    if (error != cudaSuccess || !args.dweight) return (lk_status)error;
+    const int64_t grid = lk_ceil_div(args.cols, NAIVE_SIDE);
+    return (lk_status)lk_launch(naive_dweight_kernel<T>, grid, NAIVE_SIDE * NAIVE_SIDE, 0, stream, args);
+}
+
+static lk_status launch_kernels(const shape *s, const naive_args &args, cudaStream_t stream)
+{
+    if (strcmp(s->dtype, "f32") == 0) return launch_kernels_t<lk_f32>(args, stream);
+    if (strcmp(s->dtype, "f16") == 0) return launch_kernels_t<lk_f16>(args, stream);
+    return launch_kernels_t<lk_bf16>(args, stream);
+}
+
+static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    (void)path;
+    const shape *s = (const shape *)c->context;
+    const size_t tensor = tensor_bytes(s);
+    naive_args args = {};
+    args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
+    if (s->weight) args.weight = set->in;
+    if (is_backward(s)) {
+        args.dy = set->read + tensor, args.dx = set->write;
+        if (s->residual) args.dresidual_out = set->read + 2 * tensor;
+        if (s->weight) args.dweight = set->out;
+    } else {
+        args.y = set->write;
+        if (s->residual) args.residual = set->read + tensor, args.residual_out = set->write + tensor;
+    }
+    return launch_kernels(s, args, stream);
+}
+
+/* Tensors, weight and, for backward, the rstd of its s. */
+static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    const uint64_t seed = 4 * (uint64_t)number;
+    for (int k = 0; k < TRAFFIC_READS(s); k++)
+        bench_fill(s->dtype, set->read + (size_t)k * tensor_bytes(s), s->rows * s->cols, k ? 1.0f : 1.5f, seed + (uint64_t)k,
+                   stream);
+    if (s->weight) bench_fill(s->dtype, set->in, s->cols, 1.0f, seed + 3, stream);
+    naive_args args = {};
+    args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
+    if (is_backward(s)) BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
+}
+
+static lk_srms_norm_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
+{
+    const shape *s = (const shape *)c->context;
+    lk_srms_norm_forward_args args = {};
+    args.x = set->read, args.y = set->write, args.rstd = rstd_of(s, set);
+    if (s->residual) args.residual = set->read + tensor_bytes(s), args.residual_out = set->write + tensor_bytes(s);
+    if (s->weight) args.weight = set->in;
+    args.rows = s->rows, args.cols = s->cols, args.eps = EPS;
+    args.path = path;
+    return args;
+}
+
+static lk_srms_norm_backward_args backward_args(const bench_case *c, const bench_buffers *set, int path)
+{
+    const shape *s = (const shape *)c->context;
+    lk_srms_norm_backward_args args = {};
+    if (s->residual) args.residual_out = set->read, args.dresidual_out = set->read + 2 * tensor_bytes(s);
+    else args.x = set->read;
+    args.dy = set->read + tensor_bytes(s), args.rstd = rstd_of(s, set), args.dx = set->write;
+    if (s->weight) args.weight = set->in, args.dweight = set->out;
+    args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
+    args.rows = s->rows, args.cols = s->cols;
+    args.path = path;
+    return args;
+}
+
+static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    if (is_backward(s)) {
+        const lk_srms_norm_backward_args args = backward_args(c, set, path);
+        if (strcmp(s->dtype, "f32") == 0) return lk_srms_norm_backward_f32(&args, stream);
+        if (strcmp(s->dtype, "f16") == 0) return lk_srms_norm_backward_f16(&args, stream);
+        return lk_srms_norm_backward_bf16(&args, stream);
+    }
+    const lk_srms_norm_forward_args args = forward_args(c, set, path);
+    if (strcmp(s->dtype, "f32") == 0) return lk_srms_norm_forward_f32(&args, stream);
+    if (strcmp(s->dtype, "f16") == 0) return lk_srms_norm_forward_f16(&args, stream);
+    return lk_srms_norm_forward_bf16(&args, stream);
+}
+
+/* ---- Checks against double ---------------------------------------------------------------------------------------------- */
+
+/* Half a unit in the last place of the value 1, and of subnormals, which may flush where T is no f16. */
+template <class T> constexpr double HALF_ULP = sizeof(T) == 4 ? 0x1p-24 : 0x1p-8;
+template <> constexpr double HALF_ULP<lk_f16> = 0x1p-11;
+template <class T> constexpr double LEAST = 0x1p-126;
+template <> constexpr double LEAST<lk_f16> = 0x1p-25;
+
+/* Beside its rounding to T a value may be off by 16 2^-24 of the magnitudes of its terms: sums within 8 2^-24 (see
+ * NAIVE_THREADS), of which rstd has half, a root within 2 ulp, and at most 5 products and additions that round once each. */
+#define FLOAT_ERROR (16 * 0x1p-24)
+
+static bool within(double value, double expected, double limit, const char *name, int64_t row, int64_t col, char *why,
+                   size_t why_bytes)
+{
+    if (fabs(value - expected) <= limit) return true;
+    snprintf(why, why_bytes, "%s[%lld,%lld] is %.9g, not %.9g; limit %.2g", name, (long long)row, (long long)col, value,
+             expected, limit);
+    return false;
+}
+
+/* Row `row` of tensor `number` behind `tensors`, in a buffer that the caller frees. */
+template <class T> static T *fetch_row(const shape *s, const char *tensors, int number, int64_t row)
+{
+    const size_t bytes = (size_t)s->cols * sizeof(T);
+    T *host = (T *)malloc(bytes);
+    const char *from = tensors + (size_t)number * tensor_bytes(s) + (size_t)row * bytes;
+    BENCH_CUDA(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost));
+    return host;
+}
+
+/* The double of element i of a row that may be absent. */
+template <class T> static double value_of(const T *row, int64_t i, double absent)
+{
+    return row ? (double)(float)row[i] : absent;
+}
+
+/* rstd, which forward wrote or backward was given, against the values that it was made of: backward's limits stand on it. */
+static bool check_rstd(double rstd, double squares, const shape *s, int64_t row, char *why, size_t why_bytes)
+{
+    const double right = 1 / sqrt(squares / (double)s->cols + EPS);
+    return within(rstd, right, right * FLOAT_ERROR, "rstd", row, 0, why, why_bytes);
+}
+
+template <class T>
+static bool check_forward_row(const shape *s, const bench_buffers *set, const T *weight, int64_t row, char *why,
+                              size_t why_bytes)
+{
+    T *x = fetch_row<T>(s, set->read, 0, row), *residual = s->residual ? fetch_row<T>(s, set->read, 1, row) : NULL;
+    T *y = fetch_row<T>(s, set->write, 0, row), *residual_out = s->residual ? fetch_row<T>(s, set->write, 1, row) : NULL;
+    float rstd;
+    BENCH_CUDA(cudaMemcpy(&rstd, rstd_of(s, set) + row, sizeof rstd, cudaMemcpyDeviceToHost));
+    double squares = 0;
+    for (int64_t col = 0; col < s->cols; col++) {
+        const double sum = value_of(x, col, 0) + value_of(residual, col, 0);
+        squares += sum * sum;
+    }
+    const double root = sqrt(squares / (double)s->cols + EPS);
+    bool right = check_rstd(rstd, squares, s, row, why, why_bytes);
+    for (int64_t col = 0; right && col < s->cols; col++) {
+        const double sum = value_of(x, col, 0) + value_of(residual, col, 0), expected = sum / root * value_of(weight, col, 1);
+        const double limit = fabs(expected) * (HALF_ULP<T> + FLOAT_ERROR) + LEAST<T>;
+        right = within(value_of(y, col, 0), expected, limit, "y", row, col, why, why_bytes);
+        if (!right || !residual_out) continue;
+        const double rounding = fabs(sum) * (HALF_ULP<T> + 2 * 0x1p-24) + LEAST<T>; /* of an addition and a store */
+        right = within(value_of(residual_out, col, 0), sum, rounding, "residual_out", row, col, why, why_bytes);
+    }
+    free(x), free(residual), free(y), free(residual_out);
+    return right;
+}
+
+template <class T>
+static bool check_backward_row(const shape *s, const bench_buffers *set, const T *weight, int64_t row, char *why,
+                               size_t why_bytes)
+{
+    T *x = fetch_row<T>(s, set->read, 0, row), *dy = fetch_row<T>(s, set->read, 1, row);
+    T *dresidual_out = s->residual ? fetch_row<T>(s, set->read, 2, row) : NULL, *dx = fetch_row<T>(s, set->write, 0, row);
+    float rstd;
+    BENCH_CUDA(cudaMemcpy(&rstd, rstd_of(s, set) + row, sizeof rstd, cudaMemcpyDeviceToHost));
+    double squares = 0, mean = 0, magnitude = 0;
+    for (int64_t col = 0; col < s->cols; col++) {
+        const double value = value_of(x, col, 0), product = value_of(dy, col, 0) * value_of(weight, col, 1) * value * rstd;
+        squares += value * value, mean += product / (double)s->cols, magnitude += fabs(product) / (double)s->cols;
+    }
+    bool right = check_rstd(rstd, squares, s, row, why, why_bytes);
+    for (int64_t col = 0; right && col < s->cols; col++) {
+        const double h = value_of(x, col, 0) * rstd, g = value_of(dy, col, 0) * value_of(weight, col, 1);
+        const double upstream = value_of(dresidual_out, col, 0), expected = rstd * (g - h * mean) + upstream;
+        const double terms = rstd * (fabs(g) + fabs(h) * magnitude) + fabs(upstream);
+        const double limit = fabs(expected) * HALF_ULP<T> + terms * FLOAT_ERROR + LEAST<T>;
+        right = within(value_of(dx, col, 0), expected, limit, "dx", row, col, why, why_bytes);
+    }
+    free(x), free(dy), free(dresidual_out), free(dx);
+    return right;
+}
+
+/* Holds `count` columns of dweight, the first being `first`, against the sums over all rows. */
+template <class T>
+static bool check_dweight(const shape *s, const bench_buffers *set, int64_t first, int count, char *why, size_t why_bytes)
+{
+    const size_t width = (size_t)count * sizeof(T), pitch = (size_t)s->cols * sizeof(T), rows = (size_t)s->rows;
+    T *x = (T *)malloc(rows * width), *dy = (T *)malloc(rows * width), *dweight = (T *)malloc(width);
+    float *rstd = (float *)malloc(rows * sizeof(float));
+    const T *from = (const T *)set->read + first;
+    BENCH_CUDA(cudaMemcpy2D(x, width, from, pitch, width, rows, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy2D(dy, width, from + s->rows * s->cols, pitch, width, rows, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(dweight, (const T *)set->out + first, width, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(rstd, rstd_of(s, set), rows * sizeof(float), cudaMemcpyDeviceToHost));
+    bool right = true;
+    for (int k = 0; right && k < count; k++) {
+        double expected = 0, terms = 0;
+        for (size_t row = 0; row < rows; row++) {
+            const int64_t i = (int64_t)row * count + k;
+            const double term = value_of(dy, i, 0) * value_of(x, i, 0) * rstd[row];
+            expected += term, terms += fabs(term);
+        }
+        const double limit = fabs(expected) * HALF_ULP<T> + terms * FLOAT_ERROR + LEAST<T>;
+        right = within(value_of(dweight, k, 0), expected, limit, "dweight", 0, first + k, why, why_bytes);
+    }
+    free(x), free(dy), free(dweight), free(rstd);
+    return right;
+}
+
+/* Checks the first, the last and two rows between, and of dweight 8 columns at each end and in the middle. */
+template <class T> static bool check(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
+{
+    const shape *s = (const shape *)c->context;
+    const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
+    T *weight = s->weight ? fetch_row<T>(s, set->in, 0, 0) : NULL;
+    bool right = true;
+    for (int k = 0; right && k < 4; k++)
+        right = is_backward(s) ? check_backward_row(s, set, weight, rows[k], why, why_bytes)
+                               : check_forward_row(s, set, weight, rows[k], why, why_bytes);
+    for (int k = 0; right && is_backward(s) && s->weight && k < 3; k++)
+        right = check_dweight<T>(s, set, (s->cols - 8) * k / 2, 8, why, why_bytes);
+    free(weight);
+    return right;
+}
+
+static size_t workspace(const bench_case *c, int path)
+{
+    const shape *s = (const shape *)c->context;
+    char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
+    const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
+    const lk_srms_norm_backward_args args = backward_args(c, &set, path);
+    size_t bytes = 0;
+    lk_status status;
+    if (strcmp(s->dtype, "f32") == 0) status = lk_srms_norm_backward_workspace_bytes_f32(&args, &bytes);
+    else if (strcmp(s->dtype, "f16") == 0) status = lk_srms_norm_backward_workspace_bytes_f16(&args, &bytes);
+    else status = lk_srms_norm_backward_workspace_bytes_bf16(&args, &bytes);
+    return status ? 0 : bytes;
+}
+
+static bench_mix mix_of(const shape *s)
+{
+    if (is_backward(s)) return s->residual ? bench_streams<3, 1>() : bench_streams<2, 1>();
+    return s->residual ? bench_streams<2, 2>() : bench_streams<1, 1>();
+}
+
+int main(int argc, char **argv)
+{
+    static bench_case cases[CASES];
+    for (int k = 0; k < CASES; k++) {
+        const shape *s = &shapes[k];
+        const size_t rstd_bytes = (size_t)s->rows * sizeof(float);
+        bench_case *c = &cases[k];
+        c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
+        c->read_bytes = TRAFFIC_READS(s) * tensor_bytes(s), c->write_bytes = TRAFFIC_WRITES(s) * tensor_bytes(s);
+        c->in_bytes = weight_bytes(s) + (is_backward(s) ? rstd_bytes : 0);
+        c->out_bytes = !is_backward(s) ? rstd_bytes : s->weight ? (size_t)s->cols * element_bytes(s) : 0;
+        c->mix = mix_of(s);
+        c->context = s;
+        c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
+        c->check = check<lk_bf16>;
+        if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
+        if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
+        if (is_backward(s)) c->workspace = workspace;
+    }
+    return bench_run("srms_norm", cases, CASES, argc, argv);
+}
