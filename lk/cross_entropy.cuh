@@ -8,8 +8,9 @@
  *   z_loss[r]  = k lse[r]^2,   k = z_loss
  *   entropy[r] = lse[r] - sum_j p[r,j] z[r,j]
  *   loss       = class[r] + z_loss[r] for each row (none), sum_r (class[r] + z_loss[r]) (sum), or
- *                sum_r class[r] / D + sum_r z_loss[r] / valid_rows (mean), where valid_rows is the number of rows counted, that
- *                is not ignored, weight_sum = sum_r w[target[r]] over them, and D = weight_sum with class weights, else valid_rows
+ *                sum_r class[r] / D + sum_r z_loss[r] / valid_rows (mean), where valid_rows is the number of rows counted,
+ *                that is not ignored, weight_sum the sum of w[target[r]] over them, and D = weight_sum with class weights,
+ *                else valid_rows
  *   backward   f = upstream, over D for mean;   h = upstream, over valid_rows for mean
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
@@ -29,19 +30,19 @@
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each row.
  *            Ignored row (use_ignore_index and target = ignore_index): it is not read; loss, z-loss, lse and entropy are 0,
  *            argmax is -1, dlogits exactly 0, whatever the row or the upstream holds. It counts nowhere.
- *            Bad target (outside [0, vocab), not ignored): loss, z-loss and dlogits of the row are NaN, and with it a reduced loss;
- *            lse, entropy and argmax are those of its logits. It counts in valid_rows, with class weight 0.
- *            Mean over nothing (valid_rows, or D, is 0): loss and z-loss are NaN, or with zero_when_empty 0 unless a row's loss is
- *            NaN; the gradient of the loss is 0.
+ *            Bad target (outside [0, vocab), not ignored): loss and dlogits of the row are NaN, and so is a reduced loss; lse,
+ *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows, with class weight 0.
+ *            Mean over nothing (D is 0): loss and z-loss are NaN, or with zero_when_empty 0 unless a row's loss is NaN; the
+ *            gradients of both are 0.
  * Numerics   Sums, lse and losses are float, and built of differences to a reference of the row, never of sums of z: an offset
  *            common to all logits, 1e4 say, costs lse its digits and nothing else. A gradient is made from the lse that it is
- *            given, whose rounding is a relative error of |lse| 2^-24 in each p[j]; p[j] itself has (4 + |z - lse|) 2^-23. S sums
- *            these p[j], so dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its terms may cancel, and
- *            the error is relative to the largest. Every result is rounded to its type once.
+ *            given, whose rounding is a relative error of |lse| 2^-24 in each p[j]; p[j] itself has (4 + |z - lse|) 2^-23. S
+ *            sums these p[j], so dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its terms may
+ *            cancel, and the error is relative to the largest. Every result is rounded to its type once.
  *            Target at -inf: loss +inf, gradient finite. -inf elsewhere: as if it were not there, 0 in the entropy; with
- *            smoothing the loss is +inf (NaN where its class weight is 0), as in PyTorch. Under softcap -inf is -softcap and +inf
- *            is softcap. A counted row whose z are all -inf, or hold +inf or NaN: loss, entropy and all of dlogits NaN, lse as in
- *            logsumexp.cuh: -inf, +inf, NaN.
+ *            smoothing the loss is +inf (NaN where its class weight is 0), as in PyTorch. Under softcap -inf is -softcap and
+ *            +inf is softcap. A counted row whose z are all -inf, or hold +inf or NaN: loss, entropy and all of dlogits NaN, lse
+ *            as in logsumexp.cuh: -inf, +inf, NaN.
  * Traffic    forward reads the logits once; backward reads them once and writes dlogits once.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch's cross_entropy has it; z-loss: Chowdhery et al., "PaLM", 2022;
@@ -126,16 +127,15 @@ typedef struct {
 } lk_cross_entropy_backward_args;
 
 /* Errors, in the order of the checks; the forward's and the backward's alike where a field is in both:
- *   LK_ERR_NULL       args; logits; target; all of loss, z_loss_out, lse, entropy, argmax, valid_rows, weight_sum and bad_targets
- *                     (forward); lse; dlogits; valid_rows or weight_sum where mean needs it (backward). With rows = 0 all may be
- *                     NULL but the outputs that then are written
+ *   LK_ERR_NULL       args; logits; target; all eight outputs (forward); lse; dlogits; valid_rows or weight_sum where mean needs
+ *                     it (backward). With rows = 0 each of them but args may be NULL
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; logits or dlogits that
  *                     span more than 2^62 elements; dlogits = logits with rows that start at other bytes
  *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
  *                     target_dtype, path: none of the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
  *   LK_ERR_PATH       CLUSTER below sm_90; BLOCK or CLUSTER with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  workspace_bytes below the query's answer, or workspace NULL or not aligned to 256 bytes, where it is not 0
+ *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace_bytes below it, workspace NULL or not aligned to 256 bytes
  * Rows of any alignment run at full speed as long as those of dlogits start at the same offset modulo 16 bytes as those of
  * logits (16-bit dlogits of f32 logits: both at multiples of 16 bytes); otherwise dlogits is written element by element. */
 
