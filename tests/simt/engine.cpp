@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
-The engine of the simulator: fibers, schedules, collectives, clusters, shared memory, reports. simt.h is the manual.
+The engine of the simulator: fibers, schedules, collectives, clusters, shared memory, mbarriers and copies, reports. simt.h is the manual.
 
 A launch is a grid of *groups*: a group is a cluster, or a single block where there are no clusters. An OS thread (a *worker*) takes the next
 group of the grid, gives each of its CUDA threads a fiber, and switches to the first. A fiber that has to wait leaves its warp's ready mask and switches
 straight to the next ready fiber of the group; only when the group has none does it switch back to the worker's own stack (run_round), which
-retires the group, wakes those that yielded, starts another group beside one that only spins, or reports a deadlock. That is also the place for a
-queue of asynchronous copies: landed there they are lazy, landed in reschedule() they are eager or random.
+lands asynchronous copies, retires the group, wakes those that yielded, starts another group beside one that only spins, or reports a deadlock. Lazy
+copies land nowhere else; eager ones land where they are issued, random ones in reschedule() too.
 
 This file is compiled without sanitizers, so what it does to the kernel's memory is not checked; it avoids memcpy and memset inside a launch
 because libtsan would record them as the running fiber's accesses.
@@ -45,9 +45,12 @@ extern "C" void __asan_poison_memory_region(const volatile void *at, size_t byte
 extern "C" void __asan_unpoison_memory_region(const volatile void *at, size_t bytes);
 static void hide(void *at, size_t bytes) { __asan_poison_memory_region(at, bytes); }
 static void show(void *at, size_t bytes) { __asan_unpoison_memory_region(at, bytes); }
+extern "C" void *__asan_region_is_poisoned(void *at, size_t bytes);
+static const void *first_hidden(const void *at, size_t bytes) { return __asan_region_is_poisoned((void *)at, bytes); }
 #else
 static void hide(void *, size_t) {}
 static void show(void *, size_t) {}
+static const void *first_hidden(const void *, size_t) { return NULL; }
 #endif
 
 #if defined(SIMT_TSAN)
@@ -63,10 +66,21 @@ extern "C" void AnnotateIgnoreWritesBegin(const char *file, int line);
 extern "C" void AnnotateIgnoreWritesEnd(const char *file, int line);
 static void acquire(void *at) { __tsan_acquire(at); }
 static void release(void *at) { __tsan_release(at); }
+extern "C" void __tsan_read_range(void *at, unsigned long bytes);
+extern "C" void __tsan_write_range(void *at, unsigned long bytes);
+extern "C" void __tsan_func_entry(void *pc);
+extern "C" void __tsan_func_exit(void);
+/* An access of the running fiber, seen at `pc` in the kernel. */
+static void touch(const void *at, size_t bytes, bool write, void *pc) {
+    __tsan_func_entry(pc);
+    write ? __tsan_write_range((void *)at, bytes) : __tsan_read_range((void *)at, bytes);
+    __tsan_func_exit();
+}
 enum { MAX_RESIDENT_THREADS = 4096 };       // libtsan stops near 8000 fibers
 #else
 static void acquire(void *) {}
 static void release(void *) {}
+static void touch(const void *, size_t, bool, void *) {}
 enum { MAX_RESIDENT_THREADS = 16384 };      // two mappings each, below vm.max_map_count
 #endif
 
@@ -84,6 +98,12 @@ enum {
     REDZONE_BYTE = 0xCB,
     MAX_TAGS = 8,
     MAX_WORKERS = 64,
+    MAX_BARRIERS = 64,                  // mbarriers of a block
+    MAX_ARRIVALS = (1 << 20) - 1,       // of an mbarrier's phase, and its bytes to either side of 0
+    MAX_COPIES = 4096,                  // in flight in a group; beyond that the oldest lands. A power of two
+    MAX_STORES = 1024,                  // bulk stores of a group that are not waited for
+    MAX_NOTES = 64,                     // ranges of a block's shared memory that copies have left or read
+    COPIERS = 4,                        // TSan fibers in turn for one kind of access
 };
 
 static const uint64_t FINISHED = ~0ull, NOT_STUCK = ~0ull - 1;
@@ -98,7 +118,46 @@ struct wait_site {
     int line;
 };
 
-enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, YIELDED, EXITED };
+enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, IN_MBARRIER, YIELDED, EXITED };
+
+/* What an mbarrier is: the kernel's 64 bits hold only a magic number and this one's index, which an ordinary store to them destroys. */
+struct mbarrier {
+    uint64_t *at;
+    struct block *block;
+    unsigned count, pending, phase;     // phase: how many have ended
+    int bytes;                          // announced less landed in this phase
+    size_t in_flight;                   // bytes of copies that are issued and have not landed
+    unsigned parked, waking;            // threads that wait for this phase; that waited for the last and have not run since
+    unsigned initialiser, fenced;       // the thread, and whether it has published the init
+    int counts_bytes, landed_in, waited_for;    // the last phase that bytes landed in, and the last that somebody waited for; -1 at first
+    int from_peers[2];                  // per parity: a peer arrived or stored in this phase
+    wait_site born, passed;             // passed: who has waited for parity 1 before the first phase
+    char tag[2];
+};
+
+struct flight {                         // a bulk load or st.async on its way
+    char *to;
+    const char *from;                   // NULL: the 8 bytes of `value`
+    uint64_t value;
+    unsigned bytes, peer;               // peer: issued by another block than the one it goes to
+    mbarrier *bar;
+    wait_site site;
+};
+
+struct store {                          // a bulk store, from its issue until it is waited for
+    char *to;
+    const char *from;
+    unsigned bytes, group, landed;      // group: the bulk group of its thread
+    uint64_t hash;                      // of the source when it was issued
+    struct fiber *by;
+    wait_site site;
+};
+
+struct range_note {                     // shared memory as a copy left or read it
+    const char *from, *to;
+    uint64_t hash;
+    unsigned fences;                    // that the block had executed by then
+};
 
 struct fiber {
     simt_coordinates here;              // first: simt_here points at it
@@ -108,6 +167,10 @@ struct fiber {
     unsigned lane, index;               // index: of the thread in its block
     fiber_state state;
     unsigned cluster_arrivals, cluster_waits;
+    mbarrier *waits_for;                // while IN_MBARRIER
+    unsigned waits_phase;
+    unsigned bulk_groups;               // committed so far
+    char issue_tag, read_tag[4], write_tag[4];  // of its copies; the last two by bulk group
     char *stack;
     void *fake_stack, *tsan;
     int abandoned, abandonments;        // the last launch left it in the middle of a kernel; how many did
@@ -143,7 +206,11 @@ struct block {
     char *memory;                       // dynamic area, then static area
     unsigned cluster_waited;            // cluster barriers that some thread of this block has waited for
     unsigned mapped_after[MAX_BLOCKS];  // per peer: 1 + cluster barriers its threads had arrived at when they last asked for our memory
-    char tag[2];
+    unsigned fences, note_count, notes_lost;    // fences: lk_fence_proxy_async_shared
+    range_note notes[MAX_NOTES];
+    char tag[2], fence_tag;
+    void *copiers[4][COPIERS];          // TSan's: by copier
+    unsigned copier_turn;
 };
 
 struct shared_slot {
@@ -166,6 +233,12 @@ struct group {
     std::vector<shared_slot> shared;
     size_t static_used, static_bytes;
     char cluster_tag[2];
+    unsigned barrier_count, first_flight, flight_count, store_count;
+    mbarrier *barriers;
+    int *last_waited;                   // per barrier and thread of the block: the phase; -1: the one before the first, -2: none
+    size_t last_waited_room;
+    flight *flights;                    // a ring
+    store *stores;
 };
 
 struct launch {
@@ -188,7 +261,7 @@ struct worker {                         // one an OS thread
     struct group *group;
     fiber *self;                        // the running fiber, NULL on the worker's own stack
     void *sp;                           // of that stack
-    uint64_t random, progress;
+    uint64_t random, copy_random, progress;
     std::vector<struct group *> resident, idle;
     const void *stack_bottom;
     size_t stack_bytes;
@@ -201,6 +274,13 @@ static order schedule;
 static uint64_t schedule_seed;
 static int schedule_known;
 static uint64_t launch_count;
+
+enum copy_order { LAZY, EAGER, RANDOM_COPIES };
+
+static copy_order copies;               // of this launch
+static uint64_t copies_seed;
+static char copies_asked[64];
+static int copies_known;
 
 __thread const simt_coordinates *simt_here __attribute__((tls_model("initial-exec")));
 static __thread worker *me __attribute__((tls_model("initial-exec")));
@@ -238,6 +318,16 @@ static const char *base_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
+static const char *place_name(const group *g, const void *at);
+
+/* These texts go into messages of fibers that are then abandoned with all that is on their stacks: so no std::string. */
+static const char *barrier_text(const group *g, const mbarrier *bar) {
+    static __thread char text[512];
+    snprintf(text, sizeof text, "mbarrier %s, initialised at %s:%d, in phase %u: %u of %u arrivals missing, %d bytes %s", place_name(g, bar->at),
+             base_name(bar->born.file), bar->born.line, bar->phase, bar->pending, bar->count, abs(bar->bytes), bar->bytes < 0 ? "too many" : "missing");
+    return text;
+}
+
 static void describe_fiber(std::string &text, const fiber *f, unsigned first, unsigned last) {
     uint3 b = f->block->index;
     const wait_site *site = &f->warp->site[f->lane];
@@ -247,12 +337,22 @@ static void describe_fiber(std::string &text, const fiber *f, unsigned first, un
     else if (f->state == READY) append(text, " can run\n");
     else if (f->state == IN_WARP)
         append(text, " in %s, mask 0x%08x, %s:%d\n", site->what, f->warp->mask[f->lane], base_name(site->file), site->line);
+    else if (f->state == IN_MBARRIER)
+        append(text, " in %s for %s, phase %u, %s:%d\n", site->what, place_name(f->block->group, f->waits_for->at), f->waits_phase,
+               base_name(site->file), site->line);
     else append(text, " in %s, %s:%d\n", site->what, base_name(site->file), site->line);
 }
 
 /* Where everybody of the group stands, runs of threads that wait for the same thing on one line. */
 static void describe_group(std::string &text, const group *g) {
     unsigned lines = 0;
+    for (unsigned i = 0; i < g->barrier_count; i++) {
+        const mbarrier *bar = &g->barriers[i];
+        if (!bar->parked && !bar->bytes && bar->pending == bar->count) continue;
+        if (++lines > 16) break;
+        uint3 b = bar->block->index;
+        append(text, "simt:   block (%u,%u,%u) %s\n", b.x, b.y, b.z, barrier_text(g, bar));
+    }
     for (unsigned b = 0; b < g->block_count; b++) {
         const block *blk = &g->blocks[b];
         const fiber *all = &g->fibers[b * (size_t)blk->threads];
@@ -261,9 +361,10 @@ static void describe_group(std::string &text, const group *g) {
             if (i < blk->threads && all[i].state == all[first].state) {
                 const wait_site *s = &all[i].warp->site[all[i].lane], *t = &all[first].warp->site[all[first].lane];
                 bool same_mask = all[i].state != IN_WARP || all[i].warp->mask[all[i].lane] == all[first].warp->mask[all[first].lane];
+                same_mask = same_mask && (all[i].state != IN_MBARRIER || all[i].waits_for == all[first].waits_for);
                 if (all[i].state == EXITED || all[i].state == READY || (s->line == t->line && s->what == t->what && same_mask)) continue;
             }
-            if (++lines > 32) {
+            if (++lines > 48) {
                 append(text, "simt:   ...\n");
                 return;
             }
@@ -340,12 +441,33 @@ void simt_set_schedule(const char *text) {
     }
 }
 
-static uint64_t next_random(worker *w) {                // splitmix64
-    uint64_t z = w->random += 0x9e3779b97f4a7c15u;
+void simt_set_copies(const char *text) {
+    if (!text) text = getenv("SIMT_COPIES");
+    if (!text) text = "";
+    copies_known = 1;
+    snprintf(copies_asked, sizeof copies_asked, "%s", text);
+    if (!*text || !strcmp(text, "lazy") || !strcmp(text, "eager") || !strncmp(text, "random:", 7) || !strcmp(text, "random")) return;
+    fprintf(stderr, "simt: SIMT_COPIES is lazy, eager or random:SEED, not \"%s\"\n", text);
+    exit(2);
+}
+
+/* The order of this launch's copies: the one asked for, else the one that goes with the schedule. */
+static void choose_copies(void) {
+    if (!copies_known) simt_set_copies(NULL);
+    copies_seed = schedule_seed;
+    if (!*copies_asked) copies = schedule == FORWARD ? LAZY : schedule == REVERSE ? EAGER : RANDOM_COPIES;
+    else if (*copies_asked == 'l') copies = LAZY;
+    else if (*copies_asked == 'e') copies = EAGER;
+    else copies = RANDOM_COPIES, copies_seed = copies_asked[6] ? strtoull(copies_asked + 7, NULL, 0) : 1;
+}
+
+static uint64_t next_of(uint64_t *state) {              // splitmix64
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
+static uint64_t next_random(worker *w) { return next_of(&w->random); }
 
 /* Index of a set bit: the lowest, the highest, or the first one at or after a random place. */
 static unsigned choose_bit(worker *w, uint64_t bits, unsigned width) {
@@ -506,10 +628,13 @@ static void switch_to(worker *w, fiber *to, bool dying) {
 #endif
 }
 
+static void land_at_random(worker *w, group *g);
+
 /* The running fiber gives way to the next ready one, itself perhaps. */
 static void reschedule(void) {
     worker *w = me;
     if (__builtin_expect(w->launch->failed.load(std::memory_order_relaxed), 0)) leave_fiber();
+    if (__builtin_expect(copies == RANDOM_COPIES && (w->group->flight_count || w->group->store_count), 0)) land_at_random(w, w->group);
     fiber *next = choose_fiber(w, w->group);
     if (next != w->self) switch_to(w, next, false);
 }
@@ -620,6 +745,21 @@ static void prepare_memory(launch *l, group *g) {
     }
 }
 
+/* Tables of the mbarriers and copies; calloc, so that what is never used is never touched. */
+static void prepare_copies(group *g, unsigned threads) {
+    size_t room = (size_t)MAX_BARRIERS * g->block_count * threads;
+    g->barrier_count = g->first_flight = g->flight_count = g->store_count = 0;
+    if (!g->barriers) {
+        g->barriers = (mbarrier *)calloc(MAX_BARRIERS * MAX_BLOCKS, sizeof *g->barriers);
+        g->flights = (flight *)calloc(MAX_COPIES, sizeof *g->flights);
+        g->stores = (store *)calloc(MAX_STORES, sizeof *g->stores);
+    }
+    if (room <= g->last_waited_room) return;
+    free(g->last_waited);
+    g->last_waited = (int *)calloc(room, sizeof *g->last_waited);
+    g->last_waited_room = room;
+}
+
 /* Sets up the group at place `ordinal` of the launch order. */
 static void start_group(worker *w, group *g, unsigned long long ordinal) {
     launch *l = w->launch;
@@ -638,7 +778,9 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
     if (g->fibers.size() < g->live) g->fibers.resize(g->live);
     if (g->warps.size() < g->warp_count) g->warps.resize(g->warp_count);
     if (g->blocks.size() < g->block_count) g->blocks.resize(g->block_count);
+    w->copy_random = (copies_seed * 1000003 + l->seed + number) * 0x9e3779b97f4a7c15u + 1;
     prepare_memory(l, g);
+    prepare_copies(g, threads);
     for (uint64_t &word : g->ready_warps) word = 0;
     for (unsigned b = 0; b < g->block_count; b++) {
         block *blk = &g->blocks[b];
@@ -647,6 +789,7 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
         blk->threads = threads;
         blk->exited = blk->started = blk->arrived = blk->barriers = blk->cluster_waited = 0;
         blk->predicate_count = 0;
+        blk->fences = blk->note_count = blk->notes_lost = 0;
         blk->index = make_uint3(first.x + b % c.x, first.y + b / c.x % c.y, first.z + b / c.x / c.y);
         for (unsigned &m : blk->mapped_after) m = 0;
         for (unsigned i = 0; i < warps; i++) {
@@ -673,7 +816,8 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
             f->lane = i % 32;
             f->index = i;
             f->state = READY;
-            f->cluster_arrivals = f->cluster_waits = 0;
+            f->cluster_arrivals = f->cluster_waits = f->bulk_groups = 0;
+            f->waits_for = NULL;
             prepare_fiber(f, slot);
             if (++t.x == s->block.x) {
                 t.x = 0;
@@ -705,10 +849,14 @@ static void retire_group(worker *w, group *g) {
     }
 }
 
+static void check_copies_of_thread(fiber *f);
+static void check_copies_of_block(block *blk);
+
 /* ---- the end of a thread ----------------------------------------------------------------------------------------------------------------- */
 
 static void exit_block(block *blk) {
     group *g = blk->group;
+    check_copies_of_block(blk);
     for (unsigned p = 0; p < g->block_count; p++) {
         // A peer asked for our memory after `mapped_after - 1` barriers; only having waited for the next one makes that access past.
         if (p != blk->rank && blk->mapped_after[p] && blk->cluster_waited < blk->mapped_after[p])
@@ -741,6 +889,7 @@ static void exit_thread(fiber *f) {
     }
     if (g->cluster_arrived && f->cluster_arrivals == g->cluster_phase)
         fail_all(g->cluster_site.file, g->cluster_site.line, "thread %u of cluster rank %u exited while others arrived at a cluster barrier", f->index, blk->rank);
+    if (g->store_count) check_copies_of_thread(f);
     if (f->cluster_arrivals == g->cluster_phase + 1) g->cluster_left++;
     release(&me->launch->end_tag);
     f->state = EXITED;
@@ -1043,6 +1192,528 @@ void *simt_cluster_map(const void *smem, unsigned rank, const char *file, int li
     return peer->memory + offset;
 }
 
+/* ---- mbarriers ------------------------------------------------------------------------------------------------------------------------------- */
+
+static const uint64_t BARRIER_MAGIC = 0x6d62617272000000u;      // the low 24 bits: the index in the group's table
+
+/* The variable of some block of the group that `at` lies in; *room: how many bytes of it follow. NULL if none. */
+static const char *find_variable(const group *g, const void *at, size_t *offset, size_t *room) {
+    size_t place = (const char *)at - g->memory, dynamic = me->launch->shape->dynamic_bytes;
+    if (place >= g->memory_stride * g->block_count) return NULL;
+    place %= g->memory_stride;
+    if (place < dynamic) {
+        *offset = place;
+        *room = dynamic - place;
+        return "the dynamic shared memory";
+    }
+    for (const shared_slot &s : g->shared) {
+        if (place < s.offset || place >= s.offset + s.variable->bytes) continue;
+        *offset = place - s.offset;
+        *room = s.variable->bytes - *offset;
+        return s.variable->name;
+    }
+    return NULL;
+}
+
+static const char *place_name(const group *g, const void *at) {
+    static __thread char names[4][128];
+    static __thread unsigned turn;
+    char *text = names[turn++ % 4];
+    size_t offset, room;
+    const char *name = find_variable(g, at, &offset, &room);
+    if (!name) snprintf(text, sizeof names[0], "%p", at);
+    else if (offset) snprintf(text, sizeof names[0], "%s + %zu bytes", name, offset);
+    else snprintf(text, sizeof names[0], "%s", name);
+    return text;
+}
+
+static block *block_of(group *g, const void *at) { return &g->blocks[((const char *)at - g->memory) / g->memory_stride]; }
+
+/* Where a random schedule may interrupt. */
+static void maybe_switch(void) {
+    if (schedule == RANDOM) reschedule();
+}
+
+/* The barrier at `at`, in shared memory of block `blk`; any block's if NULL. */
+static mbarrier *find_barrier(const uint64_t *at, const block *blk, const char *what, const char *file, int line, void *pc) {
+    group *g = me->group;
+    size_t offset, room;
+    if (!find_variable(g, at, &offset, &room) || room < 8 || (blk && block_of(g, at) != blk))
+        simt_fail(file, line, "%s: %p is not in %s shared memory", what, (const void *)at, blk ? "this block's" : "the cluster's");
+    if ((uintptr_t)at % 8) simt_fail(file, line, "%s: %s is not aligned to 8 bytes", what, place_name(g, at));
+    if (block_of(g, at)->exited == block_of(g, at)->threads)
+        fail_all(file, line, "%s: a peer block gone: rank %u has exited, its mbarrier %s with it", what, block_of(g, at)->rank, place_name(g, at));
+    touch(at, 8, false, pc);
+    size_t index = *at ^ BARRIER_MAGIC;
+    if (index >= g->barrier_count || g->barriers[index].at != at)
+        fail_all(file, line, "%s: %s is not an initialised mbarrier", what, place_name(g, at));
+    return &g->barriers[index];
+}
+
+static void set_integers(int *at, int value, size_t count) __attribute__((noinline));
+PLAIN_LOOP static void set_integers(int *at, int value, size_t count) {
+    for (size_t i = 0; i < count; i++) at[i] = value;
+}
+
+static int *last_waited(group *g, const mbarrier *bar, unsigned thread) { return g->last_waited + (bar - g->barriers) * bar->block->threads + thread; }
+
+void simt_mbarrier_init(uint64_t *at, unsigned count, const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    const char *what = "lk_mbarrier_init";
+    size_t offset, room;
+    if (!find_variable(g, at, &offset, &room) || room < 8 || block_of(g, at) != f->block)
+        simt_fail(file, line, "%s: %p is not in this block's shared memory", what, (void *)at);
+    if ((uintptr_t)at % 8) simt_fail(file, line, "%s: %s is not aligned to 8 bytes", what, place_name(g, at));
+    if (!count || count > MAX_ARRIVALS) simt_fail(file, line, "%s: a count of %u, not 1 to 2^20 - 1", what, count);
+    size_t index = *at ^ BARRIER_MAGIC;
+    if (index < g->barrier_count && g->barriers[index].at == at)
+        fail_all(file, line, "%s: %s is in use, initialised at %s:%d", what, place_name(g, at), base_name(g->barriers[index].born.file),
+                 g->barriers[index].born.line);
+    for (index = 0; index < g->barrier_count && g->barriers[index].at != at; index++);
+    if (index == MAX_BARRIERS * g->block_count) simt_fail(file, line, "%s: more than %u mbarriers a block", what, MAX_BARRIERS);
+    if (index == g->barrier_count) g->barrier_count++;
+    mbarrier *bar = &g->barriers[index];
+    *bar = mbarrier();
+    bar->at = at;
+    bar->block = f->block;
+    bar->count = bar->pending = count;
+    bar->initialiser = f->index;
+    bar->landed_in = bar->waited_for = -1;
+    bar->born = {what, file, line};
+    set_integers(last_waited(g, bar, 0), -2, f->block->threads);
+    touch(at, 8, true, __builtin_return_address(0));    // the other operations read, in TSan's eyes: they may meet one another, but not this
+    *at = BARRIER_MAGIC | index;
+}
+
+static void publish_barriers(const fiber *f) {
+    group *g = f->block->group;
+    for (unsigned i = 0; i < g->barrier_count; i++)
+        if (g->barriers[i].block == f->block && g->barriers[i].initialiser == f->index) g->barriers[i].fenced = 1;
+}
+void simt_fence_mbarrier_init(void) { publish_barriers(me->self); }
+
+static void check_fenced(const mbarrier *bar, const char *what, const char *file, int line) {
+    if (bar->fenced) return;
+    fail_all(file, line, "%s: no lk_fence_mbarrier_init follows the init of mbarrier %s at %s:%d", what, place_name(me->group, bar->at),
+             base_name(bar->born.file), bar->born.line);
+}
+
+/* After each change: ends the phase if nothing is missing any more, and wakes those who wait for it. */
+static void settle(mbarrier *bar, const char *what, const char *file, int line) {
+    group *g = bar->block->group;
+    if (bar->bytes > MAX_ARRIVALS || bar->bytes < -MAX_ARRIVALS) {
+        fail_all(file, line, "%s: the byte count of mbarrier %s leaves its range: %d", what, place_name(g, bar->at), bar->bytes);
+        return;
+    }
+    if (bar->pending || bar->bytes) return;
+    if (bar->in_flight) {
+        fail_all(file, line, "%s: phase %u of mbarrier %s ends while %zu bytes are on their way to it: fewer announced than copied", what, bar->phase,
+                 place_name(g, bar->at), bar->in_flight);
+        return;
+    }
+    if (bar->waking) {
+        fail_all(file, line, "%s: phase %u of mbarrier %s ends before %u threads that wait for phase %u could see its end: one parity later they wait for ever",
+                 what, bar->phase, place_name(g, bar->at), bar->waking, bar->phase - 1);
+        return;
+    }
+    bar->phase++;
+    bar->pending = bar->count;
+    bar->from_peers[bar->phase & 1] = 0;
+    me->progress++;
+    if (!bar->parked) return;
+    bar->waking = bar->parked;
+    bar->parked = 0;
+    fiber *all = &g->fibers[bar->block->rank * (size_t)bar->block->threads];
+    for (unsigned i = 0; i < bar->block->threads; i++)
+        if (all[i].state == IN_MBARRIER && all[i].waits_for == bar) set_ready(g, all[i].warp, 1u << all[i].lane);
+}
+
+/* The barrier counts bytes, so whoever waited for "the phase before the first" read what no copy had brought. */
+static void mark_bytes(mbarrier *bar) {
+    bar->counts_bytes = 1;
+    if (bar->passed.file)
+        fail_all(bar->passed.file, bar->passed.line, "wrong parity: the wait for parity 1 returned at once, before the first phase of mbarrier %s, which counts bytes",
+                 place_name(me->group, bar->at));
+}
+
+static void arrive(mbarrier *bar, unsigned bytes, unsigned arrivals, const char *what, const char *file, int line) {
+    if (bytes) mark_bytes(bar);
+    if (bytes > MAX_ARRIVALS) simt_fail(file, line, "%s: %u bytes, more than 2^20 - 1", what, bytes);
+    bar->bytes += (int)bytes;
+    if (arrivals && !bar->pending) fail_all(file, line, "%s: an arrival too many at %s", what, barrier_text(me->group, bar));
+    bar->pending -= arrivals;
+    if (arrivals) release(&bar->tag[bar->phase & 1]);
+    settle(bar, what, file, line);
+}
+
+void simt_mbarrier_arrive(uint64_t *at, unsigned arrivals, unsigned bytes, const char *file, int line) {
+    const char *what = !arrivals ? "lk_mbarrier_expect_tx" : bytes ? "lk_mbarrier_arrive_expect_tx" : "lk_mbarrier_arrive";
+    maybe_switch();
+    arrive(find_barrier(at, me->self->block, what, file, line, __builtin_return_address(0)), bytes, arrivals, what, file, line);
+}
+
+unsigned simt_cluster_address(const void *smem, unsigned rank, const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    size_t offset = (const char *)smem - f->block->memory;
+    if (rank >= g->block_count) simt_fail(file, line, "there is no rank %u in a cluster of %u blocks", rank, g->block_count);
+    if (offset >= g->memory_stride) simt_fail(file, line, "%p is not in this block's shared memory", smem);
+    return (unsigned)(rank * g->memory_stride + offset);
+}
+
+/* A peer's memory is there once the block has passed a cluster barrier. */
+static char *cluster_pointer(unsigned address, const char *what, const char *file, int line) {
+    group *g = me->group;
+    if (address >= g->memory_stride * g->block_count) simt_fail(file, line, "%s: 0x%x is not in the cluster's shared memory", what, address);
+    char *at = g->memory + address;
+    if (block_of(g, at) != me->self->block && !me->self->cluster_waits)
+        fail_all(file, line, "%s: shared memory of rank %u used before the first cluster barrier: that block may not have started", what, block_of(g, at)->rank);
+    return at;
+}
+
+void simt_mbarrier_arrive_remote(unsigned address, const char *file, int line) {
+    const char *what = "lk_mbarrier_arrive_remote";
+    maybe_switch();
+    mbarrier *bar = find_barrier((uint64_t *)cluster_pointer(address, what, file, line), NULL, what, file, line, __builtin_return_address(0));
+    check_fenced(bar, what, file, line);
+    if (bar->block != me->self->block) bar->from_peers[bar->phase & 1] = 1;
+    arrive(bar, 0, 1, what, file, line);
+}
+
+/* The wait for `phase` is over. */
+static void pass(mbarrier *bar, int phase, int cluster_scope, const char *what, const char *file, int line) {
+    if (phase < 0) {
+        if (!bar->passed.file) bar->passed = {what, file, line};
+        if (bar->counts_bytes) mark_bytes(bar);
+        return;
+    }
+    if (bar->waited_for < phase) bar->waited_for = phase;
+    if (!cluster_scope && bar->from_peers[phase & 1])
+        fail_all(file, line, "%s: peers arrived at mbarrier %s or stored to it in phase %d: that takes %s_cluster", what, place_name(me->group, bar->at),
+                 phase, what);
+    acquire(&bar->tag[phase & 1]);
+}
+
+static void check_parity(unsigned parity, const char *what, const char *file, int line) {
+    if (parity > 1) simt_fail(file, line, "%s: a parity of %u, not 0 or 1", what, parity);
+}
+
+bool simt_mbarrier_try_wait(uint64_t *at, unsigned parity, int cluster_scope, const char *file, int line) {
+    const char *what = "lk_mbarrier_try_wait_parity";
+    check_parity(parity, what, file, line);
+    mbarrier *bar = find_barrier(at, me->self->block, what, file, line, __builtin_return_address(0));
+    if ((bar->phase & 1) == parity) simt_yield(file, line);
+    if ((bar->phase & 1) == parity) return false;
+    pass(bar, (int)bar->phase - 1, cluster_scope, what, file, line);
+    return true;
+}
+
+void simt_mbarrier_wait(uint64_t *at, unsigned parity, int cluster_scope, const char *file, int line) {
+    const char *what = "lk_mbarrier_wait_parity";
+    fiber *f = me->self;
+    check_parity(parity, what, file, line);
+    maybe_switch();
+    mbarrier *bar = find_barrier(at, f->block, what, file, line, __builtin_return_address(0));
+    int phase = (int)bar->phase - 1, *last = last_waited(me->group, bar, f->index);
+    if ((bar->phase & 1) == parity) {
+        phase = f->waits_phase = bar->phase;
+        f->waits_for = bar;
+        bar->parked++;
+        note_site(f, what, file, line);
+        block_fiber(f, IN_MBARRIER);
+        bar->waking--;
+        f->waits_for = NULL;
+    } else if (*last == phase) {
+        fail_all(file, line, "wrong parity: the wait for parity %u returned at once, for phase %d of mbarrier %s, which this thread has waited for before",
+                 parity, phase, place_name(me->group, at));
+    }
+    *last = phase;
+    pass(bar, phase, cluster_scope, what, file, line);
+}
+
+/* ---- asynchronous copies ---------------------------------------------------------------------------------------------------------------------
+   A load or st.async is a flight until it lands; its destination is poison meanwhile. A bulk store stays in the table of stores, landed or
+   not, until its thread has waited for it. In TSan's eyes a copy is a thread of its own that runs where the copy is issued and ends
+   at the barrier's phase or the wait for the bulk group; another one, ordered by nothing but fences and landings, reads what bulk stores read. */
+
+enum copier { LOADER, READER, WRITER, FENCED_READER };
+
+#if defined(SIMT_TSAN)
+static void copier_access(copier who, const void *read, const void *write, size_t bytes, char *done, void *pc) {
+    fiber *f = me->self;
+    block *blk = f->block;
+    void **t = &blk->copiers[who][who == FENCED_READER ? 0 : blk->copier_turn++ % COPIERS];
+    if (!*t) *t = __tsan_create_fiber(0);
+    if (who != FENCED_READER) release(&f->issue_tag);
+    __tsan_switch_to_fiber(*t, 1);
+    acquire(who == FENCED_READER ? &blk->fence_tag : &f->issue_tag);
+    if (read) touch(read, bytes, false, pc);
+    if (write) touch(write, bytes, true, pc);
+    if (who == LOADER && write) release(&block_of(me->group, write)->fence_tag);
+    release(done);
+    release(&me->launch->end_tag);
+    __tsan_switch_to_fiber(f->tsan, 1);
+}
+#else
+static void copier_access(copier, const void *, const void *, size_t, char *, void *) {}
+#endif
+
+PLAIN_LOOP static void copy_words(void *to, const void *from, size_t bytes) {
+    for (size_t i = 0; i < bytes / 8; i++) ((uint64_t *)to)[i] = ((const uint64_t *)from)[i];
+}
+
+static uint64_t hash_of(const void *at, size_t bytes) {
+    uint64_t h = bytes;
+    for (size_t i = 0; i < bytes / 8; i++) h = (h ^ ((const uint64_t *)at)[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
+    return h;
+}
+
+static bool overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
+static void forget_notes(block *blk, const char *at, size_t bytes) {
+    for (unsigned i = 0; i < blk->note_count;) {
+        range_note *n = &blk->notes[i];
+        if (overlap(at, bytes, n->from, n->to - n->from)) *n = blk->notes[--blk->note_count];
+        else i++;
+    }
+}
+static void take_note(block *blk, const char *at, size_t bytes) {
+    forget_notes(blk, at, bytes);
+    if (blk->note_count == MAX_NOTES) blk->notes_lost = 1;
+    else blk->notes[blk->note_count++] = {at, at + bytes, hash_of(at, bytes), blk->fences};
+}
+
+/* Whether threads wrote part of the range with no fence executed since the last copy there. Which thread fenced when is TSan's to judge. */
+static bool lacks_fence(const block *blk, const char *at, size_t bytes) {
+    const char *end = at + bytes;
+    unsigned since = 0, written = 0;
+    while (at < end) {
+        const range_note *here = NULL;
+        const char *next = end;
+        for (unsigned i = 0; i < blk->note_count; i++) {
+            const range_note *n = &blk->notes[i];
+            if (n->from <= at && at < n->to) here = n;
+            else if (n->from > at && n->from < next) next = n->from;
+        }
+        if (!here) {
+            written |= !blk->notes_lost;
+        } else if (hash_of(here->from, here->to - here->from) != here->hash) {
+            written = 1;
+            if (since < here->fences) since = here->fences;
+        }
+        at = here ? here->to : next;
+    }
+    return written && blk->fences == since;
+}
+
+static void check_global(const void *at, size_t bytes, const char *what, const char *file, int line) {
+    group *g = me->group;
+    if ((size_t)((const char *)at - g->memory) < g->memory_stride * g->block_count) simt_fail(file, line, "%s: %p is not in global memory", what, at);
+    const void *bad = first_hidden(at, bytes);
+    if (bad) simt_fail(file, line, "%s: %u bytes at %p leave their allocation at byte %zu", what, (unsigned)bytes, at, (size_t)((const char *)bad - (const char *)at));
+#if !defined(SIMT_TSAN)                                         // its lock would order the threads that ask
+    if (!simt_range_fits(at, bytes)) simt_fail(file, line, "%s: %u bytes at %p leave their allocation", what, (unsigned)bytes, at);
+#endif
+}
+
+static void check_bulk(const void *shared, const void *global, unsigned bytes, const char *what, const char *file, int line) {
+    group *g = me->group;
+    size_t offset, room;
+    if ((uintptr_t)shared % 16) simt_fail(file, line, "%s: the shared address %p is not a multiple of 16", what, shared);
+    if ((uintptr_t)global % 16) simt_fail(file, line, "%s: the global address %p is not a multiple of 16", what, global);
+    if (!bytes || bytes % 16) simt_fail(file, line, "%s: a size of %u bytes, not a multiple of 16", what, bytes);
+    const char *name = find_variable(g, shared, &offset, &room);
+    if (!name || block_of(g, shared) != me->self->block) simt_fail(file, line, "%s: %p is not in this block's shared memory", what, shared);
+    if (bytes > room) simt_fail(file, line, "%s: %u bytes from byte %zu of %s, which ends after %zu", what, bytes, offset, name, room);
+    check_global(global, bytes, what, file, line);
+}
+
+/* What comes in must not meet a copy that is under way there. */
+static void check_destination(const char *to, size_t bytes, const char *what, const char *file, int line) {
+    group *g = me->group;
+    for (unsigned i = 0; i < g->flight_count; i++) {
+        const flight *x = &g->flights[(g->first_flight + i) % MAX_COPIES];
+        if (overlap(to, bytes, x->to, x->bytes))
+            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, to), base_name(x->site.file), x->site.line);
+    }
+    for (unsigned i = 0; i < g->store_count; i++) {
+        const store *x = &g->stores[i];
+        if (overlap(to, bytes, x->from, x->bytes))
+            fail_all(file, line, "%s: %s is the source of the bulk store issued at %s:%d, which has not been waited for", what, place_name(g, to),
+                     base_name(x->site.file), x->site.line);
+    }
+}
+
+static void land(flight x) {
+    block *blk = block_of(me->group, x.to);
+    if (x.from) {
+        copy_words(x.to, x.from, x.bytes);
+        take_note(blk, x.to, x.bytes);
+    } else {
+        forget_notes(blk, x.to, x.bytes);
+        *(uint64_t *)x.to = x.value;
+    }
+    x.bar->in_flight -= x.bytes;
+    x.bar->bytes -= (int)x.bytes;
+    x.bar->landed_in = (int)x.bar->phase;
+    if (x.peer) x.bar->from_peers[x.bar->phase & 1] = 1;
+    settle(x.bar, x.site.what, x.site.file, x.site.line);
+}
+
+static void land_flight(group *g, unsigned i) {
+    flight *first = &g->flights[g->first_flight], x = g->flights[(g->first_flight + i) % MAX_COPIES];
+    g->flights[(g->first_flight + i) % MAX_COPIES] = *first;
+    g->first_flight = (g->first_flight + 1) % MAX_COPIES;
+    g->flight_count--;
+    land(x);
+}
+
+static void land_store(store *x) {
+    if (x->landed) return;
+    copy_words(x->to, x->from, x->bytes);
+    x->landed = 1;
+}
+
+/* Nothing else can run: one copy lands, any one if they are in random order. Bulk stores wait for their wait. */
+static void land_one(worker *w, group *g) { land_flight(g, copies == RANDOM_COPIES ? next_of(&w->copy_random) % g->flight_count : 0); }
+
+static void land_at_random(worker *w, group *g) {
+    uint64_t r = next_of(&w->copy_random);
+    if (r & 3) return;
+    r = (r >> 2) % (g->flight_count + g->store_count);
+    if (r < g->flight_count) land_flight(g, r);
+    else land_store(&g->stores[r - g->flight_count]);
+}
+
+static void launch_flight(const flight *x) {
+    group *g = me->group;
+    if (!x->from || copies != EAGER) fill(x->to, simt_poison_byte(), x->bytes);
+    x->bar->in_flight += x->bytes;
+    if (copies == EAGER) {
+        land(*x);
+        return;
+    }
+    if (g->flight_count == MAX_COPIES) land_flight(g, 0);
+    g->flights[(g->first_flight + g->flight_count++) % MAX_COPIES] = *x;
+}
+
+void simt_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *at, const char *file, int line) {
+    const char *what = "lk_cp_async_bulk_load";
+    fiber *f = me->self;
+    maybe_switch();
+    check_bulk(shared, global, bytes, what, file, line);
+    mbarrier *bar = find_barrier(at, f->block, what, file, line, __builtin_return_address(0));
+    check_fenced(bar, what, file, line);
+    mark_bytes(bar);
+    check_destination((char *)shared, bytes, what, file, line);
+    forget_notes(f->block, (char *)shared, bytes);
+    copier_access(LOADER, global, shared, bytes, &bar->tag[bar->phase & 1], __builtin_return_address(0));
+    flight x = {(char *)shared, (const char *)global, 0, bytes, 0, bar, {what, file, line}};
+    launch_flight(&x);
+}
+
+void simt_st_async(unsigned to_address, uint64_t value, unsigned bar_address, const char *file, int line) {
+    const char *what = "lk_st_async_b64";
+    group *g = me->group;
+    size_t offset, room;
+    maybe_switch();
+    char *to = cluster_pointer(to_address, what, file, line);
+    mbarrier *bar = find_barrier((uint64_t *)cluster_pointer(bar_address, what, file, line), NULL, what, file, line, __builtin_return_address(0));
+    if (to_address % 8) simt_fail(file, line, "%s: the address of rank %u's %s is not a multiple of 8", what, block_of(g, to)->rank, place_name(g, to));
+    if (!find_variable(g, to, &offset, &room) || room < 8) simt_fail(file, line, "%s: 8 bytes at 0x%x are in no shared variable", what, to_address);
+    if (bar->block != block_of(g, to))
+        simt_fail(file, line, "%s: the store goes to rank %u, its mbarrier %s is in rank %u", what, block_of(g, to)->rank, place_name(g, bar->at), bar->block->rank);
+    check_fenced(bar, what, file, line);
+    mark_bytes(bar);
+    check_destination(to, 8, what, file, line);
+    copier_access(WRITER, NULL, to, 8, &bar->tag[bar->phase & 1], __builtin_return_address(0));
+    flight x = {to, NULL, value, 8, bar->block != me->self->block, bar, {what, file, line}};
+    launch_flight(&x);
+}
+
+void simt_fence_proxy_async(void) {
+    fiber *f = me->self;
+    f->block->fences++;
+    publish_barriers(f);
+    release(&f->block->fence_tag);
+}
+
+void simt_bulk_store(void *global, const void *shared, unsigned bytes, const char *file, int line) {
+    const char *what = "lk_cp_async_bulk_store", *from = (const char *)shared;
+    fiber *f = me->self;
+    group *g = me->group;
+    maybe_switch();
+    check_bulk(shared, global, bytes, what, file, line);
+    for (unsigned i = 0; i < g->flight_count; i++) {
+        const flight *x = &g->flights[(g->first_flight + i) % MAX_COPIES];
+        if (overlap(from, bytes, x->to, x->bytes))
+            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, from), base_name(x->site.file), x->site.line);
+    }
+    if (lacks_fence(f->block, from, bytes))
+        fail_all(file, line, "%s: threads wrote to %s and none has executed lk_fence_proxy_async_shared since", what, place_name(g, from));
+    if (g->store_count == MAX_STORES) simt_fail(file, line, "%s: more than %u bulk stores that nobody has waited for", what, MAX_STORES);
+    take_note(f->block, from, bytes);
+    void *pc = __builtin_return_address(0);
+    copier_access(READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
+    copier_access(FENCED_READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
+    copier_access(WRITER, NULL, global, bytes, &f->write_tag[f->bulk_groups & 3], pc);
+    store *x = &g->stores[g->store_count++];
+    *x = {(char *)global, from, bytes, f->bulk_groups, 0, hash_of(from, bytes), f, {what, file, line}};
+    if (copies == EAGER) land_store(x);
+}
+
+void simt_bulk_commit(void) { me->self->bulk_groups++; }
+
+void simt_bulk_wait(unsigned groups, int read, const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    maybe_switch();
+    note_site(f, read ? "lk_cp_async_bulk_wait_group_read" : "lk_cp_async_bulk_wait_group", file, line);
+    for (unsigned i = 0; i < g->store_count;) {
+        store *x = &g->stores[i];
+        if (x->by != f || x->group + groups >= f->bulk_groups) {
+            i++;
+            continue;
+        }
+        if (hash_of(x->from, x->bytes) != x->hash)
+            fail_all(x->site.file, x->site.line, "%s: its source, %s, was written to before the wait at %s:%d", x->site.what, place_name(g, x->from),
+                     base_name(file), line);
+        land_store(x);
+        acquire(&f->read_tag[x->group & 3]);
+        *x = g->stores[--g->store_count];
+    }
+    if (read) return;
+    for (unsigned n = 0; n < 4; n++)
+        if (n + groups < f->bulk_groups) acquire(&f->write_tag[(f->bulk_groups - groups - 1 - n) & 3]);
+}
+
+static void check_copies_of_thread(fiber *f) {
+    group *g = f->block->group;
+    for (unsigned i = 0; i < g->store_count; i++) {
+        const store *x = &g->stores[i];
+        if (x->by != f) continue;
+        fail_all(x->site.file, x->site.line, "%s: thread %u exits and has not %s", x->site.what, f->index,
+                 x->group == f->bulk_groups ? "committed it to a bulk group" : "waited for its bulk group");
+    }
+}
+
+static void check_copies_of_block(block *blk) {
+    group *g = blk->group;
+    for (unsigned i = 0; i < g->barrier_count; i++) {
+        const mbarrier *bar = &g->barriers[i];
+        if (bar->block != blk) continue;
+        if (bar->in_flight)
+            fail_all(bar->born.file, bar->born.line, "block rank %u exits while %zu bytes are on their way to it, counted by mbarrier %s", blk->rank, bar->in_flight, place_name(g, bar->at));
+        if (bar->bytes)
+            fail_all(bar->born.file, bar->born.line, "block rank %u exits in phase %u of mbarrier %s with %d bytes %s", blk->rank, bar->phase, place_name(g, bar->at),
+                     abs(bar->bytes), bar->bytes < 0 ? "too many" : "missing");
+        if (bar->landed_in > bar->waited_for)
+            fail_all(bar->born.file, bar->born.line, "block rank %u exits and nobody has waited for the bytes of phase %d of mbarrier %s", blk->rank,
+                     bar->landed_in, place_name(g, bar->at));
+    }
+}
+
 /* ---- workers -------------------------------------------------------------------------------------------------------------------------------- */
 
 static bool any_ready(const group *g) {
@@ -1083,6 +1754,20 @@ static bool all_stuck(const launch *l, uint64_t progress) {
     return true;
 }
 
+/* None of the group can run: says where the first that waits for an mbarrier stands, for what it misses is in the report. */
+static void report_deadlock(group *g) {
+    for (unsigned i = 0; i < g->warp_count; i++)
+        for (unsigned m = g->warps[i].exist; m; m &= m - 1) {
+            const fiber *f = &g->warps[i].lanes[__builtin_ctz(m)];
+            if (f->state != IN_MBARRIER) continue;
+            const wait_site *site = &f->warp->site[f->lane];
+            fail_all(site->file, site->line, "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for phase %u of %s",
+                     g->live, f->index, f->block->rank, f->waits_phase, barrier_text(g, f->waits_for));
+            return;
+        }
+    fail_all("launch", 0, "deadlock: %u threads wait for what cannot come", g->live);
+}
+
 /* Runs every resident group until it has nothing ready; retires those that end. */
 static void run_round(worker *w) {
     launch *l = w->launch;
@@ -1090,6 +1775,10 @@ static void run_round(worker *w) {
         group *g = w->resident[i];
         wake_yielded(g);
         run_group(w, g);
+        while (!l->failed && g->flight_count) {
+            land_one(w, g);
+            if (!l->failed && any_ready(g)) run_group(w, g);
+        }
         if (l->failed) return;
         if (!g->live) {
             retire_group(w, g);
@@ -1097,7 +1786,7 @@ static void run_round(worker *w) {
             w->idle.push_back(g);
             continue;
         }
-        if (!any_ready(g) && !g->yielded) fail_all("launch", 0, "deadlock: %u threads wait for what cannot come", g->live);
+        if (!any_ready(g) && !g->yielded) report_deadlock(g);
         i++;
     }
 }
@@ -1208,6 +1897,7 @@ int simt_run(const simt_launch_shape *shape, const std::function<void()> &body) 
     static std::mutex one_launch;
     std::lock_guard<std::mutex> lock(one_launch);
     if (!schedule_known) simt_set_schedule(NULL);
+    choose_copies();
     launch l;
     l.shape = shape;
     l.body = &body;

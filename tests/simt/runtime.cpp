@@ -317,6 +317,7 @@ static bool range_fits(const void *at, size_t bytes) {
     if ((uintptr_t)at >= base + it->second) return true;
     return (uintptr_t)at + bytes <= base + it->second;
 }
+bool simt_range_fits(const void *at, size_t bytes) { return range_fits(at, bytes); }
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     cudaError_t error = outside_capture();
     return error ? error : allocate(pointer, bytes);

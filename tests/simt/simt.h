@@ -59,6 +59,7 @@ const char *simt_last_report(void);                 /* text of the last error re
 void simt_clear_report(void);
 void simt_quiet(int quiet);                         /* 1: reports are kept for simt_last_report but not printed */
 void simt_set_schedule(const char *schedule);       /* "forward", "reverse", "random:SEED"; NULL: what the environment says */
+void simt_set_copies(const char *copies);           /* "lazy", "eager", "random:SEED"; NULL: what the environment says; "": what the schedule says */
 
 /* ---- where the running thread is ------------------------------------------------------------------------------------------------------ */
 
@@ -150,6 +151,7 @@ struct simt_launch_shape {
 int simt_run(const simt_launch_shape *shape, const std::function<void()> &body);
 
 int simt_poison_byte(void);
+bool simt_range_fits(const void *at, size_t bytes);     /* false if it starts in a cudaMalloc'd piece and ends beyond */
 void simt_report_text(const char *text);    /* stores and prints a report made outside a kernel */
 
 #endif
