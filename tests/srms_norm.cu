@@ -1,0 +1,1319 @@
+// SPDX-License-Identifier: MIT
+/* tests/srms_norm.cu - lk/srms_norm.cuh against its header's formula in double, on the GPU or on the simulator.
+ *
+ * Each checked call runs twice, over different poison: the second must give the same bits, so that nothing stale passes for a
+ * result. Bytes that are not outputs (zones around every buffer, the workspace's too, gaps between strided rows, the inputs)
+ * must not change. Most options are drawn, from seeds that depend on the case alone; the counts at the end demand that each of
+ * them ran on every path.
+ *
+ * Limits, in 2^-24 of the magnitudes of the terms, besides half an ulp of the output's type:
+ *   residual_out  the rounding of the float s, bit for bit
+ *   rstd          8: half of what a sum of squares may lose (12), the root, the quotient
+ *   y             10: rstd's, and two products
+ *   dx, dresidual 16: rstd stands three times in the term of the mean where it is recomputed, and each sum loses its part.
+ *                 dx is the rounding of a float dresidual, bit for bit
+ *   dweight       16 + log2 rows: an element's 10, and the sum over rows by blocks, whose errors have random signs
+ * A result below 2^-126 may be flushed to 0.
+ */
+#include "lk/srms_norm.cuh"
+
+#include "tests/test.h"
+
+LK_DEFINE_SRMS_NORM(f32)
+LK_DEFINE_SRMS_NORM(f16)
+LK_DEFINE_SRMS_NORM(bf16)
+
+typedef lk_srms_norm_forward_args forward_args;
+typedef lk_srms_norm_backward_args backward_args;
+typedef lk_status (*forward_function)(const forward_args *, cudaStream_t);
+typedef lk_status (*backward_function)(const backward_args *, cudaStream_t);
+typedef lk_status (*forward_query)(const forward_args *, size_t *);
+typedef lk_status (*backward_query)(const backward_args *, size_t *);
+static const forward_function forward_of[] = {lk_srms_norm_forward_f32, lk_srms_norm_forward_f16, lk_srms_norm_forward_bf16};
+static const backward_function backward_of[] = {lk_srms_norm_backward_f32, lk_srms_norm_backward_f16,
+                                                lk_srms_norm_backward_bf16};
+static const forward_query forward_query_of[] = {lk_srms_norm_forward_workspace_bytes_f32,
+                                                 lk_srms_norm_forward_workspace_bytes_f16,
+                                                 lk_srms_norm_forward_workspace_bytes_bf16};
+static const backward_query backward_query_of[] = {lk_srms_norm_backward_workspace_bytes_f32,
+                                                   lk_srms_norm_backward_workspace_bytes_f16,
+                                                   lk_srms_norm_backward_workspace_bytes_bf16};
+
+#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+
+enum { FORWARD, BACKWARD, BOTH };
+static const char *const direction_name[] = {"forward", "backward"};
+enum { PATHS = 4 };
+static const char *const path_name[PATHS] = {"auto", "warp", "block", "cluster"};
+
+enum { X, RESIDUAL, RESIDUAL_OUT, WEIGHT, RSTD, Y, DY, DRESIDUAL_OUT, DX, DRESIDUAL, DWEIGHT, WORKSPACE, TENSORS = WORKSPACE };
+static const char *const tensor_name[] = {"x",  "residual",      "residual_out", "weight",    "rstd",    "y",
+                                          "dy", "dresidual_out", "dx",           "dresidual", "dweight", "workspace"};
+
+/* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes. */
+enum { FIRST, LAST, VECTOR, LANE, WARP, BLOCK, EVEN, SPARSE, BUT_ONE, ALL, WHERES };
+static const char *const where_name[] = {"first",     "last", "a vector", "a lane's",    "a warp's",
+                                         "a block's", "even", "1 in 97",  "all but one", "all"};
+/* HUGE: the square overflows (in f16: nearly the largest number). */
+enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, LARGE, HUGE_NUMBER, ZERO, SPECIALS };
+static const char *const special_name[] = {"nothing", "-inf", "+inf", "nan", "1e4", "huge", "0"};
+
+/* One call. Strides are as in the args, 0 for packed; `at` is how many elements a pointer is past 256-byte alignment. */
+typedef struct {
+    int type, direction, path;
+    int64_t rows, cols;
+    bool has[TENSORS];
+    int home[TENSORS]; /* whose memory it lies in: its own, or in place that of another */
+    int64_t stride[TENSORS];
+    int at[TENSORS];
+    int residual_dtype, weight_dtype, dweight_dtype;
+    bool accumulate;
+    float eps;
+    int special, where, victim; /* victim: the tensor with special values; X: s, whatever it comes from */
+    double offset, spread;      /* s is uniform in offset +- spread */
+    uint64_t seed;
+} problem;
+
+/* A problem with its two required tensors. */
+static problem plain(int type, int direction, int path, int64_t rows, int64_t cols)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.cols = cols;
+    for (int t = 0; t < TENSORS; t++) p.home[t] = t;
+    p.has[X] = p.has[direction == FORWARD ? Y : DX] = true;
+    p.spread = 4;
+    p.seed = test_hash((uint64_t)(rows * 1000003 + cols * 1009 + type * 101 + direction * 11 + path));
+    return p;
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[1024];
+    int n = snprintf(text, sizeof text, "%s %s path=%s rows=%lld cols=%lld eps=%g residual_dtype=%d weight_dtype=%d%s",
+                     direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->rows,
+                     (long long)p->cols, (double)p->eps, p->residual_dtype, p->weight_dtype, p->accumulate ? " accumulate" : "");
+    for (int t = 0; t < TENSORS; t++)
+        if (p->has[t] && p->home[t] != t)
+            n += snprintf(text + n, sizeof text - (size_t)n, " %s=%s", tensor_name[t], tensor_name[p->home[t]]);
+        else if (p->has[t])
+            n += snprintf(text + n, sizeof text - (size_t)n, " %s(stride %lld, at %d)", tensor_name[t], (long long)p->stride[t],
+                          p->at[t]);
+    snprintf(text + n, sizeof text - (size_t)n, " dweight_dtype=%d special=%s at %s of %s offset=%g spread=%g seed=0x%llx",
+             p->dweight_dtype, special_name[p->special], where_name[p->where], tensor_name[p->victim], p->offset, p->spread,
+             (unsigned long long)p->seed);
+    return text;
+}
+
+static bool is_output(const problem *p, int t)
+{
+    if (!p->has[t]) return false;
+    if (p->direction == FORWARD) return t == Y || t == RESIDUAL_OUT || t == RSTD;
+    return t == DX || t == DRESIDUAL || t == DWEIGHT;
+}
+
+/* Where a tensor's elements lie: those of weight and dweight are one row, those of rstd one column. */
+typedef struct {
+    int type;
+    int64_t rows, cols, stride;
+} layout;
+
+static layout layout_of(const problem *p, int t)
+{
+    const int own = p->type + 1; /* LK_DTYPE_F32, .. are the test's types from 1 on */
+    const int dtype = t == WEIGHT                                                                             ? p->weight_dtype
+                      : t == DWEIGHT                                                                          ? p->dweight_dtype
+                      : t == RSTD                                                                             ? LK_DTYPE_F32
+                      : t == RESIDUAL || t == RESIDUAL_OUT || t == DRESIDUAL_OUT || t == DRESIDUAL            ? p->residual_dtype
+                                                                                                              : own;
+    const int type = (dtype == LK_DTYPE_T ? own : dtype) - 1;
+    if (t == WEIGHT || t == DWEIGHT) return {type, 1, p->cols, p->cols};
+    if (t == RSTD) return {type, p->rows, 1, 1};
+    const int64_t stride = p->stride[p->home[t]];
+    return {type, p->rows, p->cols, stride ? stride : p->cols};
+}
+
+/* ---- Counts of what ran: the names are collected by the first call --------------------------------------------------- */
+
+static const char *did_name[TEST_MOST_OPTIONS];
+static int did_direction[TEST_MOST_OPTIONS];
+static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster"};
+static test_counts counts = {counted_paths, did_name, 2 * PATHS, 0, {}, {}};
+
+static bool cluster_here(void)
+{
+    return test.arch >= 90;
+}
+
+static bool path_here(int path)
+{
+    return path != LK_SRMS_NORM_CLUSTER || cluster_here();
+}
+
+static void count(const problem *p)
+{
+    const bool back = p->direction == BACKWARD;
+    const int vec = 16 / test_type_bytes[p->type], at = p->direction * PATHS + p->path;
+    const bool f32 = layout_of(p, RESIDUAL).type == TEST_F32, sum = p->has[X] && p->has[RESIDUAL];
+    const bool stream = p->has[RESIDUAL] || p->has[RESIDUAL_OUT] || p->has[DRESIDUAL_OUT] || p->has[DRESIDUAL];
+    bool off = false, alike = true, aligned = true, odd_gaps = false, gaps = false, own = false;
+    int64_t first = 0;
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        if (!p->has[t] || t == WEIGHT || t == DWEIGHT || t == RSTD) continue;
+        off |= p->at[p->home[t]] % vec != 0;
+        alike &= p->at[p->home[t]] % vec == p->at[p->home[X]] % vec || !p->has[X];
+        aligned &= l.stride % vec == 0;
+        gaps |= l.stride != l.cols && l.stride % vec == 0, odd_gaps |= l.stride != l.cols && l.stride % vec != 0;
+        if (!first) first = l.stride;
+        own |= first != l.stride;
+    }
+    int i = 0;
+    counts.runs[at]++;
+#define DID(which, name, yes)                                                                                                  \
+    (did_name[i] = name, did_direction[i] = which, counts.of[at][i] += (which == BOTH || which == p->direction) && (yes), i++)
+    DID(BOTH, "f32", p->type == TEST_F32), DID(BOTH, "f16", p->type == TEST_F16), DID(BOTH, "bf16", p->type == TEST_BF16);
+    DID(BOTH, "0 rows", p->rows == 0), DID(BOTH, "1 row", p->rows == 1), DID(BOTH, "many rows", p->rows >= 500);
+    DID(BOTH, "1 col", p->cols == 1), DID(BOTH, "long rows", p->cols >= 5000);
+    DID(BOTH, "residual T", sum && !(f32 && p->type)), DID(BOTH, "residual f32", sum && f32 && p->type);
+    DID(BOTH, "weight NULL", !p->has[WEIGHT]), DID(BOTH, "weight off", p->has[WEIGHT] && p->at[WEIGHT] % vec);
+    DID(BOTH, "weight T", p->has[WEIGHT] && layout_of(p, WEIGHT).type == p->type);
+    DID(BOTH, "weight f32", p->has[WEIGHT] && layout_of(p, WEIGHT).type != p->type);
+    DID(BOTH, "dtype spelt out", stream && p->type && p->residual_dtype > LK_DTYPE_F32);
+    DID(BOTH, "rows off alike", p->rows > 1 && off && alike && aligned), DID(BOTH, "rows off, each its own", off && !alike);
+    DID(BOTH, "packed odd rows", p->rows > 1 && p->cols % vec && !gaps && !odd_gaps), DID(BOTH, "aligned gaps", gaps);
+    DID(BOTH, "odd gaps", odd_gaps), DID(BOTH, "strides differ", own);
+    DID(BOTH, "eps 0", p->eps == 0), DID(BOTH, "eps 1e-30", p->eps == 1e-30f), DID(BOTH, "around 1e4", p->offset == 1e4);
+    for (int s = 1; s < SPECIALS; s++) DID(BOTH, special_name[s], p->special == s && p->rows);
+    for (int w = 0; w < WHERES; w++) DID(BOTH, where_name[w], p->special && p->where == w && p->rows);
+    DID(BOTH, "zero row", p->special == ZERO && p->where == ALL && p->victim == X && p->rows);
+    DID(FORWARD, "y NULL", !p->has[Y]), DID(FORWARD, "residual_out NULL", !p->has[RESIDUAL_OUT]);
+    DID(FORWARD, "rstd NULL", !p->has[RSTD]), DID(FORWARD, "residual_out of x alone", p->has[RESIDUAL_OUT] && !p->has[RESIDUAL]);
+    DID(FORWARD, "y = x", p->has[Y] && p->home[Y] == X);
+    DID(FORWARD, "residual_out = residual", p->has[RESIDUAL_OUT] && p->home[RESIDUAL_OUT] == RESIDUAL);
+    DID(BACKWARD, "s from x", p->has[X] && !sum), DID(BACKWARD, "s from residual_out", back && p->has[RESIDUAL_OUT]);
+    DID(BACKWARD, "rstd given", p->has[RSTD]), DID(BACKWARD, "rstd NULL", !p->has[RSTD]);
+    DID(BACKWARD, "dy NULL", !p->has[DY]), DID(BACKWARD, "dresidual_out", p->has[DRESIDUAL_OUT]);
+    DID(BACKWARD, "dx alone", p->has[DX] && !p->has[DRESIDUAL] && !p->has[DWEIGHT]);
+    DID(BACKWARD, "dresidual alone", !p->has[DX] && p->has[DRESIDUAL] && !p->has[DWEIGHT]);
+    DID(BACKWARD, "dweight alone", !p->has[DX] && !p->has[DRESIDUAL] && p->has[DWEIGHT]);
+    DID(BACKWARD, "dx T, dresidual f32", p->has[DX] && p->has[DRESIDUAL] && f32 && p->type);
+    DID(BACKWARD, "dweight T", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type == p->type);
+    DID(BACKWARD, "dweight f32", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type != p->type);
+    DID(BACKWARD, "accumulate", p->has[DWEIGHT] && p->accumulate);
+    DID(BACKWARD, "dx = dy", p->has[DX] && p->home[DX] == DY);
+    DID(BACKWARD, "dx = dresidual_out", p->has[DX] && p->home[DX] == DRESIDUAL_OUT);
+    DID(BACKWARD, "dresidual = dresidual_out", p->has[DRESIDUAL] && p->home[DRESIDUAL] == DRESIDUAL_OUT);
+#undef DID
+    static_assert(TEST_MOST_OPTIONS >= 63, "the list above");
+    counts.option_count = i;
+}
+
+/* Whether this direction and path can be asked for an option at all. */
+static bool possible(int at, int did)
+{
+    return path_here(at % PATHS) && (did_direction[did] == BOTH || did_direction[did] == at / PATHS);
+}
+
+/* ---- Draws ----------------------------------------------------------------------------------------------------------- */
+
+static bool chance(uint64_t *r, int64_t in)
+{
+    return test_below(r, in) == 0;
+}
+
+/* Which tensors there are, their types and who lies in whose memory. */
+static void draw_options(problem *p, uint64_t *r)
+{
+    static const float eps[] = {0, 1e-6f, 1e-30f, 1e-5f, 0.7f};
+    int *const dtypes[] = {&p->residual_dtype, &p->weight_dtype, &p->dweight_dtype};
+    for (int i = 0; i < 3; i++) *dtypes[i] = chance(r, 2) ? LK_DTYPE_F32 : chance(r, 3) ? p->type + 1 : LK_DTYPE_T;
+    for (int t = 0; t < TENSORS; t++) p->has[t] = false, p->home[t] = t;
+    const bool same = layout_of(p, RESIDUAL).type == p->type;
+    const int outputs = chance(r, 4) ? 7 : 1 + (int)test_below(r, 7);
+    p->has[X] = true, p->has[WEIGHT] = !chance(r, 3);
+    if (p->direction == FORWARD) {
+        p->has[RESIDUAL] = !chance(r, 3);
+        p->has[Y] = outputs & 1, p->has[RESIDUAL_OUT] = outputs & 2, p->has[RSTD] = outputs & 4;
+        if (chance(r, 3)) p->home[Y] = X;
+        if (p->has[RESIDUAL] && chance(r, 3)) p->home[RESIDUAL_OUT] = RESIDUAL;
+    } else {
+        const int source = (int)test_below(r, 3);
+        p->has[RESIDUAL_OUT] = source == 0, p->has[X] = source != 0, p->has[RESIDUAL] = source == 2;
+        p->has[RSTD] = chance(r, 2), p->has[DY] = !chance(r, 4), p->has[DRESIDUAL_OUT] = chance(r, 2);
+        p->has[DX] = outputs & 1, p->has[DRESIDUAL] = outputs & 2, p->has[DWEIGHT] = outputs & 4;
+        p->accumulate = chance(r, 2);
+        const int place = (int)test_below(r, 6);
+        if (place < 2 && p->has[DY]) p->home[DX] = DY;
+        if ((place == 1 || place == 2) && p->has[DRESIDUAL_OUT]) p->home[DRESIDUAL] = DRESIDUAL_OUT;
+        if (place == 3 && p->has[DRESIDUAL_OUT] && same) p->home[DX] = DRESIDUAL_OUT;
+    }
+    p->eps = eps[test_below(r, LENGTH_OF(eps))];
+}
+
+/* How rows lie: packed; packed and all off by as much; with gaps, all alike; with gaps of their own that leave all rows
+ * congruent; with one odd stride; each with its own stride and offset. Weight, rstd and dweight are on their own. */
+enum { PACKED, PACKED_OFF, GAPS, OWN_GAPS, ODD_GAPS, WILD, PLACES };
+
+static void draw_place(problem *p, uint64_t *r, int place)
+{
+    const int off = place == PACKED ? 0 : 1 + (int)test_below(r, 7);
+    const int64_t full = (p->cols + 7) / 8 * 8, gap = 8 * (1 + test_below(r, 3)), odd = p->cols + 1 + 2 * test_below(r, 4);
+    for (int t = 0; t < TENSORS; t++) {
+        p->at[t] = place == WILD || t == WEIGHT || t == RSTD || t == DWEIGHT ? (int)test_below(r, 8) : off;
+        p->stride[t] = chance(r, 2) ? 0 : p->cols; /* packed, as 0 or spelt out */
+        if (place == GAPS) p->stride[t] = full + gap;
+        if (place == OWN_GAPS) p->stride[t] = full + 8 * test_below(r, 4);
+        if (place == ODD_GAPS) p->stride[t] = odd;
+        if (place == WILD) p->stride[t] = p->cols + test_below(r, 12);
+    }
+    if (chance(r, 2)) p->at[WEIGHT] = 0;
+}
+
+static void draw_special(problem *p, uint64_t *r)
+{
+    p->special = 1 + (int)test_below(r, SPECIALS - 1), p->where = (int)test_below(r, WHERES);
+    const int victims[] = {X, X, DY, WEIGHT, DRESIDUAL_OUT}, victim = victims[test_below(r, LENGTH_OF(victims))];
+    p->victim = p->has[victim] ? victim : X;
+}
+
+/* A problem with drawn options and places, from a seed that the caller makes of its case. */
+static problem drawn(int type, int direction, int path, int64_t rows, int64_t cols, int seed, int place)
+{
+    problem p = plain(type, direction, path, rows, cols);
+    p.seed = test_hash(p.seed + (uint64_t)seed * 0x10001);
+    uint64_t random = p.seed;
+    draw_options(&p, &random);
+    draw_place(&p, &random, place);
+    return p;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------------------------------- */
+
+static test_buffer buffers[TENSORS + 1]; /* the workspace is the last */
+static layout laid[TENSORS];
+static unsigned char *kept[TENSORS]; /* the first run's outputs */
+static size_t kept_bytes[TENSORS], row_bytes[4];
+static double *row_s, *row_g, *column_sum, *column_size;
+
+static void *room(void *pointer, size_t *have, size_t want)
+{
+    if (want <= *have) return pointer;
+    *have = 2 * want;
+    return realloc(pointer, *have);
+}
+
+static bool is_special(const problem *p, int t, int64_t row, int64_t c)
+{
+    const bool zero = p->special == ZERO && p->victim == X && (t == RESIDUAL || t == X); /* both, so that s is 0 */
+    const int victim = p->victim == X && !p->has[X] ? RESIDUAL_OUT : p->victim;
+    if (!p->special || (t != victim && !zero) || (t != WEIGHT && p->rows > 1 && row % 2 == 0)) return false;
+    const int vec = 16 / test_type_bytes[p->type];
+    switch (p->where) {
+    case FIRST: return c == 0;
+    case LAST: return c == p->cols - 1;
+    case VECTOR: return c / vec == (p->cols > vec ? 1 : 0);
+    case LANE: return c / vec % 32 == 1;
+    case WARP: return c / vec / 32 % 8 == 0;
+    case BLOCK: return c / vec / 256 % 2 == 0;
+    case EVEN: return c % 2 == 0;
+    case SPARSE: return c % 97 == 5;
+    case BUT_ONE: return c != row * 7 % p->cols;
+    }
+    return true;
+}
+
+static float value(int t, int64_t row, int64_t c)
+{
+    return test_get(laid[t].type, test_buffer_host(&buffers[t]), row * laid[t].stride + c);
+}
+
+/* s as the float that the header speaks of. */
+static float load_s(const problem *p, int64_t row, int64_t c)
+{
+    if (!p->has[X]) return value(RESIDUAL_OUT, row, c);
+    return p->has[RESIDUAL] ? value(X, row, c) + value(RESIDUAL, row, c) : value(X, row, c);
+}
+
+/* rstd of a row, whose s it leaves in row_s. Squares are floats: what overflows is infinite. */
+static double load_row(const problem *p, int64_t row)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < p->cols; c++) {
+        row_s[c] = (double)load_s(p, row, c);
+        sum += row_s[c] * row_s[c];
+    }
+    if (sum > 0x1.fffffep127) sum = INFINITY;
+    return 1 / sqrt(sum / (double)p->cols + (double)p->eps);
+}
+
+static void fill(const problem *p, int t)
+{
+    static const float special[] = {0, -INFINITY, INFINITY, NAN, 1e4f, 1e25f, 0};
+    void *const host = test_buffer_host(&buffers[t]);
+    const layout l = laid[t];
+    uint64_t random = p->seed + (uint64_t)t * 0x100000001;
+    for (int64_t row = 0; row < l.rows; row++)
+        for (int64_t c = 0; c < l.cols; c++) {
+            double v = 2 * test_uniform(&random);
+            if (t == X || t == RESIDUAL_OUT) v = p->offset + p->spread / 2 * v;
+            if (t == WEIGHT) v = v < 0 ? v - 0.2 : v + 0.2;
+            if (t == RSTD) v = load_row(p, row);
+            if (is_special(p, t, row, c)) v = p->special == HUGE_NUMBER && l.type == TEST_F16 ? 6e4 : special[p->special];
+            test_put(l.type, host, row * l.stride + c, (float)v);
+        }
+}
+
+static forward_args forward;
+static backward_args backward;
+
+/* Fills and uploads everything for a run, and the two args structs. With rstd given, eps must not matter. */
+static bool setup(const problem *p, int run)
+{
+    void *at[TENSORS] = {};
+    int64_t strides[TENSORS];
+    row_s = (double *)room(row_s, &row_bytes[0], (size_t)p->cols * sizeof(double));
+    row_g = (double *)room(row_g, &row_bytes[1], (size_t)p->cols * sizeof(double));
+    column_sum = (double *)room(column_sum, &row_bytes[2], (size_t)p->cols * sizeof(double));
+    column_size = (double *)room(column_size, &row_bytes[3], (size_t)p->cols * sizeof(double));
+    for (int t = 0; t < TENSORS; t++) {
+        const int home = p->home[t];
+        laid[t] = layout_of(p, t), strides[t] = p->stride[home];
+        if (!p->has[t]) continue;
+        const layout l = laid[t];
+        const size_t bytes = (size_t)test_type_bytes[l.type];
+        if (home == t) {
+            const bool out = is_output(p, t);
+            test_buffer_size(&buffers[t], (size_t)(l.rows ? (l.rows - 1) * l.stride + l.cols : 0) * bytes,
+                             (size_t)p->at[t] * bytes, run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
+            if (!out || (t == DWEIGHT && p->accumulate)) fill(p, t);
+            test_buffer_upload(&buffers[t]);
+        }
+        at[t] = test_buffer_device(&buffers[home]);
+    }
+    forward = {at[X], at[RESIDUAL], at[WEIGHT], at[Y], at[RESIDUAL_OUT], (float *)at[RSTD], p->rows, p->cols, strides[X],
+               strides[RESIDUAL], strides[Y], strides[RESIDUAL_OUT], p->eps, p->residual_dtype, p->weight_dtype, p->path};
+    backward = {at[X], at[RESIDUAL], at[RESIDUAL_OUT], (const float *)at[RSTD], at[WEIGHT], at[DY], at[DRESIDUAL_OUT], at[DX],
+                at[DRESIDUAL], at[DWEIGHT], NULL, 0, p->rows, p->cols, strides[X], strides[RESIDUAL], strides[RESIDUAL_OUT],
+                strides[DY], strides[DRESIDUAL_OUT], strides[DX], strides[DRESIDUAL], p->has[RSTD] ? 3.0f : p->eps,
+                p->residual_dtype, p->weight_dtype, p->dweight_dtype, p->accumulate, p->path};
+    size_t bytes = 12345;
+    const lk_status status =
+        p->direction == FORWARD ? forward_query_of[p->type](&forward, &bytes) : backward_query_of[p->type](&backward, &bytes);
+    const bool good = status == LK_OK && bytes <= (64u << 20) + 8 * (size_t)p->cols && (p->has[DWEIGHT] || bytes == 0);
+    if (!test_that(good))
+        test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
+    if (!good) bytes = 0;
+    test_buffer_size(&buffers[WORKSPACE], bytes, 0, run ? 0x5a : 0xff);
+    test_buffer_upload(&buffers[WORKSPACE]);
+    backward.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, backward.workspace_bytes = bytes;
+    return good;
+}
+
+static lk_status launch(const problem *p)
+{
+    return p->direction == FORWARD ? forward_of[p->type](&forward, test.stream) : backward_of[p->type](&backward, test.stream);
+}
+
+static bool launched(const problem *p, lk_status status)
+{
+    if (!test_that(status == LK_OK)) {
+        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
+        return false;
+    }
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    return true;
+}
+
+static void collect(const problem *p)
+{
+    for (int t = 0; t <= TENSORS; t++)
+        if (t == WORKSPACE || (p->has[t] && p->home[t] == t)) test_buffer_download(&buffers[t]);
+}
+
+/* ---- The reference --------------------------------------------------------------------------------------------------- */
+
+static float result(const problem *p, int t, int64_t row, int64_t c)
+{
+    return test_get(laid[t].type, test_buffer_back(&buffers[p->home[t]]), row * laid[t].stride + c);
+}
+
+static void near(const problem *p, int t, int64_t row, int64_t c, double want, double k, double magnitude)
+{
+    const float got = result(p, t, row, c);
+    const double slack = isfinite(magnitude) ? k * 0x1p-24 * magnitude + 0x1p-126 : 0;
+    if (!test_near(laid[t].type, got, want, slack))
+        test_detail("%s[row %lld, col %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)row, (long long)c,
+                    (double)got, want, slack, describe(p));
+}
+
+/* A result that is the rounding of a float. */
+static void exactly(const problem *p, int t, int64_t row, int64_t c, float want)
+{
+    const float got = result(p, t, row, c);
+    if (!test_that(test_encode(laid[t].type, got) == test_encode(laid[t].type, want) || (want != want && got != got)))
+        test_detail("%s[row %lld, col %lld] is %.9g, not the rounding of %.9g; %s", tensor_name[t], (long long)row,
+                    (long long)c, (double)got, (double)want, describe(p));
+}
+
+static void verify_forward(const problem *p)
+{
+    for (int64_t row = 0; row < p->rows; row++) {
+        const double rstd = load_row(p, row);
+        if (p->has[RSTD]) near(p, RSTD, row, 0, rstd, 8, rstd);
+        for (int64_t c = 0; c < p->cols; c++) {
+            const double y = row_s[c] * rstd * (p->has[WEIGHT] ? (double)value(WEIGHT, 0, c) : 1);
+            if (p->has[Y]) near(p, Y, row, c, y, 10, fabs(y));
+            if (p->has[RESIDUAL_OUT]) exactly(p, RESIDUAL_OUT, row, c, (float)row_s[c]);
+        }
+    }
+}
+
+static void verify_backward(const problem *p)
+{
+    const bool old = p->has[DWEIGHT] && p->accumulate;
+    for (int64_t c = 0; c < p->cols; c++) {
+        column_sum[c] = old ? (double)value(DWEIGHT, 0, c) : 0;
+        column_size[c] = fabs(column_sum[c]);
+    }
+    for (int64_t row = 0; row < p->rows; row++) {
+        double rstd = load_row(p, row), mean = 0, size = 0;
+        if (p->has[RSTD]) rstd = (double)value(RSTD, row, 0);
+        for (int64_t c = 0; c < p->cols; c++) {
+            const double dy = p->has[DY] ? (double)value(DY, row, c) : 1, h = row_s[c] * rstd;
+            row_g[c] = p->has[WEIGHT] ? dy * (double)value(WEIGHT, 0, c) : dy;
+            mean += row_g[c] * h / (double)p->cols, size += fabs(row_g[c] * h) / (double)p->cols;
+            column_sum[c] += dy * h, column_size[c] += fabs(dy * h);
+        }
+        for (int64_t c = 0; c < p->cols; c++) {
+            const double more = p->has[DRESIDUAL_OUT] ? (double)value(DRESIDUAL_OUT, row, c) : 0, h = row_s[c] * rstd;
+            const double ds = rstd * (row_g[c] - h * mean) + more,
+                         magnitude = rstd * (fabs(row_g[c]) + fabs(h) * size) + fabs(more);
+            if (p->has[DX]) near(p, DX, row, c, ds, 16, magnitude);
+            if (p->has[DRESIDUAL]) near(p, DRESIDUAL, row, c, ds, 16, magnitude);
+            if (p->has[DX] && p->has[DRESIDUAL]) exactly(p, DX, row, c, result(p, DRESIDUAL, row, c));
+        }
+    }
+    for (int64_t c = 0; c < p->cols && p->has[DWEIGHT]; c++) {
+        near(p, DWEIGHT, 0, c, column_sum[c], 16 + log2((double)p->rows + 1), column_size[c]);
+        if (p->rows == 0) exactly(p, DWEIGHT, 0, c, (float)column_sum[c]);
+    }
+}
+
+/* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
+static void settle(const problem *p, bool keep, const char *what)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        if (!is_output(p, t)) continue;
+        const test_buffer *const b = &buffers[p->home[t]];
+        const layout l = laid[t];
+        const size_t bytes = (size_t)test_type_bytes[l.type];
+        if (keep) {
+            kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], b->bytes);
+            if (b->bytes) memcpy(kept[t], test_buffer_back(b), b->bytes);
+        }
+        for (int64_t row = 0; row < l.rows; row++) {
+            const size_t at = (size_t)(row * l.stride) * bytes, n = (size_t)l.cols * bytes;
+            if (!keep && !test_that(!memcmp(kept[t] + at, (char *)test_buffer_back(b) + at, n)))
+                test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, tensor_name[t], describe(p));
+        }
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        if (!is_output(p, t)) continue;
+        const layout l = laid[t];
+        for (int64_t row = 0; row < l.rows; row++)
+            for (int64_t c = 0; c < l.cols; c++)
+                test_buffer_accept(&buffers[p->home[t]], row * l.stride + c, test_type_bytes[l.type]);
+    }
+    const test_buffer *const w = &buffers[WORKSPACE];
+    if (w->bytes) memcpy(test_buffer_back(w), test_buffer_host(w), w->bytes);
+    for (int t = 0; t <= TENSORS; t++)
+        if (t == WORKSPACE || (p->has[t] && p->home[t] == t)) test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
+}
+
+static void check(const problem *p)
+{
+    count(p);
+    for (int run = 0; run < 2; run++) {
+        bool ran = setup(p, run);
+        ran = ran && launched(p, launch(p));
+        collect(p);
+        if (!ran) return;
+        if (run == 0 && p->direction == FORWARD) verify_forward(p);
+        if (run == 0 && p->direction == BACKWARD) verify_backward(p);
+        settle(p, run == 0, "a second run");
+    }
+}
+
+/* ---- Cases: each on every direction, path and type ------------------------------------------------------------------- */
+
+static int pick(int full, int small)
+{
+    return test.small ? small : full;
+}
+
+static void empty(int type, int direction, int path)
+{
+    const int64_t cols[] = {1, 9, 300, 5000};
+    for (int i = 0; i < LENGTH_OF(cols); i++)
+        for (int seed = 0; seed < pick(4, 2); seed++) {
+            problem p = drawn(type, direction, path, 0, cols[i], seed, seed % PLACES);
+            if (direction == BACKWARD) p.has[DWEIGHT] = true, p.accumulate = seed % 2;
+            check(&p);
+        }
+    /* Tensors without elements may be NULL. */
+    forward = {}, backward = {};
+    forward.cols = backward.cols = 7, forward.path = backward.path = path;
+    problem p = plain(type, direction, path, 0, 7);
+    launched(&p, launch(&p));
+}
+
+static void lengths(int type, int direction, int path)
+{
+    const int64_t cols[] = {1,   2,    7,    8,    9,    15,   16,   17,   31,   32,   33,   63,   64,   65,  127, 129, 255, 256,
+                            257, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4097, 5120, 8191, 8192, 8193, 16385};
+    for (int i = 0; i < LENGTH_OF(cols); i++) {
+        if (test.small && (cols[i] > 1100 || (i + type + path) % 3)) continue;
+        const int rows = cols[i] > 1100 ? 3 : 5;
+        for (int seed = 0; seed < pick(3, 1); seed++) {
+            const problem p = drawn(type, direction, path, seed == 2 ? 1 : rows, cols[i], seed, seed ? PACKED_OFF : PACKED);
+            check(&p);
+        }
+    }
+}
+
+/* Every option with every other, more or less. */
+static void options(int type, int direction, int path)
+{
+    const int64_t cols[] = {24, 37, 520};
+    for (int i = 0; i < LENGTH_OF(cols); i++)
+        for (int seed = 0; seed < pick(60, 8); seed++) {
+            const problem p = drawn(type, direction, path, seed % 3 ? 3 : 6, cols[i], 100 + seed, seed % 2 ? PACKED : PACKED_OFF);
+            check(&p);
+        }
+}
+
+static void places(int type, int direction, int path)
+{
+    const int64_t cols[] = {5, 37, 64, 1000, 8191};
+    for (int i = 0; i < LENGTH_OF(cols); i++)
+        for (int place = 0; place < PLACES; place++)
+            for (int seed = 0; seed < pick(i < 3 ? 6 : 2, 1); seed++) {
+                if (test.small && (i + place + path + type) % 2) continue;
+                const problem p = drawn(type, direction, path, 5, test.small && i == 4 ? 701 : cols[i], 200 + seed, place);
+                check(&p);
+            }
+}
+
+/* More rows than any grid has blocks: the loops over rows go round several times. */
+static void many_rows(int type, int direction, int path)
+{
+#if defined(LK_SIMT)
+    const int64_t most = pick(3000, 530);
+#else
+    const int64_t most = pick(100003, 2000);
+#endif
+    const int64_t shapes[][2] = {{most, 24}, {most, 3}, {most / 5 + 500, 100}, {most / 20 + 500, 600}};
+    for (int i = 0; i < pick(LENGTH_OF(shapes), 1); i++)
+        for (int place = 0; place < PLACES; place++) {
+            if (place % 2 != i % 2 && (i || test.small)) continue;
+            problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 300 + place, place);
+            if (direction == BACKWARD) p.has[DWEIGHT] = true;
+            check(&p);
+        }
+}
+
+static void long_rows(int type, int direction, int path)
+{
+    const int64_t cols[] = {5001, 32771, 70000, 300001};
+    for (int i = 0; i < pick(LENGTH_OF(cols), 1); i++)
+        for (int place = 0; place < pick(i < 2 ? PLACES : 1, 2); place++) {
+            problem p = drawn(type, direction, path, i == 3 ? 1 : 2, cols[i], 400 + place, (place + i) % PLACES);
+            if (place == 0 && direction == FORWARD) p.has[RSTD] = true;
+            check(&p);
+        }
+    if (test.small) return;
+    /* Equal terms: a running float sum loses the same fraction at each step. */
+    problem p = drawn(type, direction, path, 1, 300001, 450, PACKED);
+    p.spread = 0, p.offset = 1.2;
+    if (direction == FORWARD) p.has[RSTD] = true;
+    check(&p);
+    if (type != TEST_BF16) return;
+    p = drawn(type, direction, path, 1, 1 << 20, 451, PACKED_OFF);
+    check(&p);
+}
+
+static void specials(int type, int direction, int path)
+{
+    const int64_t cols[] = {24, 701, 4099};
+    for (int special = 1; special < SPECIALS; special++)
+        for (int where = 0; where < WHERES; where++)
+            for (int i = 0; i < LENGTH_OF(cols); i++) {
+                if (test.small && (i == 2 || i != (special + where) % 2 || (special + where + type) % 3)) continue;
+                const int seed = special * 100 + where;
+                problem p = drawn(type, direction, path, i == 2 ? 2 : 5, cols[i], 500 + seed, (special + where + i) % PLACES);
+                uint64_t random = p.seed + 1;
+                draw_special(&p, &random);
+                p.special = special, p.where = where;
+                if (i == 2 && where < SPARSE && where != BLOCK) continue;
+                check(&p);
+            }
+}
+
+/* Zero rows beside others: y is 0 and dx = dy weight / sqrt(eps); NaN for eps = 0. */
+static void zero_rows(int type, int direction, int path)
+{
+    const float eps[] = {1e-30f, 0, 1e-6f, 4};
+    for (int i = 0; i < LENGTH_OF(eps); i++)
+        for (int seed = 0; seed < pick(4, 1); seed++) {
+            problem p = drawn(type, direction, path, 4, seed % 2 ? 40 : 333, 700 + seed + 10 * i, seed % 2 ? PACKED_OFF : PACKED);
+            p.eps = eps[i], p.special = ZERO, p.where = ALL, p.victim = X;
+            if (direction == FORWARD) p.has[Y] = p.has[RSTD] = true;
+            else p.has[DX] = true;
+            check(&p);
+        }
+}
+
+static void offsets(int type, int direction, int path)
+{
+    for (int seed = 0; seed < pick(12, 2); seed++) {
+        problem p = drawn(type, direction, path, 3, seed % 2 ? 300 : 65, 800 + seed, seed % PLACES);
+        p.offset = seed % 3 ? 1e4 : -1e4;
+        if (seed % 4 == 1) p.spread = 0;
+        check(&p);
+    }
+}
+
+/* Each pair of tensors that may share memory, at lengths of one pass and of several. */
+static void in_place(int type, int direction, int path)
+{
+    const int64_t cols[] = {9, 300, 5001, 33000};
+    for (int i = 0; i < pick(LENGTH_OF(cols), 2); i++)
+        for (int pair = 0; pair < 4; pair++) {
+            problem p = drawn(type, direction, path, 3, cols[i], 900 + pair, (pair + i) % PLACES);
+            for (int t = 0; t < TENSORS; t++) p.home[t] = t;
+            if (pair == 3 || direction == FORWARD) p.residual_dtype = pair % 2 ? LK_DTYPE_T : LK_DTYPE_F32;
+            if (direction == FORWARD) {
+                p.has[Y] = p.has[RESIDUAL_OUT] = true, p.has[RESIDUAL] = pair > 0;
+                if (pair != 1) p.home[Y] = X;
+                if (pair > 0) p.home[RESIDUAL_OUT] = RESIDUAL;
+            } else {
+                p.has[DX] = p.has[DY] = p.has[DRESIDUAL_OUT] = true, p.has[DRESIDUAL] = pair != 0;
+                if (pair == 0 || pair == 2) p.home[DX] = DY;
+                if (pair == 1 || pair == 2) p.home[DRESIDUAL] = DRESIDUAL_OUT;
+                if (pair == 3) p.home[DX] = DRESIDUAL_OUT;
+            }
+            check(&p);
+        }
+}
+
+/* Captured once, replayed twice over poison: the bits of a plain call. */
+static void graphs(int type, int direction, int path)
+{
+    problem p = drawn(type, direction, path, 5, 700, 1000, PACKED);
+    if (direction == BACKWARD) p.has[DWEIGHT] = true;
+    check(&p); /* leaves its bits in kept, and its arguments */
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    setup(&p, 0);
+    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
+    const lk_status status = launch(&p);
+    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
+    if (!test_that(status == LK_OK))
+        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
+    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    for (int run = 0; run < 2; run++) {
+        if (run) setup(&p, 0);
+        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        collect(&p);
+        settle(&p, false, "a replay");
+    }
+    TEST_CUDA(cudaGraphExecDestroy(replay));
+    TEST_CUDA(cudaGraphDestroy(graph));
+}
+
+typedef void (*theme_function)(int type, int direction, int path);
+typedef struct {
+    const char *name;
+    theme_function run;
+} theme;
+
+static void all_themes(void)
+{
+    static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"options", options},
+                                   {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
+                                   {"special values", specials}, {"zero rows", zero_rows}, {"around 1e4", offsets},
+                                   {"in place", in_place},   {"graph", graphs}};
+    for (int at = 0; at < 2 * PATHS; at++) {
+        const int direction = at / PATHS, path = at % PATHS;
+        if (!path_here(path)) {
+            test_skip("cluster", "the device has no clusters");
+            continue;
+        }
+        for (int type = 0; type < TEST_TYPES; type++)
+            for (int i = 0; i < LENGTH_OF(themes); i++) {
+                if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
+                                themes[i].name))
+                    continue;
+                themes[i].run(type, direction, path);
+                test_finish();
+            }
+    }
+}
+
+/* ---- Forward, then backward from its results; differences ------------------------------------------------------------ */
+
+static void sequence(int type)
+{
+    for (int i = 0; i < 4; i++) {
+        problem f = plain(type, FORWARD, LK_SRMS_NORM_AUTO, 7, i % 2 ? 1200 : 77);
+        f.residual_dtype = f.weight_dtype = i < 2 ? LK_DTYPE_F32 : LK_DTYPE_T, f.eps = 1e-5f;
+        problem b = f;
+        f.has[RESIDUAL] = f.has[RESIDUAL_OUT] = f.has[RSTD] = f.has[WEIGHT] = true;
+        b.direction = BACKWARD, b.has[X] = b.has[Y] = false;
+        b.has[RESIDUAL_OUT] = b.has[RSTD] = b.has[WEIGHT] = b.has[DY] = b.has[DRESIDUAL_OUT] = true;
+        b.has[DX] = b.has[DRESIDUAL] = b.has[DWEIGHT] = true;
+        setup(&f, 0);
+        const forward_args first = forward;
+        setup(&b, 0); /* its residual_out and rstd are about to be overwritten */
+        forward = first;
+        /* No wait between the two: with programmatic launch the second may start early, and must still see the first's. */
+        const lk_status status = launch(&f);
+        const bool ran = launched(&b, status ? status : launch(&b));
+        collect(&f), collect(&b);
+        if (!ran) return;
+        verify_forward(&f);
+        memcpy(buffers[RESIDUAL_OUT].host, buffers[RESIDUAL_OUT].back, buffers[RESIDUAL_OUT].total);
+        memcpy(buffers[RSTD].host, buffers[RSTD].back, buffers[RSTD].total);
+        verify_backward(&b);
+    }
+}
+
+/* sum over the row of dy y + dresidual_out s, by the formula. */
+static double loss_of_row(const problem *p, int64_t row, int64_t changed, double x_step, double weight_step)
+{
+    double squares = 0, loss = 0;
+    for (int64_t c = 0; c < p->cols; c++) {
+        const double s = (double)load_s(p, row, c) + (c == changed ? x_step : 0);
+        squares += s * s;
+    }
+    for (int64_t c = 0; c < p->cols; c++) {
+        const double s = (double)load_s(p, row, c) + (c == changed ? x_step : 0),
+                     w = (double)value(WEIGHT, 0, c) + (c == changed ? weight_step : 0);
+        loss += (double)value(DY, row, c) * s / sqrt(squares / (double)p->cols + (double)p->eps) * w +
+                (double)value(DRESIDUAL_OUT, row, c) * s;
+    }
+    return loss;
+}
+
+/* dx and dweight against central differences, whose own error is about 1e-9 with this step. */
+static void differences(void)
+{
+    problem p = plain(TEST_F32, BACKWARD, LK_SRMS_NORM_AUTO, 3, 7);
+    p.has[RESIDUAL] = p.has[WEIGHT] = p.has[DY] = p.has[DRESIDUAL_OUT] = p.has[DWEIGHT] = true;
+    p.eps = 0.3f;
+    check(&p);
+    const double step = 1e-5, limit = 1e-7 + 64 * 0x1p-24; /* float results of up to about 4 in size */
+    for (int64_t c = 0; c < p.cols; c++) {
+        double dweight = 0;
+        for (int64_t row = 0; row < p.rows; row++) {
+            const double dx = (loss_of_row(&p, row, c, step, 0) - loss_of_row(&p, row, c, -step, 0)) / (2 * step);
+            dweight += (loss_of_row(&p, row, c, 0, step) - loss_of_row(&p, row, c, 0, -step)) / (2 * step);
+            const double got = (double)((const float *)kept[DX])[row * p.cols + c];
+            if (!test_within(fabs(got - dx), limit))
+                test_detail("dx[row %lld, col %lld] is %.9g, the difference quotient %.9g", (long long)row, (long long)c, got, dx);
+        }
+        const double got = (double)((const float *)kept[DWEIGHT])[c];
+        if (!test_within(fabs(got - dweight), limit))
+            test_detail("dweight[%lld] is %.9g, the difference quotient %.9g", (long long)c, got, dweight);
+    }
+}
+
+static void all_sequences(void)
+{
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("forward, then backward %s", test_type_name[type])) sequence(type), test_finish();
+    if (test_begin("backward f32 auto: central differences")) differences(), test_finish();
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+
+/* The calls that errors are told from: every tensor given, 4 rows of 8. */
+static void good_calls(int type)
+{
+    void *at[TENSORS];
+    for (int t = 0; t < TENSORS; t++) {
+        test_buffer_size(&buffers[t], 512, 0, 0x3c), test_buffer_upload(&buffers[t]);
+        at[t] = test_buffer_device(&buffers[t]);
+    }
+    forward = {}, backward = {};
+    forward.x = at[X], forward.residual = at[RESIDUAL], forward.weight = at[WEIGHT], forward.y = at[Y];
+    forward.residual_out = at[RESIDUAL_OUT], forward.rstd = (float *)at[RSTD], forward.rows = 4, forward.cols = 8;
+    backward.x = at[X], backward.residual = at[RESIDUAL], backward.rstd = (float *)at[RSTD], backward.weight = at[WEIGHT];
+    backward.dy = at[DY], backward.dresidual_out = at[DRESIDUAL_OUT], backward.dx = at[DX], backward.dresidual = at[DRESIDUAL];
+    backward.dweight = at[DWEIGHT], backward.rows = 4, backward.cols = 8;
+    if (!test_that(backward_query_of[type](&backward, &backward.workspace_bytes) == LK_OK && backward.workspace_bytes > 0))
+        test_detail("the query of 4 rows of 8 says %zu bytes, %s", backward.workspace_bytes, lk_last_error());
+    test_buffer_size(&buffers[WORKSPACE], backward.workspace_bytes + 256, 0, 0x3c); /* room to move it */
+    test_buffer_upload(&buffers[WORKSPACE]);
+    backward.workspace = test_buffer_device(&buffers[WORKSPACE]);
+}
+
+/* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the workspace. */
+static void expect_error(int type, int direction, lk_status want, const char *field)
+{
+    char op[64], said[300];
+    snprintf(op, sizeof op, "lk_srms_norm_%s_%s", direction_name[direction], test_type_name[type]);
+    problem p = plain(type, direction, LK_SRMS_NORM_AUTO, 4, 8);
+    const lk_status status = launch(&p);
+    snprintf(said, sizeof said, "%s", lk_last_error());
+    size_t asked = 12345;
+    const lk_status query =
+        direction == FORWARD ? forward_query_of[type](&forward, &asked) : backward_query_of[type](&backward, &asked);
+    if (!test_that(status == want))
+        test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
+    if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
+        test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
+    if (!test_that(query == (want == LK_ERR_WORKSPACE ? LK_OK : want) && (asked == 12345) == (query != LK_OK)))
+        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(query), asked);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int t = 0; t <= TENSORS; t++) {
+        test_buffer_download(&buffers[t]);
+        if (status) test_buffer_untouched(&buffers[t], tensor_name[t], field);
+    }
+}
+
+#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
+#define BAD(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
+
+static void forward_errors(int type)
+{
+    const int direction = FORWARD;
+    const int64_t big = (int64_t)1 << 62;
+    forward_args &a = forward;
+    BAD(LK_OK, "nothing", a.path = 0);
+    BAD(LK_ERR_NULL, "x", a.x = NULL);
+    BAD(LK_ERR_NULL, "rstd", (a.y = a.residual_out = NULL, a.rstd = NULL));
+    BAD(LK_ERR_NULL, "y", (a.y = a.residual_out = NULL, a.rstd = NULL));
+    BAD(LK_OK, "rstd alone", a.y = a.residual_out = NULL);
+    BAD(LK_OK, "y alone", (a.residual_out = NULL, a.rstd = NULL));
+    BAD(LK_OK, "residual_out alone", (a.y = NULL, a.rstd = NULL));
+    BAD(LK_ERR_SHAPE, "rows", a.rows = -1);
+    BAD(LK_ERR_SHAPE, "cols", a.cols = 0);
+    BAD(LK_ERR_SHAPE, "cols", a.cols = -8);
+    BAD(LK_ERR_SHAPE, "cols", a.cols = ((int64_t)1 << 30) + 1);
+    BAD(LK_ERR_SHAPE, "cols", (a.rows = 0, a.cols = 0));
+    BAD(LK_ERR_SHAPE, "2^62", a.rows = INT64_MAX);
+    BAD(LK_ERR_SHAPE, "2^62", (a.rows = (int64_t)1 << 40, a.cols = (int64_t)1 << 30));
+    int64_t *const strides[] = {&a.x_stride, &a.residual_stride, &a.y_stride, &a.residual_out_stride};
+    const char *const names[] = {"x", "residual", "y", "residual_out"};
+    for (int i = 0; i < LENGTH_OF(strides); i++) {
+        BAD(LK_ERR_SHAPE, names[i], *strides[i] = 7);
+        BAD(LK_ERR_SHAPE, names[i], *strides[i] = -8);
+        BAD(LK_ERR_SHAPE, "2^62", *strides[i] = big);
+        BAD(LK_OK, "a large stride", (*strides[i] = 8, a.rows = 1));
+    }
+    BAD(LK_ERR_SHAPE, "y", (a.y = (void *)a.x, a.y_stride = 9));
+    BAD(LK_ERR_SHAPE, "x", (a.y = (void *)a.x, a.x_stride = 9));
+    BAD(LK_OK, "y is x", (a.y = (void *)a.x, a.y_stride = a.x_stride = 9));
+    BAD(LK_OK, "y is x, packed spelt out", (a.y = (void *)a.x, a.y_stride = 8));
+    BAD(LK_ERR_SHAPE, "residual_out", (a.residual_out = (void *)a.residual, a.residual_out_stride = 9));
+    BAD(LK_OK, "residual_out is residual", (a.residual_out = (void *)a.residual, a.residual_out_stride = a.residual_stride = 9));
+    BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
+    BAD(LK_ERR_VALUE, "eps", a.eps = INFINITY);
+    BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
+    int *const dtypes[] = {&a.residual_dtype, &a.weight_dtype};
+    const char *const dtype_names[] = {"residual_dtype", "weight_dtype"};
+    for (int i = 0; i < LENGTH_OF(dtypes); i++)
+        for (int dtype = -1; dtype < 6; dtype++) {
+            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == type + 1;
+            BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
+        }
+    BAD(LK_ERR_VALUE, "path", a.path = -1);
+    BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, a.rows = ((int64_t)1 << 27) + 1));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, a.rows = ((int64_t)1 << 27) + 1));
+    if (!cluster_here()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
+    BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
+    BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
+    BAD(LK_ERR_ALIGNMENT, "residual", (MOVED(a.residual, 2), a.residual_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_ALIGNMENT, "weight", MOVED(a.weight, 1));
+    BAD(LK_ERR_ALIGNMENT, "weight", (MOVED(a.weight, 2), a.weight_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_ALIGNMENT, "y", MOVED(a.y, 1));
+    BAD(LK_ERR_ALIGNMENT, "residual_out", MOVED(a.residual_out, 1));
+    BAD(LK_ERR_ALIGNMENT, "residual_out", (MOVED(a.residual_out, 2), a.residual_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_ALIGNMENT, "rstd", MOVED(a.rstd, 2));
+    /* Two rules broken at once: the earlier one speaks. */
+    BAD(LK_ERR_NULL, "x", (a.x = NULL, a.rows = -1));
+    BAD(LK_ERR_NULL, "x", (a.x = NULL, a.eps = NAN));
+    BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.eps = NAN));
+    BAD(LK_ERR_SHAPE, "x", (a.x_stride = 3, a.path = 9));
+    BAD(LK_ERR_SHAPE, "y", (a.y = (void *)a.x, a.y_stride = 9, a.eps = -1));
+    BAD(LK_ERR_VALUE, "eps", (a.eps = NAN, a.path = LK_SRMS_NORM_BLOCK, a.rows = (int64_t)1 << 28));
+    BAD(LK_ERR_VALUE, "path", (a.path = 9, MOVED(a.x, 1)));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, a.rows = (int64_t)1 << 28, MOVED(a.y, 1)));
+}
+
+static void backward_errors(int type)
+{
+    const int direction = BACKWARD, own = type + 1;
+    const int64_t big = (int64_t)1 << 62;
+    backward_args &a = backward;
+    BAD(LK_OK, "nothing", a.path = 0);
+    BAD(LK_ERR_NULL, "x", (a.x = NULL, a.residual = NULL));
+    BAD(LK_ERR_NULL, "residual_out", (a.x = NULL));
+    BAD(LK_ERR_NULL, "dweight", a.dx = a.dresidual = a.dweight = NULL);
+    BAD(LK_OK, "dweight alone", a.dx = a.dresidual = NULL);
+    BAD(LK_OK, "inputs that may be NULL",
+             (a.rstd = NULL, a.weight = a.dy = a.dresidual_out = a.residual = NULL));
+    BAD(LK_ERR_SHAPE, "rows", a.rows = -1);
+    BAD(LK_ERR_SHAPE, "cols", a.cols = 0);
+    BAD(LK_ERR_SHAPE, "cols", a.cols = ((int64_t)1 << 30) + 1);
+    BAD(LK_ERR_SHAPE, "2^62", a.rows = INT64_MAX);
+    int64_t *const strides[] = {&a.x_stride,             &a.residual_stride, &a.dy_stride,
+                                &a.dresidual_out_stride, &a.dx_stride,       &a.dresidual_stride};
+    const char *const names[] = {"x", "residual", "dy", "dresidual_out", "dx", "dresidual"};
+    for (int i = 0; i < LENGTH_OF(strides); i++) {
+        BAD(LK_ERR_SHAPE, names[i], *strides[i] = 7);
+        BAD(LK_ERR_SHAPE, names[i], *strides[i] = -8);
+        BAD(LK_ERR_SHAPE, "2^62", *strides[i] = big);
+    }
+    BAD(LK_ERR_SHAPE, "residual_out", (a.residual_out = a.x, a.x = a.residual = NULL, a.residual_out_stride = 7));
+    BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dy, a.dx_stride = 9));
+    BAD(LK_OK, "dx is dy", (a.dx = (void *)a.dy, a.dx_stride = a.dy_stride = 9));
+    BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dresidual_out, a.dresidual_out_stride = 9));
+    BAD(LK_OK, "dx is dresidual_out", (a.dx = (void *)a.dresidual_out, a.dx_stride = 8));
+    BAD(LK_ERR_SHAPE, "dresidual", (a.dresidual = (void *)a.dresidual_out, a.dresidual_stride = 9));
+    BAD(LK_OK, "dresidual is dresidual_out", (a.dresidual = (void *)a.dresidual_out, a.dresidual_out_stride = 8));
+    BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
+    BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
+    int *const dtypes[] = {&a.residual_dtype, &a.weight_dtype, &a.dweight_dtype};
+    const char *const dtype_names[] = {"residual_dtype", "weight_dtype", "dweight_dtype"};
+    for (int i = 0; i < LENGTH_OF(dtypes); i++)
+        for (int dtype = -1; dtype < 6; dtype++) {
+            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own;
+            BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
+        }
+    BAD(LK_ERR_VALUE, "residual_out", (a.residual_out = a.dy, a.residual = NULL));
+    BAD(LK_ERR_VALUE, "residual_out", (a.residual_out = a.dy, a.x = NULL));
+    BAD(type == TEST_F32 ? LK_OK : LK_ERR_VALUE, "dx",
+             (a.dx = (void *)a.dresidual_out, a.residual_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_VALUE, "path", a.path = -1);
+    BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, a.rows = ((int64_t)1 << 27) + 1));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, a.rows = ((int64_t)1 << 27) + 1));
+    if (!cluster_here()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
+    BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
+    BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
+    BAD(LK_ERR_ALIGNMENT, "residual_out", (a.residual_out = a.x, a.x = a.residual = NULL, MOVED(a.residual_out, 1)));
+    BAD(LK_ERR_ALIGNMENT, "rstd", MOVED(a.rstd, 2));
+    BAD(LK_ERR_ALIGNMENT, "weight", (MOVED(a.weight, 2), a.weight_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_ALIGNMENT, "dy", MOVED(a.dy, 1));
+    BAD(LK_ERR_ALIGNMENT, "dresidual_out", (MOVED(a.dresidual_out, 2), a.residual_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_ALIGNMENT, "dx", MOVED(a.dx, 1));
+    BAD(LK_ERR_ALIGNMENT, "dresidual", (MOVED(a.dresidual, 2), a.residual_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_ALIGNMENT, "dweight", (MOVED(a.dweight, 2), a.dweight_dtype = LK_DTYPE_F32));
+    BAD(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
+    BAD(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
+    BAD(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
+    BAD(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
+    BAD(LK_OK, "more than is asked", a.workspace_bytes += 1);
+    BAD(LK_OK, "none where none is needed", (a.dweight = NULL, a.workspace = NULL, a.workspace_bytes = 0));
+    /* Two rules broken at once: the earlier one speaks. */
+    BAD(LK_ERR_NULL, "residual_out", (a.x = NULL, a.cols = 0));
+    BAD(LK_ERR_NULL, "dx", (a.dx = a.dresidual = a.dweight = NULL, a.eps = NAN));
+    BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.residual_dtype = 9));
+    BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dy, a.dx_stride = 9, a.eps = -1));
+    BAD(LK_ERR_SHAPE, "dy", (a.dy_stride = 3, a.workspace = NULL));
+    BAD(LK_ERR_VALUE, "eps", (a.eps = NAN, MOVED(a.x, 1)));
+    BAD(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, a.rows = (int64_t)1 << 28, MOVED(a.dx, 1)));
+    BAD(LK_ERR_ALIGNMENT, "dweight", (MOVED(a.dweight, 1), a.workspace_bytes = 0));
+}
+
+static void no_args(int type)
+{
+    size_t asked = 12345;
+    if (!test_that(forward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args") &&
+                   backward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args") &&
+                   forward_query_of[type](NULL, &asked) == LK_ERR_NULL && backward_query_of[type](NULL, &asked) == LK_ERR_NULL &&
+                   asked == 12345))
+        test_detail("args NULL: %s", lk_last_error());
+}
+
+/* The query's promise for shapes that no test runs: at most 64 MiB + 8 cols, and nothing without dweight. */
+static void workspaces(int type)
+{
+    static const int64_t rows[] = {0, 1, 5, 100, 4096, 131072, 10000001, (int64_t)1 << 27, (int64_t)1 << 32},
+                         cols[] = {1, 9, 100, 1024, 5120, 8191, 32768, 131072, 1 << 20, (1 << 30) - 1, 1 << 30};
+    good_calls(type);
+    for (int t = 0; t <= TENSORS; t++) test_buffer_download(&buffers[t]);
+    for (int i = 0; i < LENGTH_OF(rows); i++)
+        for (int j = 0; j < LENGTH_OF(cols); j++)
+            for (int path = 0; path < PATHS; path++) {
+                if (!path_here(path) || (path >= LK_SRMS_NORM_BLOCK && rows[i] > (int64_t)1 << 27)) continue;
+                size_t with = 12345, without = 12345;
+                backward_args a = backward;
+                a.rows = rows[i], a.cols = cols[j], a.path = path;
+                const lk_status first = backward_query_of[type](&a, &with);
+                a.dweight = NULL;
+                const lk_status second = backward_query_of[type](&a, &without);
+                if (!test_that(first == LK_OK && with <= (64u << 20) + 8 * (size_t)cols[j] && second == LK_OK && without == 0))
+                    test_detail("rows=%lld cols=%lld path=%s: %s, %zu bytes with dweight, %zu without", (long long)rows[i],
+                                (long long)cols[j], path_name[path], lk_status_string(first), with, without);
+            }
+}
+
+static void all_errors(void)
+{
+    for (int type = 0; type < TEST_TYPES; type++) {
+        const char *const name = test_type_name[type];
+        if (test_begin("forward %s: errors", name)) forward_errors(type), no_args(type), test_finish();
+        if (test_begin("backward %s: errors", name)) backward_errors(type), test_finish();
+        if (test_begin("backward %s: workspace queries", name)) workspaces(type), test_finish();
+    }
+}
+
+/* ---- Random draws ---------------------------------------------------------------------------------------------------- */
+
+static void fuzz(void)
+{
+    static const int64_t lengths_drawn[] = {1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1000, 1025, 2049, 8200};
+    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 40 : 300;
+    if (!test_begin("fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed, test.fuzz < 0 ? " (default)" : ""))
+        return;
+    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    for (long i = 0; i < n; i++) {
+        uint64_t state = test_hash(test_hash(test.fuzz_seed) + (uint64_t)i), *const r = &state;
+        const int type = (int)test_below(r, TEST_TYPES), direction = (int)test_below(r, 2), path = (int)test_below(r, PATHS);
+        int64_t cols = chance(r, 3) ? lengths_drawn[test_below(r, LENGTH_OF(lengths_drawn))] : 1 + test_below(r, 70);
+        if (!test.small && chance(r, 40)) cols = 1 + test_below(r, 40000);
+        const int64_t rows = chance(r, 20) ? 0 : chance(r, 30) && cols < 80 ? 500 + test_below(r, 200)
+                                                                            : 1 + test_below(r, cols > 1000 ? 3 : 20);
+        problem p = plain(type, direction, path_here(path) ? path : LK_SRMS_NORM_BLOCK, rows, cols);
+        p.seed = test_random(r);
+        draw_options(&p, r);
+        draw_place(&p, r, (int)test_below(r, PLACES));
+        if (chance(r, 3)) draw_special(&p, r);
+        if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4;
+        if (chance(r, 8)) p.spread = 0;
+        check(&p);
+    }
+    for (int o = 0; o < counts.option_count && n >= 1000; o++) {
+        long total = 0;
+        for (int at = 0; at < 2 * PATHS; at++) total += counts.of[at][o];
+        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
+    }
+    for (int at = 0; at < 2 * PATHS && n >= 1000; at++)
+        if (!test_that(counts.runs[at] > 0 || !path_here(at % PATHS)))
+            test_detail("path %s was never drawn", counted_paths[at]);
+    test_finish();
+    test_counts_print(&counts, "drawn");
+}
+
+/* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
+
+#if !defined(LK_SIMT)
+
+/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
+static __host__ __device__ float huge_value(int64_t i)
+{
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    return (float)(h >> 56) / 32.0f - 4.0f;
+}
+
+typedef struct {
+    lk_bf16 *x;
+    int64_t n, from;
+} huge_fill;
+
+LK_KERNEL void huge_fill_kernel(huge_fill p)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x)
+        lk_put(p.x + i, huge_value(i + p.from));
+}
+
+static float huge_bf16(const lk_bf16 *x, int64_t at)
+{
+    uint16_t bits;
+    TEST_CUDA(cudaMemcpy(&bits, x + at, 2, cudaMemcpyDeviceToHost));
+    return test_decode(TEST_BF16, bits);
+}
+
+/* Forward, then backward with dx over dy, and with dweight where rstd is few enough to be read back. Sampled rows and columns
+ * are recomputed here. A chain of cols / 256 additions of random numbers loses its square root besides. */
+static void huge(int64_t rows, int64_t cols, int path)
+{
+    const int64_t n = rows * cols, dy_from = 12345;
+    const bool columns = rows <= (int64_t)1 << 20;
+    const double k = 16 + sqrt((double)cols / 256);
+    lk_bf16 *x, *y;
+    float *rstd, *dweight = NULL, *host_rstd = (float *)malloc((size_t)rows * 4);
+    void *workspace = NULL;
+    TEST_CUDA(cudaMalloc((void **)&x, (size_t)n * 2));
+    TEST_CUDA(cudaMalloc((void **)&y, (size_t)n * 2));
+    TEST_CUDA(cudaMalloc((void **)&rstd, (size_t)rows * 4));
+    if (columns) TEST_CUDA(cudaMalloc((void **)&dweight, (size_t)cols * 4));
+    problem p = plain(TEST_BF16, FORWARD, path, rows, cols);
+    huge_fill fill_x = {x, n, 0}, fill_dy = {y, n, dy_from};
+    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_x));
+    forward = {}, backward = {};
+    forward.x = x, forward.y = y, forward.rstd = rstd, forward.rows = rows, forward.cols = cols, forward.path = path;
+    forward.eps = 1e-6f;
+    bool ran = launched(&p, launch(&p));
+    TEST_CUDA(cudaMemcpy(host_rstd, rstd, (size_t)rows * 4, cudaMemcpyDeviceToHost));
+    enum { SAMPLES = 24, COLUMNS = 48 };
+    uint64_t random = (uint64_t)n;
+    int64_t sample[SAMPLES], sample_col[SAMPLES][COLUMNS];
+    double want_rstd[SAMPLES];
+    for (int s = 0; ran && s < SAMPLES; s++) {
+        const int64_t chosen[3] = {rows - 1, 0, rows / 2}, row = s < 3 ? chosen[s] : test_below(&random, rows);
+        double sum = 0;
+        sample[s] = s > 2 && cols > 1 << 21 ? -1 : row;
+        for (int64_t c = 0; c < cols && sample[s] >= 0; c++)
+            sum += (double)huge_value(row * cols + c) * (double)huge_value(row * cols + c);
+        want_rstd[s] = 1 / sqrt(sum / (double)cols + (double)1e-6f);
+        if (sample[s] >= 0 && !test_near(TEST_F32, host_rstd[row], want_rstd[s], k * 0x1p-24 * want_rstd[s]))
+            test_detail("rstd[%lld] is %.9g, want %.9g; %s", (long long)row, (double)host_rstd[row], want_rstd[s], describe(&p));
+        for (int i = 0; i < COLUMNS && sample[s] >= 0; i++) {
+            const int64_t c = sample_col[s][i] = i == 0 ? cols - 1 : i == 1 ? 0 : test_below(&random, cols);
+            const double want = (double)huge_value(row * cols + c) * want_rstd[s];
+            if (!test_near(TEST_BF16, huge_bf16(y, row * cols + c), want, k * 0x1p-24 * fabs(want)))
+                test_detail("y[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
+        }
+    }
+    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_dy));
+    p.direction = BACKWARD;
+    backward.x = x, backward.rstd = rstd, backward.dy = y, backward.dx = y, backward.dweight = dweight, backward.rows = rows;
+    backward.cols = cols, backward.path = path, backward.dweight_dtype = LK_DTYPE_F32;
+    ran = ran && test_that(backward_query_of[TEST_BF16](&backward, &backward.workspace_bytes) == LK_OK);
+    if (backward.workspace_bytes) TEST_CUDA(cudaMalloc(&workspace, backward.workspace_bytes));
+    backward.workspace = workspace;
+    ran = ran && launched(&p, launch(&p));
+    for (int s = 0; ran && s < SAMPLES; s++) {
+        const int64_t row = sample[s];
+        if (row < 0) continue;
+        const double r = (double)host_rstd[row];
+        double mean = 0, size = 0;
+        for (int64_t c = 0; c < cols; c++) {
+            const double term = (double)huge_value(row * cols + c) * r * (double)huge_value(row * cols + c + dy_from);
+            mean += term / (double)cols, size += fabs(term) / (double)cols;
+        }
+        for (int i = 0; i < COLUMNS; i++) {
+            const int64_t at = row * cols + sample_col[s][i];
+            const double g = (double)huge_value(at + dy_from), h = (double)huge_value(at) * r, want = r * (g - h * mean);
+            if (!test_near(TEST_BF16, huge_bf16(y, at), want, k * 0x1p-24 * r * (fabs(g) + fabs(h) * size)))
+                test_detail("dx[row %lld, col %lld] is wrong; %s", (long long)row, (long long)sample_col[s][i], describe(&p));
+        }
+    }
+    for (int i = 0; ran && columns && i < COLUMNS; i++) {
+        const int64_t c = sample_col[0][i];
+        double want = 0, size = 0;
+        for (int64_t row = 0; row < rows; row++) {
+            const double term = (double)huge_value(row * cols + c + dy_from) * (double)huge_value(row * cols + c) *
+                                (double)host_rstd[row];
+            want += term, size += fabs(term);
+        }
+        float got;
+        TEST_CUDA(cudaMemcpy(&got, dweight + c, 4, cudaMemcpyDeviceToHost));
+        if (!test_near(TEST_F32, got, want, (16 + log2((double)rows)) * 0x1p-24 * size))
+            test_detail("dweight[%lld] is %.9g, want %.9g; %s", (long long)c, (double)got, want, describe(&p));
+    }
+    free(host_rstd);
+    TEST_CUDA(cudaFree(x));
+    TEST_CUDA(cudaFree(y));
+    TEST_CUDA(cudaFree(rstd));
+    if (columns) TEST_CUDA(cudaFree(dweight));
+    if (workspace) TEST_CUDA(cudaFree(workspace));
+}
+
+/* Holds its SMs until the flag is set, a few seconds at most. */
+typedef struct {
+    volatile int *flag;
+} spin_plan;
+
+LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
+{
+    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
+}
+
+static void busy(int type, int direction, int path)
+{
+    static int *flag;
+    static cudaStream_t spinning, setting;
+    const int smem = 160 << 10; /* an SM has room for one such block */
+    if (!flag) {
+        TEST_CUDA(cudaMalloc((void **)&flag, 4));
+        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
+        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
+        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    }
+    problem p = drawn(type, direction, path, 3000, 1001, 1100, PACKED);
+    if (direction == BACKWARD) p.has[DWEIGHT] = true;
+    check(&p); /* leaves its bits in kept */
+    setup(&p, 0);
+    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(setting));
+    const spin_plan plan = {flag};
+    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, plan));
+    launched(&p, launch(&p));
+    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
+        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
+    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(spinning));
+    collect(&p);
+    settle(&p, false, "a run beside a spinning kernel");
+}
+
+static void all_huge(void)
+{
+    static const int64_t shapes[][2] = {{70001, 32768}, {2100, 1 << 20}, {3, 1 << 30}, {(1ll << 31) + 77, 1}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int path = 0; path < PATHS; path++) {
+            if (!path_here(path) || (path >= LK_SRMS_NORM_BLOCK && shapes[i][0] > 1 << 27)) continue;
+            if (!test_begin("huge: %lld x %lld %s", (long long)shapes[i][0], (long long)shapes[i][1], path_name[path])) continue;
+            huge(shapes[i][0], shapes[i][1], path);
+            test_finish();
+        }
+    for (int at = 0; at < 2 * PATHS; at++)
+        for (int type = 0; type < TEST_TYPES; type++) {
+            if (!path_here(at % PATHS)) continue;
+            if (!test_begin("%s %s %s: half of the SMs held", direction_name[at / PATHS], test_type_name[type],
+                            path_name[at % PATHS]))
+                continue;
+            busy(type, at / PATHS, at % PATHS);
+            test_finish();
+        }
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    all_errors();
+    all_themes();
+    all_sequences();
+#if defined(LK_SIMT)
+    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
+#else
+    if (test.small) test_skip("huge", "left out of --small");
+    else all_huge();
+#endif
+    if (!test.selected) {
+        test_counts_print(&counts, "calls by path and option");
+        if (test_begin("every option ran on every path that has it")) {
+            for (int at = 0; at < 2 * PATHS; at++)
+                for (int o = 0; o < counts.option_count; o++)
+                    if (possible(at, o) && !test_that(counts.of[at][o] > 0))
+                        test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
+            test_finish();
+        }
+    }
+    fuzz();
+    return test_end();
+}
