@@ -77,6 +77,10 @@ const char *lk_last_error(void);
 #if !defined(LK_SIMT)
 #define LK_SHARED(type, name, dims) __shared__ type name dims
 #endif
+/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` a reference to the launch's dynamic shared memory, aligned to 16 bytes. */
+#if !defined(LK_SIMT)
+#define LK_DYN_SMEM(type, name) extern __shared__ uint4 lk_dynamic_shared[]; type &name = *(type *)lk_dynamic_shared
+#endif
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
@@ -168,6 +172,10 @@ template <class Args>
 LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
                                 int block, size_t smem, cudaStream_t stream, const Args &args)
 {
+    if (smem > 48 * 1024) { /* more than a kernel has without being asked */
+        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+        if (error) return lk_launched(op, error);
+    }
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
     if (device->arch >= 90) {
@@ -276,13 +284,18 @@ typedef struct {
     int64_t vecs;
 } lk_split;
 
-template <class T> LK_DEVICE lk_split lk_split_row(const T *row, int64_t cols)
+/* past: by how many elements, modulo a vector, the row starts behind an aligned address */
+template <class T> LK_DEVICE lk_split lk_split_at(int past, int64_t cols)
 {
-    const int past = (int)((uintptr_t)row / sizeof(T)) & (LK_VEC<T> - 1);
     int64_t head = past ? LK_VEC<T> - past : 0;
     if (head > cols) head = cols;
     const int64_t vecs = (cols - head) / LK_VEC<T>;
     return {(int)head, (int)(cols - vecs * LK_VEC<T>), vecs};
+}
+
+template <class T> LK_DEVICE lk_split lk_split_row(const T *row, int64_t cols)
+{
+    return lk_split_at<T>((int)((uintptr_t)row / sizeof(T)) & (LK_VEC<T> - 1), cols);
 }
 
 /* The column of single element i, 0 <= i < split.edge. */
@@ -334,6 +347,21 @@ LK_DEVICE float lk_log(float x)
     float k;
     const float log = lk_log_split(x, &k);
     return fmaf(k, LK_LN2, log);
+}
+
+/* 1 / sqrt(x), rounded to nearest. */
+LK_DEVICE float lk_rsqrt(float x)
+{
+    return __frsqrt_rn(x);
+}
+
+/* The sum over `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets its team's sum. */
+LK_DEVICE float lk_sum_warp(float x, int team = 32)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
 }
 
 /* ---- The state of a running log-sum-exp --------------------------------------------------------------------------------- */

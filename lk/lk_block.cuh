@@ -10,18 +10,57 @@
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+/* The sums over all threads of a block, or of all blocks of a cluster, of N values a thread, in a fixed order.
+ * Who calls: every thread of every block, which is a multiple of 32 threads; turn 0, 1, 2, ... in a kernel's successive calls.
+ * In a cluster, before the first call, lk_cluster_begin() anywhere and lk_cluster_ready().
+ * Who holds the result: every thread.
+ * Shared memory: its own, in two halves used in turn, so that one barrier a call is enough: whoever writes a half again has
+ * passed the barrier of the call between, which nobody reaches before having read. A peer may end after its last call. */
+LK_DEVICE void lk_cluster_begin(void)
+{
+    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
+}
+LK_DEVICE void lk_cluster_ready(void)
+{
+    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run, so that their memory may be written */
+}
+
+template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
+{
+    constexpr int HALF = 8 * 32 * N; /* 8 blocks of 32 warps */
+    LK_SHARED(float, inbox, [2 * HALF]);
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warps = (int)blockDim.x / 32;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
+    if (blocks * warps == 1) return;
+    float *box = inbox + (turn & 1) * HALF, *slot = box + (rank * warps + warp) * N;
+    if (lane < blocks) {
+        if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)lane);
+#pragma unroll
+        for (int n = 0; n < N; n++) slot[n] = v[n];
+    }
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* orders the writes into everybody's inbox before their reads */
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        v[n] = 0.0f;
+        for (int i = lane; i < blocks * warps; i += 32) v[n] += box[i * N + n];
+        v[n] = lk_sum_warp(v[n]);
+    }
+}
+
 /* Merges the states of all threads of a block, or of all blocks of a cluster: by shuffles within each warp, then once more
  * over the warps' states, which all warps of the cluster write into the memory of the block with rank 0. Two rounds of
  * shuffles, because a merge costs two exponentials, and a chain of them (one a warp, as in cub::BlockReduce) is what a short
  * row would wait for.
- * Who calls: every thread of every block, THREADS a block, once a kernel; before it, anywhere, lk_lse_cluster_begin().
+ * Who calls: every thread of every block, THREADS a block, once a kernel; before it, anywhere, lk_cluster_begin().
  * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
  * Shared memory: its own. A peer may end after the call: nobody writes into its memory. */
-LK_DEVICE void lk_lse_cluster_begin(void)
-{
-    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
-}
-
 template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
 {
     constexpr int WARPS = THREADS / 32;

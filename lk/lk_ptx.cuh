@@ -444,5 +444,33 @@ LK_DEVICE float lk_cos(float x)
 #endif
 }
 
+/* cp.async.cg.shared.global (9.7.9.25.3.1): copies 16 bytes, both addresses aligned to 16, past L1 and past registers. The
+ * copy is this thread's: it sees the bytes after a wait, others after a barrier behind that. From sm_80 on. */
+LK_DEVICE void lk_cp_async_16(void *shared, const void *global)
+{
+#if defined(LK_SIMT)
+    *(uint4 *)shared = __ldcs((const uint4 *)global);
+#elif LK_ARCH >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global)
+                 : "memory");
+#endif
+}
+
+/* cp.async.commit_group (9.7.9.25.3.2): closes the group of this thread's copies since the last one. */
+LK_DEVICE void lk_cp_async_commit_group(void)
+{
+#if !defined(LK_SIMT) && LK_ARCH >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* cp.async.wait_group (9.7.9.25.3.3): returns when at most `groups` of this thread's newest groups are still on their way. */
+template <int groups> LK_DEVICE void lk_cp_async_wait_group(void)
+{
+#if !defined(LK_SIMT) && LK_ARCH >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
 #endif /* CUDA or the simulator */
 #endif

@@ -251,7 +251,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     const int64_t row = blockIdx.x >> blocks_log2;
     const lk_logsumexp_share<T> share = lk_logsumexp_aim((const T *)a.x + row * a.outer_stride, a.cols, rank, size_log2);
     lk_vec<T> raw[U];
-    lk_lse_cluster_begin();
+    lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_logsumexp_start(raw, share, size_log2);
     lk_lse s = lk_logsumexp_read(raw, share, a.scale, rank, size_log2);

@@ -1,0 +1,878 @@
+// SPDX-License-Identifier: MIT
+/* srms_norm.cuh - root mean square normalisation of rows, with residual stream and weight, forward and backward.
+ *
+ *   forward    s[r,c] = x[r,c] + residual[r,c]                                           (s = x without a residual)
+ *              rstd[r] = 1 / sqrt(mean_c s[r,c]^2 + eps)
+ *              y[r,c] = s[r,c] rstd[r] weight[c]                                         (weight = 1 without one)
+ *              residual_out[r,c] = s[r,c]
+ *   backward   g[r,c] = dy[r,c] weight[c],  h[r,c] = s[r,c] rstd[r]
+ *              ds[r,c] = rstd[r] (g[r,c] - h[r,c] mean_c(g[r,c] h[r,c])) + dresidual_out[r,c]
+ *              dx = ds,  dresidual = ds
+ *              dweight[c] = sum_r dy[r,c] h[r,c]
+ *
+ * Without weight this is SRMSNorm (scaled to sqrt(cols) times the unit sphere), with weight RMSNorm; with a residual it is the
+ * "add and norm" of a transformer block.
+ *
+ * Use        In one .cu file:                          Anywhere, C included:
+ *                #include "lk/srms_norm.cuh"               #include "lk/srms_norm.cuh"
+ *                LK_DEFINE_SRMS_NORM(bf16)                 LK_DECLARE_SRMS_NORM(bf16)
+ *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_srms_norm_forward_args args = {.x = x, .y = y, .rows = rows, .cols = cols, .eps = 1e-6f};
+ *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
+ * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace but for dweight: the queries say how much.
+ */
+#ifndef LK_SRMS_NORM_CUH
+#define LK_SRMS_NORM_CUH
+
+#include "lk_base.cuh"
+
+/* Which kernel runs. Every path takes every shape and every option. */
+enum {
+    LK_SRMS_NORM_AUTO = 0,
+    LK_SRMS_NORM_WARP = 1,   /* a row by a team of 1 to 32 lanes, several rows a block */
+    LK_SRMS_NORM_BLOCK = 2,  /* a row by a block */
+    LK_SRMS_NORM_CLUSTER = 3 /* sm_90 and later: a row by a cluster of blocks */
+};
+
+typedef struct {
+    const void *x;               /* in   T [rows, cols] */
+    const void *residual;        /* in   residual_dtype [rows, cols]; NULL: none */
+    const void *weight;          /* in   weight_dtype [cols]; NULL means 1 */
+    void *y;                     /* out  T [rows, cols]; may be x, with its stride; NULL to skip */
+    void *residual_out;          /* out  residual_dtype [rows, cols], s; may be residual, with its stride; NULL to skip */
+    float *rstd;                 /* out  f32 [rows]; NULL to skip, but not all three */
+    int64_t rows;                /* at least 0 */
+    int64_t cols;                /* 1 to 2^30 */
+    int64_t x_stride;            /* elements between rows; 0 means packed, cols */
+    int64_t residual_stride;     /* likewise */
+    int64_t y_stride;            /* likewise */
+    int64_t residual_out_stride; /* likewise */
+    float eps;                   /* used as given; finite, at least 0 */
+    int residual_dtype;          /* LK_DTYPE_*: T or f32; 0 means T */
+    int weight_dtype;            /* LK_DTYPE_*: T or f32; 0 means T */
+    int path;                    /* LK_SRMS_NORM_*; 0 chooses */
+} lk_srms_norm_forward_args;
+
+typedef struct {
+    const void *x;                /* in   T [rows, cols]; NULL when residual_out is given */
+    const void *residual;         /* in   residual_dtype [rows, cols], with x: s is their sum; NULL: none */
+    const void *residual_out;     /* in   residual_dtype [rows, cols], s as forward wrote it, instead of x and residual */
+    const float *rstd;            /* in   f32 [rows] from forward; NULL: computed again from s and eps */
+    const void *weight;           /* in   weight_dtype [cols]; NULL means 1 */
+    const void *dy;               /* in   T [rows, cols]; NULL means 1 */
+    const void *dresidual_out;    /* in   residual_dtype [rows, cols], the gradient that reaches residual_out; NULL: none */
+    void *dx;                     /* out  T [rows, cols]; may be dy or dresidual_out, with its stride; NULL to skip */
+    void *dresidual;              /* out  residual_dtype [rows, cols], the float of dx rounded to it; may be dresidual_out, with
+                                          its stride; NULL to skip */
+    void *dweight;                /* out  dweight_dtype [cols]; NULL to skip, but not all three */
+    void *workspace;              /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    size_t workspace_bytes;
+    int64_t rows;                 /* at least 0 */
+    int64_t cols;                 /* 1 to 2^30 */
+    int64_t x_stride;             /* elements between rows; 0 means packed, cols */
+    int64_t residual_stride;      /* likewise */
+    int64_t residual_out_stride;  /* likewise */
+    int64_t dy_stride;            /* likewise */
+    int64_t dresidual_out_stride; /* likewise */
+    int64_t dx_stride;            /* likewise */
+    int64_t dresidual_stride;     /* likewise */
+    float eps;                    /* used as given, when rstd is NULL; finite, at least 0 */
+    int residual_dtype;           /* LK_DTYPE_*: T or f32; 0 means T */
+    int weight_dtype;             /* LK_DTYPE_*: T or f32; 0 means T */
+    int dweight_dtype;            /* LK_DTYPE_*: T or f32; 0 means T */
+    int accumulate;               /* not 0: dweight += instead of = */
+    int path;                     /* LK_SRMS_NORM_*; 0 chooses */
+} lk_srms_norm_backward_args;
+
+/* Errors, in the order of the checks:
+ *   LK_ERR_NULL       args; x (forward); y, residual_out and rstd all three (forward); x and residual_out both (backward); dx,
+ *                     dresidual and dweight all three (backward). Tensors without elements (rows = 0) may be NULL
+ *   LK_ERR_SHAPE      rows below 0; cols below 1 or above 2^30; a stride that is not 0 and below cols; a tensor that spans more
+ *                     than 2^62 elements; one pointer for two tensors that may share it (y = x, residual_out = residual,
+ *                     dx = dy, dx = dresidual_out, dresidual = dresidual_out) with other strides
+ *   LK_ERR_VALUE      eps negative or not finite; a dtype that is neither T nor f32; residual_out together with x or residual
+ *                     (backward); dx = dresidual_out of another type; path is none of the enum
+ *   LK_ERR_PATH       CLUSTER below sm_90; a path of one row a block (BLOCK, CLUSTER) with more than 2^27 rows
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
+ * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full
+ * speed; other rows go element by element. */
+
+#define LK_DECLARE_SRMS_NORM(T)                                                                                                \
+    LK_API lk_status lk_srms_norm_forward_##T(const lk_srms_norm_forward_args *args, cudaStream_t stream);                     \
+    LK_API lk_status lk_srms_norm_backward_##T(const lk_srms_norm_backward_args *args, cudaStream_t stream);                   \
+    LK_API lk_status lk_srms_norm_forward_workspace_bytes_##T(const lk_srms_norm_forward_args *args, size_t *bytes);           \
+    LK_API lk_status lk_srms_norm_backward_workspace_bytes_##T(const lk_srms_norm_backward_args *args, size_t *bytes);
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include "lk_block.cuh"
+
+/* ---- What both directions share ----------------------------------------------------------------------------------------- */
+
+/* N elements of type E: one, or LK_VEC<T> beside a tensor of T, which are one or two accesses of 16 bytes. */
+template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
+template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
+{
+#pragma unroll
+    for (int i = 0; i < N / LK_VEC<E>; i++) {
+        float part[LK_VEC<E>];
+        lk_unpack(part, raw[i]);
+#pragma unroll
+        for (int j = 0; j < LK_VEC<E>; j++) x[i * LK_VEC<E> + j] = part[j];
+    }
+}
+template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
+{
+    lk_vec<E> raw[N / LK_VEC<E>];
+#pragma unroll
+    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i] = lk_load_vec(from + i * LK_VEC<E>);
+    lk_srms_norm_unpack<E, N>(x, raw);
+}
+template <class E> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[1]) { lk_put(to, x[0]); }
+template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N / LK_VEC<E>; i++) {
+        float part[LK_VEC<E>];
+#pragma unroll
+        for (int j = 0; j < LK_VEC<E>; j++) part[j] = x[i * LK_VEC<E> + j];
+        lk_vec<E> raw;
+        lk_pack(&raw, part);
+        lk_store_vec(to + i * LK_VEC<E>, raw);
+    }
+}
+
+/* x *= weight[0 .. N): at full width where it is aligned, which it is not beside rows of odd length. Every row reads it, so it
+ * may stay in the caches. */
+template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
+{
+    if (N > 1 && (uintptr_t)weight % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < N / LK_VEC<E>; i++) {
+            const lk_vec<E> raw = {__ldg((const uint4 *)weight + i)};
+            float w[LK_VEC<E>];
+            lk_unpack(w, raw);
+#pragma unroll
+            for (int j = 0; j < LK_VEC<E>; j++) x[(i * LK_VEC<E> + j) % N] *= w[j];
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
+    }
+}
+template <class T, int N> LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const void *weight, int is_f32, int col)
+{
+    if (weight && is_f32) lk_srms_norm_scale(x, (const float *)weight + col);
+    else if (weight) lk_srms_norm_scale(x, (const T *)weight + col);
+}
+
+/* A tensor that a kernel reads, and where a thread's first 16 bytes of a vector of it stand among those that it holds. */
+typedef struct {
+    const void *rows; /* NULL: there is none */
+    int64_t stride;
+    int part;
+} lk_srms_norm_input;
+
+/* How the rows are shared out. A row's team is 1 to 32 lanes of a warp, several teams a block; or a block; or a cluster, of
+ * which each block takes a segment of the columns. A thread copies its vectors of a row into shared memory, each into a place
+ * of its own, where they stay from the sum to the scaling; so no register holds them and no barrier guards them. */
+typedef struct {
+    lk_srms_norm_input x, r, dy, dr; /* of T, R, T, R: s = x + r, either may be missing; r is residual or residual_out; dr is
+                                        dresidual_out */
+    int team_log2;                   /* 0 to 5, or -1: the block or the cluster is the team */
+    int segment;                     /* columns a block, a multiple of LK_VEC<T> in a cluster */
+    int held;                        /* vectors of a row that a thread holds; it reads what is beyond them twice */
+    int parts;                       /* 16-byte parts of a vector over all inputs */
+    int stages;                      /* rows that a thread has room for: 2 where its team takes several, else 1 */
+    int aligned;                     /* all tensors' rows have their 16-byte boundaries at the same columns */
+    int offset, offset_step;         /* row r starts offset + r offset_step elements, modulo LK_VEC<T>, behind a boundary */
+    int weight_is_f32;
+    float inverse_cols;
+} lk_srms_norm_plan;
+
+/* Where a thread stands: its team's first row and the step to the next, of each row columns begin .. begin + cols, which `size`
+ * threads share. */
+typedef struct {
+    int64_t row, step;
+    int begin, cols, team, rank, size;
+} lk_srms_norm_place;
+
+LK_DEVICE lk_srms_norm_place lk_srms_norm_stand(const lk_srms_norm_plan &p, int cols)
+{
+    if (p.team_log2 >= 0) {
+        const int size = 1 << p.team_log2, teams = (int)blockDim.x / size, team = (int)threadIdx.x >> p.team_log2;
+        return {(int64_t)blockIdx.x * teams + team, (int64_t)gridDim.x * teams, 0, cols, team, (int)threadIdx.x % size, size};
+    }
+    const unsigned blocks = lk_cluster_nctarank();
+    const int begin = min((int)lk_cluster_ctarank() * p.segment, cols), left = cols - begin;
+    return {blockIdx.x / blocks, gridDim.x / blocks, begin, left < p.segment ? left : p.segment, 0, (int)threadIdx.x,
+            (int)blockDim.x};
+}
+
+/* How a segment of a row splits into vectors, as lk_split; rows that do not agree go element by element. */
+typedef struct {
+    int head, edge, vecs;
+} lk_srms_norm_split;
+
+template <class T> LK_DEVICE lk_srms_norm_split lk_srms_norm_split_row(const lk_srms_norm_plan &p, int64_t row, int cols)
+{
+    if (!p.aligned) return {0, cols, 0};
+    const int past = (p.offset + (int)row * p.offset_step) & (LK_VEC<T> - 1);
+    const int head = min(-past & (LK_VEC<T> - 1), cols), vecs = (cols - head) / LK_VEC<T>;
+    return {head, cols - vecs * LK_VEC<T>, vecs};
+}
+template <class T> LK_DEVICE int lk_srms_norm_edge(lk_srms_norm_split split, int i)
+{
+    return i < split.head ? i : split.vecs * LK_VEC<T> + i;
+}
+
+typedef struct {
+    uint4 parts[1]; /* as many as the launch says: [stage][held][part][thread] */
+} lk_srms_norm_smem;
+
+/* The thread's place for its u-th vector of the row in hand. */
+LK_DEVICE uint4 *lk_srms_norm_slot(const lk_srms_norm_plan &p, uint4 *parts, int stage, int u)
+{
+    return parts + (stage * p.held + u) * p.parts * (int)blockDim.x + (int)threadIdx.x;
+}
+
+/* Starts the copy of an input's N elements from column col on. */
+template <class E, int N> LK_DEVICE void lk_srms_norm_fetch_one(const lk_srms_norm_input &in, uint4 *slot, int64_t row, int col)
+{
+    if (!in.rows) return;
+    const E *from = (const E *)in.rows + row * in.stride + col;
+#pragma unroll
+    for (int i = 0; i < N / LK_VEC<E>; i++) lk_cp_async_16(slot + (in.part + i) * (int)blockDim.x, from + i * LK_VEC<E>);
+}
+
+/* Starts the copies of all that a thread holds of a row. */
+template <class T, class R>
+LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_plan &p, const lk_srms_norm_place &at, uint4 *parts, int stage,
+                                  int64_t row)
+{
+    const lk_srms_norm_split split = lk_srms_norm_split_row<T>(p, row, at.cols);
+    for (int u = 0, vec = at.rank; u < p.held && vec < split.vecs; u++, vec += at.size) {
+        uint4 *slot = lk_srms_norm_slot(p, parts, stage, u);
+        const int col = at.begin + split.head + vec * LK_VEC<T>;
+        lk_srms_norm_fetch_one<T, LK_VEC<T>>(p.x, slot, row, col);
+        lk_srms_norm_fetch_one<R, LK_VEC<T>>(p.r, slot, row, col);
+        lk_srms_norm_fetch_one<T, LK_VEC<T>>(p.dy, slot, row, col);
+        lk_srms_norm_fetch_one<R, LK_VEC<T>>(p.dr, slot, row, col);
+    }
+}
+
+/* An input's N elements as floats: from the thread's slot, or, slot NULL, from global memory. */
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, const uint4 *slot, int64_t row, int col)
+{
+    if constexpr (N > 1) {
+        if (slot) {
+            lk_vec<E> raw[N / LK_VEC<E>];
+#pragma unroll
+            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[(in.part + i) * (int)blockDim.x];
+            return lk_srms_norm_unpack<E, N>(x, raw);
+        }
+    }
+    lk_srms_norm_load(x, (const E *)in.rows + row * in.stride + col);
+}
+
+/* s = x + r, N elements of it. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_get_s(float (&s)[N], const lk_srms_norm_plan &p, const uint4 *slot, int64_t row, int col)
+{
+    float r[N];
+    if (p.x.rows) lk_srms_norm_get<T>(s, p.x, slot, row, col);
+    if (!p.r.rows) return;
+    lk_srms_norm_get<R>(r, p.r, slot, row, col);
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] = p.x.rows ? s[j] + r[j] : r[j];
+}
+
+/* The sums over a row's team; turn as in lk_sum_cluster. */
+template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_plan &p, float (&v)[N], int turn)
+{
+    if (p.team_log2 < 0) return lk_sum_cluster(v, turn);
+#pragma unroll
+    for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << p.team_log2);
+}
+
+#define LK_SRMS_NORM_THREADS 512 /* most threads a block */
+/* Vectors of a row for each thread, as far as THREADS goes. */
+#define LK_SRMS_NORM_FORWARD_VECS 4
+#define LK_SRMS_NORM_BACKWARD_VECS 2
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    lk_srms_norm_forward_args a;
+    lk_srms_norm_plan p;
+} lk_srms_norm_forward_plan;
+
+/* Adds the squares of N elements of a row. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_forward_add(const lk_srms_norm_forward_plan &p, float *sum, const uint4 *slot, int64_t row, int col)
+{
+    float s[N], part = 0.0f; /* short chains: long ones of like terms round one way */
+    lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
+#pragma unroll
+    for (int j = 0; j < N; j++) part = fmaf(s[j], s[j], part);
+    *sum += part;
+}
+
+/* Writes N elements of a row. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, float rstd, const uint4 *slot, int64_t row, int col)
+{
+    float s[N];
+    lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
+    if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
+    if (!p.a.y) return;
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] *= rstd;
+    lk_srms_norm_weigh<T>(s, p.a.weight, p.p.weight_is_f32, col);
+    lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+}
+
+/* A team owns a row. */
+template <class T, class R>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
+    lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
+{
+    constexpr int N = LK_VEC<T>;
+    LK_DYN_SMEM(lk_srms_norm_smem, smem);
+    const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
+    const int64_t row = at.row;
+    const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
+    const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
+    const int first = at.begin + split.head, beyond = at.rank + p.p.held * at.size;
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    if (owner) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, 0, row);
+    lk_cp_async_commit_group();
+
+    float sum[1] = {0.0f};
+    for (int i = at.rank; i < split.edge; i += at.size)
+        lk_srms_norm_forward_add<T, R, 1>(p, sum, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
+    for (int vec = beyond; vec < split.vecs; vec += at.size)
+        lk_srms_norm_forward_add<T, R, N>(p, sum, NULL, row, first + vec * N);
+    lk_cp_async_wait_group<0>();
+    for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
+        lk_srms_norm_forward_add<T, R, N>(p, sum, lk_srms_norm_slot(p.p, smem.parts, 0, u), row, first + vec * N);
+    lk_cluster_ready();
+    lk_srms_norm_sum(p.p, sum, 0);
+    lk_griddepcontrol_launch_dependents();
+
+    const float rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
+    if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[row] = rstd;
+    for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
+        lk_srms_norm_forward_put<T, R, N>(p, rstd, lk_srms_norm_slot(p.p, smem.parts, 0, u), row, first + vec * N);
+    for (int vec = beyond; vec < split.vecs; vec += at.size)
+        lk_srms_norm_forward_put<T, R, N>(p, rstd, NULL, row, first + vec * N);
+    for (int i = at.rank; i < split.edge; i += at.size)
+        lk_srms_norm_forward_put<T, R, 1>(p, rstd, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
+}
+
+/* ---- Backward ----------------------------------------------------------------------------------------------------------- */
+
+/* A block's sums for dweight over its rows, a float a column of its segment for each team: column c is at c + c / LK_VEC<T> in
+ * shared memory, so that the lanes of a warp, a vector apart each, meet different banks. Whoever holds a column in a row adds
+ * to it; a row's reduction lies between that and the next row's. */
+typedef struct {
+    lk_srms_norm_backward_args a;
+    lk_srms_norm_plan p;
+    int64_t partials; /* rows of the workspace, f32 [partials, cols]: one a block or cluster */
+    int on_chip;      /* the sums are in shared memory, behind `sums` parts; else in the block's row of the workspace */
+    int sums;
+    int skew_log2;    /* column c is at c + c >> skew_log2 */
+} lk_srms_norm_backward_plan;
+
+LK_DEVICE int lk_srms_norm_sum_at(const lk_srms_norm_backward_plan &p, int col)
+{
+    return col + (col >> p.skew_log2);
+}
+
+/* What a row's threads know of it. */
+typedef struct {
+    int64_t row;
+    float rstd, mean; /* of g h */
+    float *dweight;   /* the team's sums, from column 0 of the row on */
+} lk_srms_norm_row;
+
+template <class T, int N>
+LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int64_t row, int col)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) dy[j] = 1.0f;
+    if (p.dy.rows) lk_srms_norm_get<T>(dy, p.dy, slot, row, col);
+}
+
+/* Adds N elements of a row to its sums of s^2 and g s. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, float (&sum)[2], const uint4 *slot, int64_t row,
+                                         int col)
+{
+    float s[N], g[N], ss = 0.0f, gs = 0.0f;
+    lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
+    lk_srms_norm_get_dy<T>(g, p.p, slot, row, col);
+    lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
+#pragma unroll
+    for (int j = 0; j < N; j++) ss = fmaf(s[j], s[j], ss), gs = fmaf(g[j], s[j], gs);
+    sum[0] += ss, sum[1] += gs;
+}
+
+/* Writes N elements of a row, from column begin + col on, column col of the block's segment. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, const lk_srms_norm_row &at, const uint4 *slot,
+                                         int begin, int col)
+{
+    float h[N], g[N];
+    lk_srms_norm_get_s<T, R>(h, p.p, slot, at.row, begin + col);
+    lk_srms_norm_get_dy<T>(g, p.p, slot, at.row, begin + col);
+#pragma unroll
+    for (int j = 0; j < N; j++) h[j] *= at.rstd;
+    if (p.a.dweight) {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float *sum = at.dweight + lk_srms_norm_sum_at(p, col + j);
+            *sum = fmaf(g[j], h[j], *sum);
+        }
+    }
+    lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, begin + col);
+#pragma unroll
+    for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-h[j], at.mean, g[j]);
+    if (p.p.dr.rows) {
+        lk_srms_norm_get<R>(h, p.p.dr, slot, at.row, begin + col);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] += h[j];
+    }
+    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + begin + col, g);
+    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + begin + col, g);
+}
+
+/* A team owns a row, or with dweight every step-th row; then it copies the next one while it works on this one. */
+template <class T, class R>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
+    lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
+{
+    constexpr int N = LK_VEC<T>;
+    LK_DYN_SMEM(lk_srms_norm_smem, smem);
+    const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
+    const int slots = lk_srms_norm_sum_at(p, p.p.segment) + 1; /* sums a team */
+    const int teams = p.p.team_log2 < 0 ? 1 : (int)blockDim.x >> p.p.team_log2;
+    float *partial = (float *)p.a.workspace + blockIdx.x / lk_cluster_nctarank() * p.a.cols + at.begin;
+    float *sums = p.on_chip ? (float *)(smem.parts + p.sums) : partial;
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    if (at.row < p.a.rows) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, 0, at.row);
+    lk_cp_async_commit_group();
+    if (p.a.dweight) {
+        const int count = p.on_chip ? teams * slots : at.cols;
+        for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) sums[i] = 0.0f;
+        __syncthreads(); /* nobody adds to a sum before it is 0 */
+    }
+    lk_cluster_ready();
+
+    int turn = 0;
+    for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, turn++) {
+        const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
+        const int stage = p.p.stages > 1 ? turn & 1 : 0;
+        const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
+        const int beyond = at.rank + p.p.held * at.size;
+        if (p.p.stages > 1) {
+            if (row + at.step < p.a.rows) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, stage ^ 1, row + at.step);
+            lk_cp_async_commit_group();
+        }
+        lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * slots};
+        float sum[2] = {0.0f, 0.0f};
+        for (int i = at.rank; i < split.edge; i += at.size)
+            lk_srms_norm_backward_add<T, R, 1>(p, sum, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
+        for (int vec = beyond; vec < split.vecs; vec += at.size)
+            lk_srms_norm_backward_add<T, R, N>(p, sum, NULL, row, at.begin + split.head + vec * N);
+        if (p.p.stages > 1) lk_cp_async_wait_group<1>();
+        else lk_cp_async_wait_group<0>();
+        for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
+            lk_srms_norm_backward_add<T, R, N>(p, sum, lk_srms_norm_slot(p.p, smem.parts, stage, u), row,
+                                               at.begin + split.head + vec * N);
+        lk_srms_norm_sum(p.p, sum, turn);
+        __syncwarp(); /* teams of one warp: a column of dweight may have had another owner in the row before */
+        lk_griddepcontrol_launch_dependents();
+
+        if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
+        here.mean = sum[1] * here.rstd * p.p.inverse_cols;
+        for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
+            lk_srms_norm_backward_put<T, R, N>(p, here, lk_srms_norm_slot(p.p, smem.parts, stage, u), at.begin,
+                                               split.head + vec * N);
+        for (int vec = beyond; vec < split.vecs; vec += at.size)
+            lk_srms_norm_backward_put<T, R, N>(p, here, NULL, at.begin, split.head + vec * N);
+        for (int i = at.rank; i < split.edge; i += at.size)
+            lk_srms_norm_backward_put<T, R, 1>(p, here, NULL, at.begin, lk_srms_norm_edge<T>(split, i));
+    }
+    if (!p.a.dweight || !p.on_chip) return;
+    __syncthreads(); /* every team's sums are complete */
+    for (int col = (int)threadIdx.x; col < at.cols; col += (int)blockDim.x) {
+        float sum = 0.0f;
+        for (int team = 0; team < teams; team++) sum += sums[team * slots + lk_srms_norm_sum_at(p, col)];
+        partial[col] = sum;
+    }
+}
+
+/* A warp's lanes own neighbouring columns, a block 32 of them: its 32 warps share the rows of the workspace. */
+template <class T>
+LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
+{
+    LK_SHARED(float, part, [32 * 33]);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t first = (int64_t)blockIdx.x * 32, col = first + lane;
+    const float *from = (const float *)p.a.workspace + col;
+    lk_griddepcontrol_wait();
+    float sum = 0.0f;
+    if (col < p.a.cols) {
+#pragma unroll 8
+        for (int64_t row = warp; row < p.partials; row += 32) sum += from[row * p.a.cols];
+    }
+    part[warp * 33 + lane] = sum;
+    __syncthreads(); /* all shares are there before a warp adds those of its column */
+    sum = lk_sum_warp(part[lane * 33 + warp]);
+    if (lane > 0 || first + warp >= p.a.cols) return;
+    T *out = (T *)p.a.dweight + first + warp;
+    lk_put(out, p.a.accumulate ? lk_to_float(*out) + sum : sum);
+}
+
+/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+
+/* A tensor of rows, as the checks see it. */
+typedef struct {
+    const char *name;
+    const void *pointer;
+    int64_t *stride;
+    size_t element;
+} lk_srms_norm_tensor;
+
+LK_HOST lk_status lk_srms_norm_check_shape(const char *op, int64_t rows, int64_t cols, const lk_srms_norm_tensor *tensors,
+                                           int count)
+{
+    if (rows < 0) return lk_fail(LK_ERR_SHAPE, op, "rows is %lld; it must be at least 0", (long long)rows);
+    if (cols < 1 || cols > (int64_t)1 << 30)
+        return lk_fail(LK_ERR_SHAPE, op, "cols is %lld; it must be 1 to 2^30", (long long)cols);
+    for (int i = 0; i < count; i++) {
+        int64_t *stride = tensors[i].stride;
+        if (*stride != 0 && *stride < cols)
+            return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least cols, %lld", tensors[i].name,
+                           (long long)*stride, (long long)cols);
+        if (*stride == 0 || rows <= 1) *stride = cols;
+        if (rows > 1 && *stride > ((int64_t)1 << 62) / rows)
+            return lk_fail(LK_ERR_SHAPE, op, "%s, with %s_stride %lld, spans more than 2^62 elements", tensors[i].name,
+                           tensors[i].name, (long long)*stride);
+    }
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_srms_norm_check_shared(const char *op, lk_srms_norm_tensor out, lk_srms_norm_tensor in)
+{
+    if (!out.pointer || out.pointer != in.pointer) return LK_OK;
+    if (*out.stride != *in.stride)
+        return lk_fail(LK_ERR_SHAPE, op, "%s is %s, but their strides differ", out.name, in.name);
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_srms_norm_check_dtype(const char *op, const char *field, int dtype, int own)
+{
+    if (dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own) return LK_OK;
+    return lk_fail(LK_ERR_VALUE, op, "%s is %d; it must be T (0) or f32 (%d)", field, dtype, LK_DTYPE_F32);
+}
+
+LK_HOST lk_status lk_srms_norm_check_options(const char *op, float eps, int path, int64_t rows)
+{
+    if (!(eps >= 0.0f && eps <= 3.402823466e38f))
+        return lk_fail(LK_ERR_VALUE, op, "eps is %g; it must be finite and at least 0", (double)eps);
+    if (path < LK_SRMS_NORM_AUTO || path > LK_SRMS_NORM_CLUSTER)
+        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_SRMS_NORM_*", path);
+    if (path >= LK_SRMS_NORM_BLOCK && rows > (int64_t)1 << 27)
+        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", path, (long long)rows);
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_srms_norm_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
+{
+    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
+    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
+}
+
+/* T's own number, and whether a field names f32 while T is another type. */
+LK_HOST int lk_srms_norm_own(lk_f32) { return LK_DTYPE_F32; }
+LK_HOST int lk_srms_norm_own(lk_f16) { return LK_DTYPE_F16; }
+LK_HOST int lk_srms_norm_own(lk_bf16) { return LK_DTYPE_BF16; }
+template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
+{
+    return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
+}
+
+/* How a launch is laid out: one row a team. */
+typedef struct {
+    lk_srms_norm_plan p;
+    int threads, cluster;
+    int64_t grid;
+    size_t smem;
+} lk_srms_norm_layout;
+
+/* Bytes of shared memory that a block may use, for a row's vectors and for dweight's sums each: three blocks fit an H200's
+ * SM, and one fits any architecture's. */
+#define LK_SRMS_NORM_HELD_BYTES (64 * 1024)
+#define LK_SRMS_NORM_SUMS_BYTES (30 * 1024)
+
+/* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; `want` is the number of vectors a
+ * thread that many rows call for. N: LK_VEC<T>. */
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N, int want,
+                                                 int stages, const lk_srms_norm_tensor *tensors, int count)
+{
+    lk_srms_norm_layout l = {};
+    lk_srms_norm_plan *p = &l.p;
+    lk_srms_norm_input *const inputs[4] = {&p->x, &p->r, &p->dy, &p->dr};
+    p->inverse_cols = 1.0f / (float)cols;
+    p->aligned = 1, p->stages = stages;
+    for (int i = 0, base = -1; i < count; i++) {
+        if (!tensors[i].pointer) continue;
+        const int element = (int)tensors[i].element, vec = 16 / element;
+        const int64_t offset = (int64_t)((uintptr_t)tensors[i].pointer / (size_t)element), stride = *tensors[i].stride;
+        if (base < 0) base = i, p->offset = (int)(offset % N), p->offset_step = (int)(stride % N);
+        else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
+        if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
+    }
+    const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols, most = LK_SRMS_NORM_THREADS;
+    const int64_t room = LK_SRMS_NORM_HELD_BYTES / (16 * p->parts * stages); /* vectors a block */
+    if (path == LK_SRMS_NORM_AUTO) {
+        path = units <= 32 * want || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        if (path == LK_SRMS_NORM_BLOCK && units > room && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
+    }
+    int64_t share = units, sharers; /* the vectors of a team, or of one block of a cluster, and its threads */
+    l.cluster = 1, l.threads = 256;
+    p->segment = (int)cols;
+    if (path == LK_SRMS_NORM_WARP) {
+        while (p->team_log2 < 5 && ((int64_t)want << p->team_log2) < units) p->team_log2++;
+        l.grid = lk_ceil_div(rows, l.threads >> p->team_log2);
+        sharers = 1 << p->team_log2;
+    } else {
+        p->team_log2 = -1;
+        if (path == LK_SRMS_NORM_CLUSTER) {
+            l.cluster = 2;
+            while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > room) l.cluster *= 2;
+            p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), N) * N);
+            share = lk_ceil_div(units, l.cluster);
+        }
+        int64_t threads = lk_ceil_div(share, want);
+        while (threads < share && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
+        threads = lk_ceil_div(threads < share ? threads : share, 32) * 32;
+        sharers = l.threads = (int)(threads < most ? threads : most);
+        l.grid = rows * l.cluster;
+    }
+    const int64_t held = p->aligned ? lk_ceil_div(share, sharers) : 0;
+    p->held = (int)(held < room / l.threads ? held : room / l.threads);
+    l.smem = (size_t)(p->held * l.threads * p->parts * stages) * 16;
+    return l;
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_forward_check(const char *op, const lk_srms_norm_forward_args *args,
+                                             lk_srms_norm_forward_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    if (!a->x && a->rows != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
+    if (!a->y && !a->residual_out && !a->rstd && a->rows != 0)
+        return lk_fail(LK_ERR_NULL, op, "y, residual_out and rstd are all NULL");
+    const size_t residual_element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    const lk_srms_norm_tensor x = {"x", a->x, &a->x_stride, sizeof(T)}, y = {"y", a->y, &a->y_stride, sizeof(T)};
+    const lk_srms_norm_tensor residual = {"residual", a->residual, &a->residual_stride, residual_element};
+    const lk_srms_norm_tensor residual_out = {"residual_out", a->residual_out, &a->residual_out_stride, residual_element};
+    const lk_srms_norm_tensor tensors[] = {x, residual, y, residual_out};
+    lk_status status = lk_srms_norm_check_shape(op, a->rows, a->cols, tensors, 4);
+    if (!status) status = lk_srms_norm_check_shared(op, y, x);
+    if (!status) status = lk_srms_norm_check_shared(op, residual_out, residual);
+    if (!status) status = lk_srms_norm_check_options(op, a->eps, LK_SRMS_NORM_AUTO, 0);
+    if (!status) status = lk_srms_norm_check_dtype(op, "residual_dtype", a->residual_dtype, lk_srms_norm_own(T()));
+    if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
+    if (!status) status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
+    for (int i = 0; i < 4 && !status; i++)
+        status = lk_srms_norm_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
+    const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    if (!status) status = lk_srms_norm_check_aligned(op, "weight", a->weight, weight_element);
+    if (!status) status = lk_srms_norm_check_aligned(op, "rstd", a->rstd, sizeof(float));
+    return status;
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forward_args *args, cudaStream_t stream)
+{
+    lk_srms_norm_forward_plan plan = {};
+    lk_srms_norm_forward_args *a = &plan.a;
+    const lk_status status = lk_srms_norm_forward_check<T>(op, args, a);
+    if (status) return status;
+    lk_device device;
+    const cudaError_t error = lk_current_device(&device);
+    if (error) return lk_launched(op, error);
+    if (a->path == LK_SRMS_NORM_CLUSTER && device.arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
+    if (a->rows == 0) return LK_OK;
+
+    const bool other = lk_srms_norm_other<T>(a->residual_dtype);
+    const size_t element = other ? sizeof(float) : sizeof(T);
+    int64_t none = 0;
+    const lk_srms_norm_tensor tensors[] = {{"x", a->x, &a->x_stride, sizeof(T)},
+                                           {"residual", a->residual, &a->residual_stride, element},
+                                           {"dy", NULL, &none, sizeof(T)},
+                                           {"dresidual_out", NULL, &none, element},
+                                           {"y", a->y, &a->y_stride, sizeof(T)},
+                                           {"residual_out", a->residual_out, &a->residual_out_stride, element}};
+    const lk_srms_norm_layout l =
+        lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, LK_SRMS_NORM_FORWARD_VECS, 1, tensors, 6);
+    plan.p = l.p;
+    plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    return lk_launch_pdl(op, &device, other ? lk_srms_norm_forward_kernel<T, float> : lk_srms_norm_forward_kernel<T, T>, l.grid,
+                         l.cluster, l.threads, l.smem, stream, plan);
+}
+
+/* Validates, fills in defaults and lays the launch out: plan->a.x becomes the source of s. */
+template <class T>
+LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_norm_backward_args *args, lk_device *device,
+                                                lk_srms_norm_layout *l, lk_srms_norm_backward_plan *plan, size_t *workspace)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    lk_srms_norm_backward_args *a = &plan->a;
+    *a = *args;
+    if (!a->x && !a->residual_out && a->rows != 0) return lk_fail(LK_ERR_NULL, op, "x and residual_out are both NULL");
+    if (!a->dx && !a->dresidual && !a->dweight) return lk_fail(LK_ERR_NULL, op, "dx, dresidual and dweight are all NULL");
+    const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    const lk_srms_norm_tensor dy = {"dy", a->dy, &a->dy_stride, sizeof(T)}, dx = {"dx", a->dx, &a->dx_stride, sizeof(T)};
+    const lk_srms_norm_tensor dresidual_out = {"dresidual_out", a->dresidual_out, &a->dresidual_out_stride, element};
+    const lk_srms_norm_tensor dresidual = {"dresidual", a->dresidual, &a->dresidual_stride, element};
+    lk_srms_norm_tensor tensors[] = {{"x", a->x, &a->x_stride, sizeof(T)},
+                                     {"residual", a->residual, &a->residual_stride, element},
+                                     dy,
+                                     dresidual_out,
+                                     dx,
+                                     dresidual,
+                                     {"residual_out", a->residual_out, &a->residual_out_stride, element}};
+    lk_status status = lk_srms_norm_check_shape(op, a->rows, a->cols, tensors, 7);
+    if (!status) status = lk_srms_norm_check_shared(op, dx, dy);
+    if (!status) status = lk_srms_norm_check_shared(op, dx, dresidual_out);
+    if (!status) status = lk_srms_norm_check_shared(op, dresidual, dresidual_out);
+    if (!status) status = lk_srms_norm_check_options(op, a->eps, LK_SRMS_NORM_AUTO, 0);
+    if (!status) status = lk_srms_norm_check_dtype(op, "residual_dtype", a->residual_dtype, lk_srms_norm_own(T()));
+    if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
+    if (!status) status = lk_srms_norm_check_dtype(op, "dweight_dtype", a->dweight_dtype, lk_srms_norm_own(T()));
+    if (status) return status;
+    if (a->residual_out && (a->x || a->residual))
+        return lk_fail(LK_ERR_VALUE, op, "residual_out is given together with %s; it stands instead of x and residual",
+                       a->x ? "x" : "residual");
+    if (a->dx && a->dx == a->dresidual_out && element != sizeof(T))
+        return lk_fail(LK_ERR_VALUE, op, "dx is dresidual_out, but their types differ");
+    status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
+    if (status) return status;
+    for (int i = 0; i < 7 && !status; i++)
+        status = lk_srms_norm_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
+    if (!status) status = lk_srms_norm_check_aligned(op, "rstd", a->rstd, sizeof(float));
+    const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    const size_t dweight_element = a->dweight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    if (!status) status = lk_srms_norm_check_aligned(op, "weight", a->weight, weight_element);
+    if (!status) status = lk_srms_norm_check_aligned(op, "dweight", a->dweight, dweight_element);
+    if (status) return status;
+
+    const cudaError_t error = lk_current_device(device);
+    if (error) return lk_launched(op, error);
+    if (a->path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
+    constexpr int N = LK_VEC<T>;
+    if (a->residual_out) tensors[1] = tensors[6];
+    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, LK_SRMS_NORM_BACKWARD_VECS, a->dweight ? 2 : 1, tensors, 6);
+    plan->skew_log2 = 31;
+    *workspace = 0;
+    if (a->dweight && a->rows > 0) {
+        /* Persistent blocks, as many as fit, each with a row of the workspace. */
+        const int teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
+        const int64_t bytes = 4 * teams * ((int64_t)l->p.segment + l->p.segment / N + 1);
+        plan->on_chip = bytes <= LK_SRMS_NORM_SUMS_BYTES;
+        if (plan->on_chip) {
+            plan->skew_log2 = N == 8 ? 3 : 2;
+            plan->sums = (int)(l->smem / 16);
+            l->smem += (size_t)lk_ceil_div(bytes, 16) * 16;
+        } else if (teams > 1) { /* one team a block, since a block has one row of the workspace */
+            l->smem /= (size_t)(l->threads / 32), l->threads = 32, l->grid = a->rows;
+        }
+        const int64_t room = 220 * 1024 / ((int64_t)l->smem + 5 * 1024), resident = 1024 / l->threads;
+        const int64_t most = (resident < room ? resident : room) * device->sms / l->cluster;
+        const int64_t cap = (((int64_t)64 << 20) / 4 + 2 * a->cols) / a->cols;
+        plan->partials = l->grid / l->cluster;
+        if (plan->partials > most) plan->partials = most;
+        if (plan->partials > cap) plan->partials = cap;
+        l->grid = plan->partials * l->cluster;
+        *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
+    }
+    plan->p = l->p;
+    plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    return LK_OK;
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backward_args *args, cudaStream_t stream)
+{
+    lk_srms_norm_backward_plan plan = {};
+    lk_srms_norm_layout l;
+    lk_device device;
+    size_t workspace;
+    lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &workspace);
+    if (status) return status;
+    const lk_srms_norm_backward_args *a = &plan.a;
+    if (workspace > 0) {
+        if (!a->workspace) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is NULL; it needs %zu bytes", workspace);
+        if (a->workspace_bytes < workspace)
+            return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; it needs %zu", a->workspace_bytes, workspace);
+        if ((uintptr_t)a->workspace % 256) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to 256 bytes");
+    }
+    const bool other = lk_srms_norm_other<T>(a->residual_dtype);
+    if (a->rows > 0)
+        status = lk_launch_pdl(op, &device, other ? lk_srms_norm_backward_kernel<T, float> : lk_srms_norm_backward_kernel<T, T>,
+                               l.grid, l.cluster, l.threads, l.smem, stream, plan);
+    if (status || !a->dweight) return status;
+    const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
+    return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
+                         lk_ceil_div(a->cols, 32), 1, 1024, 0, stream, plan);
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_norm_backward_args *args, size_t *bytes)
+{
+    lk_srms_norm_backward_plan plan = {};
+    lk_srms_norm_layout l;
+    lk_device device;
+    size_t workspace;
+    const lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &workspace);
+    if (status) return status;
+    if (!bytes) return lk_fail(LK_ERR_NULL, op, "bytes is NULL");
+    *bytes = workspace;
+    return LK_OK;
+}
+
+/* Emits the four functions of LK_DECLARE_SRMS_NORM(T). */
+#define LK_DEFINE_SRMS_NORM(T)                                                                                                 \
+    LK_DECLARE_SRMS_NORM(T)                                                                                                    \
+    LK_API lk_status lk_srms_norm_forward_##T(const lk_srms_norm_forward_args *args, cudaStream_t stream)                      \
+    {                                                                                                                          \
+        return lk_srms_norm_forward<lk_##T>("lk_srms_norm_forward_" #T, args, stream);                                         \
+    }                                                                                                                          \
+    LK_API lk_status lk_srms_norm_backward_##T(const lk_srms_norm_backward_args *args, cudaStream_t stream)                    \
+    {                                                                                                                          \
+        return lk_srms_norm_backward<lk_##T>("lk_srms_norm_backward_" #T, args, stream);                                       \
+    }                                                                                                                          \
+    LK_API lk_status lk_srms_norm_forward_workspace_bytes_##T(const lk_srms_norm_forward_args *args, size_t *bytes)            \
+    {                                                                                                                          \
+        lk_srms_norm_forward_args a = {};                                                                                      \
+        return lk_no_workspace(lk_srms_norm_forward_check<lk_##T>("lk_srms_norm_forward_" #T, args, &a), bytes);               \
+    }                                                                                                                          \
+    LK_API lk_status lk_srms_norm_backward_workspace_bytes_##T(const lk_srms_norm_backward_args *args, size_t *bytes)          \
+    {                                                                                                                          \
+        return lk_srms_norm_backward_workspace<lk_##T>("lk_srms_norm_backward_" #T, args, bytes);                              \
+    }
+
+#endif /* CUDA or the simulator */
+#endif
