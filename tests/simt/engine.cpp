@@ -1588,7 +1588,7 @@ static void land_at_random(worker *w, group *g) {
 
 static void launch_flight(const flight *x) {
     group *g = me->group;
-    if (!x->from || copies != EAGER) fill(x->to, simt_poison_byte(), x->bytes);
+    if (copies != EAGER) fill(x->to, simt_poison_byte(), x->bytes);
     x->bar->in_flight += x->bytes;
     if (copies == EAGER) {
         land(*x);

@@ -8,6 +8,8 @@ Built with a sanitizer, also what that sanitizer must find and must not find: `t
 #include <cuda_fp16.h>
 #include <cub/block/block_reduce.cuh>
 
+#include "lk/lk_ptx.cuh"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -476,10 +478,230 @@ template <int warps> __global__ void no_barrier_kernel(int *out) {
     out[threadIdx.x] = x[warps * 32 - 1 - threadIdx.x];
 }
 
+/* ---- mbarriers and asynchronous copies, right and in every way wrong ---------------------------------------------------------------------- */
+
+enum {
+    SLOTS = 3, SLOT_INTS = 64, SLOT_BYTES = SLOT_INTS * 4, TILES = 8,
+    // what a ring may have wrong
+    RIGHT = 0, WRONG_PARITY, WRONG_FIRST_PARITY, PARITY_OF_TWO, MORE_BYTES, FEWER_BYTES, FEWER_OF_TWO, EXPECT_UNUSED, NO_EMPTY_WAIT, NO_FULL_WAIT,
+    MISSING_ARRIVE, STORE_TOO_EARLY, NO_FENCE, FENCE_BEFORE_WRITE, NO_READ_WAIT, NO_LAST_WAIT, NO_LAST_COMMIT, WRITE_BEFORE_WAIT, NO_INIT,
+    NO_INIT_FENCE, NO_INIT_BARRIER, INIT_TWICE, INIT_BY_TWO, UNALIGNED_SHARED, UNALIGNED_GLOBAL, ODD_SIZE, PAST_SLOTS, PAST_INPUT, NOT_GLOBAL,
+    NOBODY_WAITS,
+};
+
+/* A ring of three slots a block. Warp 0 loads, warps 1 and 2 add 1 in place, warp 3 stores and gives the slot back. */
+template <int wrong> __global__ void ring_kernel(const int *in, int *result) {
+    LK_SHARED(uint4, slots, [SLOTS][SLOT_INTS / 4]);
+    LK_SHARED(lk_mbarrier, full, [SLOTS]);
+    LK_SHARED(lk_mbarrier, ready, [SLOTS]);
+    LK_SHARED(lk_mbarrier, empty, [SLOTS]);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    result += blockIdx.x * TILES * SLOT_INTS;
+    if ((threadIdx.x == 0 && wrong != NO_INIT) || (wrong == INIT_BY_TWO && threadIdx.x == 33)) {
+        for (int s = 0; s < SLOTS; s++) {
+            lk_mbarrier_init(&full[s], 1);
+            lk_mbarrier_init(&ready[s], 64);
+            lk_mbarrier_init(&empty[s], 1);
+            if (wrong == INIT_TWICE) lk_mbarrier_init(&full[s], 1);
+        }
+        if (wrong != NO_INIT_FENCE) lk_fence_mbarrier_init();
+    }
+    if (wrong != NO_INIT_BARRIER) __syncthreads();
+    for (int tile = 0; tile < (wrong == NOBODY_WAITS ? SLOTS : TILES); tile++) {
+        int s = tile % SLOTS, parity = tile / SLOTS & 1;
+        int *slot = (int *)slots[s];
+        if (warp == 0 && lane == 0) {
+            if (wrong != NO_EMPTY_WAIT) lk_mbarrier_wait_parity(&empty[s], parity ^ 1);
+            int announced = wrong == MORE_BYTES ? SLOT_BYTES + 16 : wrong == FEWER_BYTES ? SLOT_BYTES - 16 : SLOT_BYTES;
+            lk_mbarrier_arrive_expect_tx(&full[s], wrong == FEWER_OF_TWO ? SLOT_BYTES / 2 : announced);
+            const int *from = wrong == NOT_GLOBAL ? (const int *)slots : in + tile * SLOT_INTS;
+            if (wrong == FEWER_OF_TWO) {
+                lk_cp_async_bulk_load(slot, from, SLOT_BYTES / 2, &full[s]);
+                lk_cp_async_bulk_load(slot + SLOT_INTS / 2, from + SLOT_INTS / 2, SLOT_BYTES / 2, &full[s]);
+            } else {
+                int bytes = wrong == ODD_SIZE ? SLOT_BYTES - 4 : wrong == PAST_SLOTS ? SLOTS * SLOT_BYTES + 16 : SLOT_BYTES;
+                if (wrong == PAST_INPUT && tile == TILES - 1) bytes += 16;
+                lk_cp_async_bulk_load(slot + (wrong == UNALIGNED_SHARED ? 2 : 0), from + (wrong == UNALIGNED_GLOBAL), bytes, &full[s]);
+            }
+        } else if (warp == 1 || warp == 2) {
+            if (wrong == NOBODY_WAITS) continue;
+            int *mine = &slot[threadIdx.x - 32];
+            if (wrong == WRONG_PARITY) parity = 0;
+            if (wrong == WRONG_FIRST_PARITY) parity ^= 1;
+            if (wrong == PARITY_OF_TWO) parity += 2;
+            if (wrong != NO_FULL_WAIT) lk_mbarrier_wait_parity(&full[s], parity);
+            if (wrong == FENCE_BEFORE_WRITE) lk_fence_proxy_async_shared();
+            *mine += 1;
+            if (wrong != NO_FENCE && wrong != FENCE_BEFORE_WRITE) lk_fence_proxy_async_shared();
+            if (wrong != MISSING_ARRIVE || threadIdx.x != 40) lk_mbarrier_arrive(&ready[s]);
+        } else if (warp == 3 && lane == 0) {
+            if (wrong == NOBODY_WAITS) continue;
+            if (wrong != STORE_TOO_EARLY) lk_mbarrier_wait_parity(&ready[s], parity);
+            lk_cp_async_bulk_store(result + tile * SLOT_INTS, slot, SLOT_BYTES);
+            if (wrong != NO_LAST_COMMIT || tile < TILES - 1) lk_cp_async_bulk_commit_group();
+            if (wrong == WRITE_BEFORE_WAIT) slot[0] = 0;
+            if (wrong != NO_READ_WAIT && (wrong != NO_LAST_WAIT || tile < TILES - 1)) lk_cp_async_bulk_wait_group_read<0>();
+            lk_mbarrier_arrive(&empty[s]);
+        }
+    }
+    if (wrong == EXPECT_UNUSED && threadIdx.x == 0) lk_mbarrier_expect_tx(&full[0], 16);
+}
+
+/* The same ring with stores in flight while the next tile is worked on, and waits that ask instead of parking. */
+__global__ void deep_ring_kernel(const int *in, int *result) {
+    LK_SHARED(uint4, slots, [SLOTS][SLOT_INTS / 4]);
+    LK_SHARED(lk_mbarrier, full, [SLOTS]);
+    result += blockIdx.x * TILES * SLOT_INTS;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < SLOTS; s++) lk_mbarrier_init(&full[s], 1);
+        lk_fence_mbarrier_init();
+        for (int tile = 0; tile < SLOTS - 1; tile++) {
+            lk_mbarrier_arrive_expect_tx(&full[tile], SLOT_BYTES);
+            lk_cp_async_bulk_load_hint(slots[tile], in + tile * SLOT_INTS, SLOT_BYTES, &full[tile], lk_createpolicy_evict_first());
+        }
+    }
+    __syncthreads();
+    for (int tile = 0; tile < TILES; tile++) {
+        int s = tile % SLOTS, next = tile + SLOTS - 1;
+        if (threadIdx.x == 0 && next < TILES) {
+            lk_cp_async_bulk_wait_group_read<0>();      // the store from that slot, one tile ago
+            lk_mbarrier_expect_tx(&full[next % SLOTS], SLOT_BYTES);
+            lk_cp_async_bulk_load(slots[next % SLOTS], in + next * SLOT_INTS, SLOT_BYTES, &full[next % SLOTS]);
+            lk_mbarrier_arrive(&full[next % SLOTS]);
+        }
+        while (!lk_mbarrier_try_wait_parity(&full[s], tile / SLOTS & 1));
+        ((int *)slots[s])[threadIdx.x] += 1;
+        lk_fence_proxy_async_shared();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            lk_cp_async_bulk_store(result + tile * SLOT_INTS, slots[s], SLOT_BYTES);
+            lk_cp_async_bulk_commit_group();
+        }
+    }
+    if (threadIdx.x == 0) {
+        lk_cp_async_bulk_wait_group<0>();
+        result[0] += 1;                                 // what it has stored is there for it to read
+    }
+}
+
+enum { EXCHANGES = 5, CTA_SCOPE = 100, ONE_INBOX, ST_ASYNC_PARITY, BAR_ELSEWHERE, ST_ASYNC_ODD, PEER_GONE, BEFORE_START, NO_WAIT };
+
+/* Consumers that only read; early: they give the slot back and read it then. */
+template <int early> __global__ void read_ring_kernel(const int *in, int *result) {
+    LK_SHARED(uint4, slots, [2][8]);
+    LK_SHARED(lk_mbarrier, full, [2]);
+    LK_SHARED(lk_mbarrier, empty, [2]);
+    int lane = threadIdx.x % 32, sum = 0;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < 2; s++) lk_mbarrier_init(&full[s], 1), lk_mbarrier_init(&empty[s], 32);
+        lk_fence_mbarrier_init();
+    }
+    __syncthreads();
+    for (int tile = 0; tile < TILES; tile++) {
+        int s = tile % 2, parity = tile / 2 & 1;
+        if (threadIdx.x == 0) {
+            lk_mbarrier_wait_parity(&empty[s], parity ^ 1);
+            lk_mbarrier_arrive_expect_tx(&full[s], 128);
+            lk_cp_async_bulk_load(slots[s], in + tile * 32, 128, &full[s]);
+        } else if (threadIdx.x >= 32) {
+            lk_mbarrier_wait_parity(&full[s], parity);
+            if (early) lk_mbarrier_arrive(&empty[s]), __nanosleep(20);
+            sum += ((const int *)slots[s])[lane];
+            if (!early) lk_mbarrier_arrive(&empty[s]);
+        }
+    }
+    if (threadIdx.x >= 32) result[lane] = sum;
+}
+
+/* Each block sends a number to every peer's inbox, two inboxes in turn, and sums what it gets. */
+template <int wrong> __global__ void st_async_kernel(int *result) {
+    LK_SHARED(uint64_t, inbox, [2][8]);
+    LK_SHARED(lk_mbarrier, full, [2]);
+    LK_SHARED(lk_mbarrier, room, [2]);
+    unsigned rank = lk_cluster_ctarank(), blocks = lk_cluster_nctarank(), t = threadIdx.x;
+    if (t == 0) {
+        for (int i = 0; i < 2; i++) lk_mbarrier_init(&full[i], 1), lk_mbarrier_init(&room[i], blocks);
+        if (wrong != NO_INIT_FENCE) lk_fence_mbarrier_init();
+    }
+    if (wrong == BEFORE_START && t == 0) lk_mbarrier_arrive_remote(lk_mapa_shared(&full[0], (rank + 1) % blocks));
+    lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait();
+    if (wrong == PEER_GONE && rank == 1) return;
+    int sum = 0;
+    for (int round = 0; round < EXCHANGES; round++) {
+        int i = wrong == ONE_INBOX ? 0 : round & 1;
+        unsigned parity = wrong == ONE_INBOX ? round & 1 : round >> 1 & 1;
+        if (t == 0) lk_mbarrier_arrive_expect_tx(&full[i], 8 * blocks);
+        if (t < blocks) {
+            if (wrong != ONE_INBOX) lk_mbarrier_wait_parity_cluster(&room[i], parity ^ 1);   // every peer has read the inbox of two rounds ago
+            unsigned to = lk_mapa_shared(&inbox[i][rank], t);
+            lk_st_async_b64(to + (wrong == ST_ASYNC_ODD ? 4 : 0), 100 * round + rank, lk_mapa_shared(&full[i], wrong == BAR_ELSEWHERE ? rank : t));
+        }
+        if (wrong == CTA_SCOPE) lk_mbarrier_wait_parity(&full[i], parity);
+        else if (wrong == ST_ASYNC_PARITY) lk_mbarrier_wait_parity_cluster(&full[i], parity ^ 1);
+        else if (wrong != NO_WAIT || round) lk_mbarrier_wait_parity_cluster(&full[i], parity);
+        for (unsigned r = 0; r < blocks; r++) sum += (int)inbox[i][r];
+        __syncthreads();
+        if (t < blocks) lk_mbarrier_arrive_remote(lk_mapa_shared(&room[i], t));
+    }
+    lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait();      // no block ends while a peer still arrives at its barriers
+    result[blockIdx.x * blockDim.x + t] = sum;
+}
+
+enum { RING_BLOCKS = 5 };
+static int *ring_in;            // TILES * SLOT_INTS ints, device memory
+static void fill_ring(void) {
+    for (int i = 0; i < TILES * SLOT_INTS; i++) ring_in[i] = 3 * i;
+    for (int i = 0; i < RING_BLOCKS * TILES * SLOT_INTS; i++) out[i] = -1;
+}
+template <int wrong> static cudaError_t launch_ring(void) {
+    fill_ring();
+    return launch(ring_kernel<wrong>, wrong ? 1 : RING_BLOCKS, 128, (const int *)ring_in, out);
+}
+template <int wrong> static cudaError_t launch_st_async(void) { return launch_cluster(st_async_kernel<wrong>, 4, 32, 4, 0, out); }
+
+static int count_ring_errors(int blocks, int first) {
+    int bad = 0, count = TILES * SLOT_INTS;
+    for (int i = 0; i < blocks * count; i++) bad += out[i] != 3 * (i % count) + 1 + (i % count ? 0 : first);
+    return bad;
+}
+static int count_sum_errors(void) {
+    int bad = 0;
+    for (int lane = 0; lane < 32; lane++) bad += out[lane] != 3 * (32 * TILES * (TILES - 1) / 2 + TILES * lane);
+    return bad;
+}
+static int case_ring(void) {
+    if (launch_ring<RIGHT>() || count_ring_errors(RING_BLOCKS, 0)) return 1;
+    fill_ring();
+    if (launch(read_ring_kernel<0>, 1, 64, (const int *)ring_in, out) || count_sum_errors()) return 2;
+    fill_ring();
+    return launch(deep_ring_kernel, RING_BLOCKS, SLOT_INTS, (const int *)ring_in, out) || count_ring_errors(RING_BLOCKS, 1);
+}
+/* Each order of copies under each schedule, not only the one that goes with it. */
+static int case_ring_orders(void) {
+    int bad = 0;
+    for (const char *order : {"lazy", "eager", "random:5", "random:6"}) {
+        simt_set_copies(order);
+        bad += case_ring();
+    }
+    simt_set_copies("");
+    return bad;
+}
+static int case_st_async(void) {
+    int bad = 0;
+    for (unsigned blocks = 2; blocks <= 4; blocks += 2) {
+        bad += launch_cluster(st_async_kernel<RIGHT>, 4, 32, blocks, 0, out) != cudaSuccess;
+        int sum = EXCHANGES * ((int)blocks * (int)(blocks - 1) / 2) + 100 * (int)blocks * EXCHANGES * (EXCHANGES - 1) / 2;
+        bad += count_other_than(sum, 4 * 32);
+    }
+    return bad;
+}
+
 struct negative {
-    const char *name, *report;
+    const char *name, *report;  // report: alternatives, where schedules come upon different signs, with | between
     cudaError_t (*run)(void);
-    int sanitized;              // 0: in a sanitizer's build that sanitizer is the one that reports it
+    int sanitized;              // 0: in a sanitizer's build that sanitizer is the one that reports it; 2: TSan alone
 };
 static const negative negatives[] = {
     {"two barriers on two lines", "divergent barriers", [] { return launch(divergent_barriers_kernel, 2, 64, out); }, 1},
@@ -512,7 +734,48 @@ static const negative negatives[] = {
     {"all spin", "deadlock", [] { out[0] = 0; return launch(spin_kernel, 3, 64, (unsigned *)out); }, 1},
     {"one spins, the rest wait", "deadlock", [] { out[0] = 0; return launch(spin_on_one_kernel, 3, 64, (unsigned *)out); }, 1},
     {"trap", "__trap", [] { return launch(trap_kernel, 1, 32, out); }, 1},
+    {"wrong parity, a round later", "wrong parity|deadlock", launch_ring<WRONG_PARITY>, 0},
+    {"wrong parity, from the start", "wrong parity|deadlock", launch_ring<WRONG_FIRST_PARITY>, 0},
+    {"a parity that is a phase's number", "a parity of 2", launch_ring<PARITY_OF_TWO>, 1},
+    {"more bytes announced than copied", "16 bytes missing", launch_ring<MORE_BYTES>, 1},
+    {"fewer bytes announced than copied", "16 bytes too many", launch_ring<FEWER_BYTES>, 1},
+    {"one of two copies announced", "fewer announced than copied|too many", launch_ring<FEWER_OF_TWO>, 0},
+    {"bytes announced and no copy", "16 bytes missing", launch_ring<EXPECT_UNUSED>, 1},
+    {"no wait for an empty slot", "an arrival too many|could see its end|still being filled|source of the bulk store|deadlock", launch_ring<NO_EMPTY_WAIT>, 0},
+    {"no wait for a full slot", "still being filled|nobody has waited|could see its end|deadlock", launch_ring<NO_FULL_WAIT>, 0},
+    {"a thread does not arrive", "1 of 64 arrivals missing", launch_ring<MISSING_ARRIVE>, 1},
+    {"no proxy fence before a bulk store", "none has executed lk_fence_proxy_async_shared", launch_ring<NO_FENCE>, 1},
+    {"a slot loaded before its store has read", "source of the bulk store", launch_ring<NO_READ_WAIT>, 1},
+    {"a slot written before its store has read", "written to before the wait", launch_ring<WRITE_BEFORE_WAIT>, 0},
+    {"a bulk store not waited for", "has not waited for its bulk group", launch_ring<NO_LAST_WAIT>, 1},
+    {"a bulk store not committed", "has not committed", launch_ring<NO_LAST_COMMIT>, 1},
+    {"a load nobody waits for", "on their way|nobody has waited", launch_ring<NOBODY_WAITS>, 1},
+    {"mbarrier without init", "not an initialised mbarrier", launch_ring<NO_INIT>, 1},
+    {"mbarrier without its init's fence", "no lk_fence_mbarrier_init", launch_ring<NO_INIT_FENCE>, 1},
+    {"mbarrier initialised twice", "is in use", launch_ring<INIT_TWICE>, 1},
+    {"mbarrier initialised by two threads", "is in use", launch_ring<INIT_BY_TWO>, 1},
+    {"misaligned shared address of a bulk load", "shared address", launch_ring<UNALIGNED_SHARED>, 1},
+    {"misaligned global address of a bulk load", "global address", launch_ring<UNALIGNED_GLOBAL>, 1},
+    {"size of a bulk load", "a size of 252 bytes", launch_ring<ODD_SIZE>, 1},
+    {"bulk load past a shared variable", "of slots, which ends after 768", launch_ring<PAST_SLOTS>, 1},
+    {"bulk load past its source", "leave their allocation", launch_ring<PAST_INPUT>, 2},
+    {"bulk load from shared memory", "not in global memory", launch_ring<NOT_GLOBAL>, 1},
+    {"st.async: a wait at block scope", "that takes lk_mbarrier_wait_parity_cluster", launch_st_async<CTA_SCOPE>, 1},
+    {"st.async: wrong parity", "wrong parity", launch_st_async<ST_ASYNC_PARITY>, 0},
+    {"st.async: barrier in another block", "is in rank", launch_st_async<BAR_ELSEWHERE>, 1},
+    {"st.async: misaligned", "not a multiple of 8", launch_st_async<ST_ASYNC_ODD>, 1},
+    {"st.async: a peer gone", "rank 1", launch_st_async<PEER_GONE>, 1},
+    {"st.async: no init fence", "no lk_fence_mbarrier_init", launch_st_async<NO_INIT_FENCE>, 1},
+    {"remote arrive: a peer not started", "before the first cluster barrier", launch_st_async<BEFORE_START>, 1},
 };
+
+static int has_one_of(const char *text, const char *alternatives) {
+    for (const char *end; *alternatives; alternatives = *end ? end + 1 : end) {
+        end = strchrnul(alternatives, '|');
+        if (memmem(text, strlen(text), alternatives, end - alternatives)) return 1;
+    }
+    return 0;
+}
 
 static void run_negative(const negative *n) {
     char detail[512] = "";
@@ -523,7 +786,7 @@ static void run_negative(const negative *n) {
         cudaError_t error = n->run();
         const char *report = simt_last_report();
         int site = strstr(report, ".cpp:") || strstr(report, ".cuh:") || strstr(report, "kernel");
-        if (error != cudaErrorLaunchFailure || cudaGetLastError() != cudaErrorLaunchFailure || !*report || !strstr(report, n->report) || !site) {
+        if (error != cudaErrorLaunchFailure || cudaGetLastError() != cudaErrorLaunchFailure || !*report || (*n->report && !has_one_of(report, n->report)) || !site) {
             snprintf(detail, sizeof detail, "%s: %s, report \"%.300s\"", schedule, cudaGetErrorName(error), report);
             ok = 0;
         }
@@ -543,6 +806,25 @@ static int case_missing_barrier_shows(void) {
         simt_set_schedule(schedule);
         if (launch(no_barrier_kernel<4>, 1, 128, out)) return 1;
         seen += count_other_than(1, 128) > 0;
+    }
+    return seen < 4;
+}
+/* A slot given back before it is read: the load that comes poisons it at once. */
+static int case_early_reuse_shows(void) {
+    int seen = 0;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        fill_ring();
+        seen += launch(read_ring_kernel<1>, 1, 64, (const int *)ring_in, out) || count_sum_errors();
+    }
+    return seen < 3;            // a random schedule may let the reader be faster
+}
+/* A bulk store that does not wait for the writers: reported, or in the results. */
+static int case_early_store_shows(void) {
+    int seen = 0;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        seen += launch_ring<STORE_TOO_EARLY>() || count_ring_errors(1, 0);
     }
     return seen < 4;
 }
@@ -641,6 +923,14 @@ static const provocation provocations[] = {
     {"two-blocks-one-word", "data race", [] { launch(same_word_kernel, 1, 32, out); launch_cluster(same_word_kernel, 2, 32, 2, 0, out); }},
     {"cluster-without-second-barrier", "data race", [] { launch_cluster(cluster_exchange_kernel<0>, 2, 64, 2, 0, out); }},
     {"cluster-with-both-barriers", NULL, [] { launch_cluster(cluster_exchange_kernel<1>, 8, 64, 2, 0, out); }},
+    {"load-read-without-waiting", "data race", [] { launch_ring<NO_FULL_WAIT>(); }},
+    {"slot-given-back-before-it-is-read", "data race", [] { fill_ring(); launch(read_ring_kernel<1>, 1, 64, (const int *)ring_in, out); }},
+    {"proxy-fence-before-the-write", "data race", [] { launch_ring<FENCE_BEFORE_WRITE>(); }},
+    {"source-of-a-bulk-store-written", "data race", [] { launch_ring<WRITE_BEFORE_WAIT>(); }},
+    {"mbarrier-init-without-barrier", "data race", [] { simt_set_schedule("forward"); launch_ring<NO_INIT_BARRIER>(); }},
+    {"st-async-read-without-waiting", "data race", [] { launch_st_async<NO_WAIT>(); }},
+    {"st-async-into-what-is-being-read", "data race", [] { launch_st_async<ONE_INBOX>(); }},
+    {"rings-and-st-async", NULL, [] { case_ring(); case_st_async(); }},
     {"all-the-right-kernels", NULL, [] { case_cub(); case_cluster(); case_ticket(); case_chain(); case_dynamic(); case_shuffles(); case_block_sum(); case_atomics(); }},
 #endif
     {NULL, NULL, NULL},
@@ -674,12 +964,14 @@ int main(int argc, char **argv) {
     simt_quiet(1);
     cudaMalloc(&out, MAX_OUT * sizeof(int));
     cudaMalloc(&scratch, 100 * sizeof(int));
+    cudaMalloc(&ring_in, TILES * SLOT_BYTES);
     if (argc == 3 && !strcmp(argv[1], "--provoke")) {
         for (const provocation *p = provocations; p->name; p++) {
             if (strcmp(p->name, argv[2])) continue;
             p->run();
             cudaFree(out);
             cudaFree(scratch);
+            cudaFree(ring_in);
             return 0;
         }
         return 2;
@@ -693,8 +985,10 @@ int main(int argc, char **argv) {
         {"intrinsics", case_intrinsics, 1}, {"launch checks", case_launch_checks, 1}, {"memory calls", case_memory, 1},
         {"device queries", case_device, 1}, {"graphs and capture", case_graph, 1},
         {"order of the schedules", case_schedules, 1},
+        {"a ring of bulk copies", case_ring, 0}, {"a ring, copies in any order", case_ring_orders, 0}, {"st.async in a cluster", case_st_async, 0},
 #if !defined(__SANITIZE_THREAD__)
         {"a missing barrier shows", case_missing_barrier_shows, 1},
+        {"a slot reused early shows", case_early_reuse_shows, 1}, {"a store too early shows", case_early_store_shows, 1},
 #endif
     };
     for (auto &p : positives) {
@@ -712,12 +1006,16 @@ int main(int argc, char **argv) {
     for (const negative &n : negatives) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
         if (!n.sanitized) continue;
+#if defined(__SANITIZE_THREAD__)
+        if (n.sanitized == 2) continue;
+#endif
 #endif
         run_negative(&n);
     }
     for (const provocation *p = provocations; p->name; p++) run_provocation(p);
     cudaFree(out);
     cudaFree(scratch);
+    cudaFree(ring_in);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }
