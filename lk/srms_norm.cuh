@@ -281,12 +281,14 @@ LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, con
 template <class T, class R, int N>
 LK_DEVICE void lk_srms_norm_get_s(float (&s)[N], const lk_srms_norm_plan &p, const uint4 *slot, int64_t row, int col)
 {
-    float r[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] = 0.0f;
     if (p.x.rows) lk_srms_norm_get<T>(s, p.x, slot, row, col);
     if (!p.r.rows) return;
+    float r[N];
     lk_srms_norm_get<R>(r, p.r, slot, row, col);
 #pragma unroll
-    for (int j = 0; j < N; j++) s[j] = p.x.rows ? s[j] + r[j] : r[j];
+    for (int j = 0; j < N; j++) s[j] += r[j];
 }
 
 /* The sums over a row's team; turn as in lk_sum_cluster. */
@@ -621,6 +623,11 @@ typedef struct {
 #define LK_SRMS_NORM_HELD_BYTES (64 * 1024)
 #define LK_SRMS_NORM_SUMS_BYTES (30 * 1024)
 
+LK_HOST size_t lk_srms_norm_held_bytes(const lk_srms_norm_plan *p, int threads)
+{
+    return sizeof(lk_srms_norm_smem) * (size_t)(1 + p->held * threads * p->parts * p->stages); /* 1: never nothing */
+}
+
 /* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; `want` is the number of vectors a
  * thread that many rows call for. N: LK_VEC<T>. */
 LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N, int want,
@@ -668,7 +675,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     }
     const int64_t held = p->aligned ? lk_ceil_div(share, sharers) : 0;
     p->held = (int)(held < room / l.threads ? held : room / l.threads);
-    l.smem = (size_t)(p->held * l.threads * p->parts * stages) * 16;
+    l.smem = lk_srms_norm_held_bytes(p, l.threads);
     return l;
 }
 
@@ -741,7 +748,8 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     lk_srms_norm_backward_args *a = &plan->a;
     *a = *args;
     if (!a->x && !a->residual_out && a->rows != 0) return lk_fail(LK_ERR_NULL, op, "x and residual_out are both NULL");
-    if (!a->dx && !a->dresidual && !a->dweight) return lk_fail(LK_ERR_NULL, op, "dx, dresidual and dweight are all NULL");
+    if (!a->dx && !a->dresidual && !a->dweight && a->rows != 0)
+        return lk_fail(LK_ERR_NULL, op, "dx, dresidual and dweight are all NULL");
     const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
     const lk_srms_norm_tensor dy = {"dy", a->dy, &a->dy_stride, sizeof(T)}, dx = {"dx", a->dx, &a->dx_stride, sizeof(T)};
     const lk_srms_norm_tensor dresidual_out = {"dresidual_out", a->dresidual_out, &a->dresidual_out_stride, element};
@@ -797,7 +805,7 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
             plan->sums = (int)(l->smem / 16);
             l->smem += (size_t)lk_ceil_div(bytes, 16) * 16;
         } else if (teams > 1) { /* one team a block, since a block has one row of the workspace */
-            l->smem /= (size_t)(l->threads / 32), l->threads = 32, l->grid = a->rows;
+            l->threads = 32, l->grid = a->rows, l->smem = lk_srms_norm_held_bytes(&l->p, l->threads);
         }
         const int64_t room = 220 * 1024 / ((int64_t)l->smem + 5 * 1024), resident = 1024 / l->threads;
         const int64_t most = (resident < room ? resident : room) * device->sms / l->cluster;
