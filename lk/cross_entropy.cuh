@@ -145,4 +145,977 @@ typedef struct {
     LK_API lk_status lk_cross_entropy_forward_workspace_bytes_##T(const lk_cross_entropy_forward_args *args, size_t *bytes);   \
     LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes);
 
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include "lk_block.cuh"
+
+/* ---- The state of a row ------------------------------------------------------------------------------------------------- */
+
+/* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves, and
+ * z = scale v, so that differences of large logits are exact; with a softcap z does not follow from v by a factor, and v = z and
+ * scale = 1. Every call for one row is given the same scale. The reference of the sums is max where that is finite, else 0; max
+ * may be any value that is no more than 60 / scale below the largest.
+ * Two states of disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
+ * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
+typedef struct {
+    float max;      /* the largest v; -inf when empty */
+    float sum;      /* sum_j exp(scale (v[j] - reference)) */
+    float target;   /* v[y], set by whoever holds column y; -inf until then */
+    float weights;  /* sum_j w[j], the number of columns where there are no class weights */
+    float weighted; /* sum_j w[j] (v[j] - reference) */
+    float entropic; /* sum_j exp(scale (v[j] - reference)) (v[j] - reference), 0 where v[j] is -inf */
+    int64_t top;    /* the largest logit and its column, in an order of integers; see lk_ce_row_top */
+} lk_ce_row;
+
+/* What finish needs beside the state. */
+typedef struct {
+    float scale, label_smoothing, z_loss;
+    float weight; /* w[y]; 1 without class weights */
+    int64_t vocab;
+} lk_ce_options;
+
+/* What finish makes of it. class_loss is NaN, and entropy, where the row is all -inf or holds +inf or NaN. */
+typedef struct {
+    float class_loss, z_loss, lse, entropy;
+    int64_t argmax; /* -1 where lk_ce_row_top was not called */
+} lk_ce_result;
+
+LK_DEVICE lk_ce_row lk_ce_row_empty(void)
+{
+    return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
+}
+
+/* The same set against a larger or equal max. */
+LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
+{
+    const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
+    const float factor = lk_ex2(scale * LK_LOG2E * (s.max - reference)); /* 0 for the empty set */
+    s.weighted = fmaf(shift, s.weights, s.weighted);
+    s.entropic = factor * fmaf(shift, s.sum, s.entropic);
+    s.sum *= factor;
+    s.max = max;
+    return s;
+}
+
+/* Adds n values with their class weights (1 without) at the price of n + 1 exponentials; add many at a time. */
+template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
+{
+    float max = s.max;
+#pragma unroll
+    for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
+    s = lk_ce_row_raise(s, max, scale);
+    const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
+    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        const float d = v[j] - reference, e = lk_ex2(rate * d);
+        sum += e;
+        weights += w[j];
+        weighted = fmaf(w[j], d, weighted);
+        entropic = fmaf(e, fmaxf(d, -3.402823466e38f), entropic); /* 0 times -inf counts 0 */
+    }
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
+    return s;
+}
+
+/* Larger logits have larger integers, NaN the largest, -0 and +0 the same. */
+LK_DEVICE int32_t lk_ce_order(float x)
+{
+    const int32_t bits = __float_as_int(x);
+    return x != x ? INT32_MAX : x == 0.0f ? 0 : bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
+/* Adds logit x of column col, 0 <= col < 2^31, to the argmax. Below its order stands the column, the smaller the larger. */
+LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
+{
+    const int64_t top = (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
+    if (top > s.top) s.top = top;
+    return s;
+}
+
+LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
+{
+    const float max = fmaxf(a.max, b.max);
+    a = lk_ce_row_raise(a, max, scale);
+    b = lk_ce_row_raise(b, max, scale);
+    a.sum += b.sum, a.weights += b.weights, a.weighted += b.weighted, a.entropic += b.entropic;
+    a.target = fmaxf(a.target, b.target);
+    a.top = a.top > b.top ? a.top : b.top;
+    return a;
+}
+
+/* The row's results from the state of all its columns. */
+LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
+{
+    const bool proper = s.sum > 0.0f && lk_is_finite(s.sum);
+    const float log_sum = lk_log(s.sum), above = o.scale * (s.max - s.target); /* above: +inf for a target at -inf */
+    lk_ce_result r;
+    r.lse = lk_lse_log({o.scale * s.max, s.sum});
+    r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
+    r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_log({above, s.sum}) : above);
+    if (o.label_smoothing > 0.0f) {
+        const float others = fmaf(s.weights, log_sum, -o.scale * s.weighted);
+        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, o.label_smoothing / (float)o.vocab * others);
+    }
+    r.entropy = log_sum - o.scale * __fdiv_rn(s.entropic, s.sum);
+    if (!proper) r.class_loss = r.entropy = NAN;
+    r.argmax = s.top == INT64_MIN ? -1 : 0x7fffffff - (int64_t)(uint32_t)s.top;
+    return r;
+}
+
+/* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
+ * all: more than max and sum, but never target, which one thread of the row looks up. */
+template <bool all> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
+{
+    float max = s.max;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    s = lk_ce_row_raise(s, max, scale);
+    s.sum = lk_sum_warp(s.sum, team);
+    if (all) {
+        s.weights = lk_sum_warp(s.weights, team);
+        s.weighted = lk_sum_warp(s.weighted, team);
+        s.entropic = lk_sum_warp(s.entropic, team);
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            if (offset >= team) continue;
+            const int64_t top = __shfl_xor_sync(0xffffffffu, s.top, offset);
+            if (top > s.top) s.top = top;
+        }
+    }
+    return s;
+}
+
+/* ---- What forward and backward share ------------------------------------------------------------------------------------ */
+
+#define LK_CROSS_ENTROPY_THREADS_LOG2 8
+#define LK_CROSS_ENTROPY_THREADS (1 << LK_CROSS_ENTROPY_THREADS_LOG2)
+
+/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. */
+LK_DEVICE float lk_ce_tanh(float u, float *slope)
+{
+    const float e = lk_exp(-2.0f * fabsf(u)), inverse = __fdividef(1.0f, 1.0f + e), square = u * u;
+    *slope = 4.0f * e * inverse * inverse;
+    const float p = fmaf(fmaf(fmaf(0.019268046f, square, -0.0537151214f), square, 0.133325321f), square, -0.333333293f);
+    return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
+}
+
+/* z of logit x under a softcap. */
+LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
+{
+    return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
+}
+
+/* What a row's target says. */
+typedef struct {
+    int y;             /* the target, -1 where it is ignored or bad */
+    bool counted, bad; /* bad: counted, and outside [0, vocab) */
+} lk_ce_label;
+
+template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t row)
+{
+    const int64_t y = a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)a.target)[row] : ((const int64_t *)a.target)[row];
+    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < a.vocab;
+    return {counted && good ? (int)y : -1, counted, counted && !good};
+}
+
+/* ---- Forward ------------------------------------------------------------------------------------------------------------ */
+
+/* Plain rows (nothing but loss, z-loss and lse, without smoothing and softcap) are summed against a reference, a value of the
+ * thread's share itself, and not against a running maximum: an element costs a multiply-add, an ex2 and an addition,
+ * sum 2^(rate v - base) with rate = logit_scale log2 e and base = rate reference, rounded. A sum of floats does not care that its
+ * terms are large as long as it stays below LK_CROSS_ENTROPY_LIMIT. Where it does not, or where there is a NaN or +inf, or
+ * nothing but -inf in the first vector, the share is read again with a running maximum, as all other rows are at once. */
+#define LK_CROSS_ENTROPY_LIMIT 0x1p80f
+
+typedef struct {
+    lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here: the caller's, or of the workspace */
+    int team_log2;                   /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
+    int apart;                       /* not 0: loss holds the class term alone */
+} lk_cross_entropy_forward_plan;
+
+/* The share of thread `rank` in a row that 1 << team_log2 threads read together: `count` vectors, the first at `first` and then
+ * every team-th, and of the single elements at both ends numbers rank, rank + team, ... */
+template <class T> struct lk_ce_share {
+    const T *row, *first;
+    lk_split split;
+    int count;
+};
+
+template <class T> LK_DEVICE lk_ce_share<T> lk_ce_aim(const T *row, int64_t vocab, int rank, int team_log2)
+{
+    const lk_split split = lk_split_row(row, vocab);
+    const int over = (int)split.vecs & ((1 << team_log2) - 1);
+    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> team_log2) + (rank < over)};
+}
+
+/* sum_j 2^(rate v_j - base) over a vector, added pairwise. */
+template <class T> LK_DEVICE float lk_ce_terms(lk_vec<T> raw, float rate, float base)
+{
+    float v[LK_VEC<T>];
+    lk_unpack(v, raw);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) v[j] = lk_ex2(fmaf(rate, v[j], -base));
+#pragma unroll
+    for (int half = LK_VEC<T> / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int j = 0; j < half; j++) v[j] += v[j + half];
+    return v[0];
+}
+
+/* Adds the logits x of columns col, col + 1, ... to the state. */
+template <bool plain, int n>
+LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_forward_args &a)
+{
+    float v[n], w[n], slope;
+#pragma unroll
+    for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
+    if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
+    if (a.class_weight && a.label_smoothing > 0.0f) {
+#pragma unroll
+        for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
+    }
+    if (a.argmax) { /* few vectors hold a new largest logit */
+        float most = x[0];
+        bool nan = false;
+#pragma unroll
+        for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
+        if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+#pragma unroll
+            for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
+        }
+    }
+    if (a.softcap > 0.0f) {
+#pragma unroll
+        for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+        return lk_ce_row_add(s, v, w, 1.0f);
+    }
+    return lk_ce_row_add(s, v, w, a.logit_scale);
+}
+
+/* The max and sum of a share's vectors with a running maximum. */
+template <class T> LK_NOINLINE lk_lse lk_ce_read_slowly(const T *next, int count, int64_t step, float scale)
+{
+    lk_ce_row s = lk_ce_row_empty();
+    for (int i = 0; i < count; i++, next += step) {
+        float v[LK_VEC<T>], w[LK_VEC<T>] = {};
+        lk_unpack(v, lk_load_vec(next));
+        s = lk_ce_row_add(s, v, w, scale);
+    }
+    return {s.max, s.sum};
+}
+
+/* The max and sum of a plain share's vectors; raw holds its first U. U loads are always in flight: each vector is used and the
+ * next one loaded into its registers. */
+template <class T, int U> LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], lk_ce_share<T> share, float scale, int team_log2)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << team_log2;
+    const float rate = scale * LK_LOG2E;
+    float v[LK_VEC<T>], reference = -INFINITY;
+    lk_unpack(v, raw[0]);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
+    const float base = rate * reference;
+    float sum = 0.0f, lost = 0.0f, part = 0.0f;
+    const T *next = share.first + U * step;
+    int left = share.count;
+    while (left > U) {
+        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, next += step) {
+                part += lk_ce_terms(raw[u], rate, base);
+                if (U + u < left) raw[u] = lk_load_vec(next);
+            }
+        }
+        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
+        const float grown = sum + part;
+        lost = (grown - sum) - part;
+        sum = grown, part = 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u < left) part += lk_ce_terms(raw[u], rate, base);
+    sum += part - lost;
+    if (share.count == 0) return {-INFINITY, 0.0f};
+    /* base differs from rate reference by a rounding error, which is known exactly. */
+    if (lk_is_finite(base) && sum < LK_CROSS_ENTROPY_LIMIT) return {reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
+    return lk_ce_read_slowly(share.first, share.count, step, scale);
+}
+
+/* The state of a share whose first U vectors are in raw. */
+template <class T, int U, bool plain>
+LK_DEVICE lk_ce_row lk_ce_read_share(lk_vec<T> (&raw)[U], lk_ce_share<T> share, const lk_cross_entropy_forward_plan &p, int rank)
+{
+    lk_ce_row s = lk_ce_row_empty();
+    const int64_t step = (int64_t)LK_VEC<T> << p.team_log2;
+    float single[1] = {0.0f};
+    if (rank < share.split.edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
+    if constexpr (plain) {
+        const lk_lse read = lk_ce_read(raw, share, p.a.logit_scale, p.team_log2);
+        s.max = read.max, s.sum = read.sum;
+    } else {
+        const T *next = share.first;
+        for (int left = share.count; left > 0; left -= U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, next += step) {
+                if (u >= left) break;
+                float x[LK_VEC<T>];
+                lk_unpack(x, raw[u]);
+                if (U + u < left) raw[u] = lk_load_vec(next + U * step);
+                s = lk_ce_take<plain>(s, x, next - share.row, p.a);
+            }
+        }
+    }
+    for (int i = rank; i < share.split.edge; i += 1 << p.team_log2) {
+        const int64_t col = lk_edge_col<T>(share.split, i);
+        if (i != rank) single[0] = lk_to_float(share.row[col]);
+        s = lk_ce_take<plain>(s, single, col, p.a);
+    }
+    return s;
+}
+
+/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a kernel,
+ * with a state that is its warp's; before it, anywhere, lk_cluster_begin(). The first warp of the block with rank 0 gets all
+ * states, blocks * THREADS / 32 of them, the others NULL. A peer may end after the call: nobody writes into its memory. */
+template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s)
+{
+    constexpr int WARPS = THREADS / 32;
+    LK_SHARED(State, inbox, [8 * WARPS]);
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
+    State *slot = &inbox[rank * WARPS + warp];
+    if (blocks > 1) {
+        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
+        slot = (State *)lk_mapa(slot, 0);
+    }
+    if (threadIdx.x % 32 == 0) *slot = s;
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
+        if (rank != 0) return NULL;
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+    return warp == 0 ? inbox : NULL;
+}
+
+/* Writes a row's results; one thread of the row. weight: w[y]. */
+LK_DEVICE void lk_ce_put(const lk_cross_entropy_forward_plan &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+{
+    const lk_cross_entropy_forward_args &a = p.a;
+    const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1};
+    if (label.counted) r = lk_ce_row_finish(s, options);
+    if (label.bad) r.class_loss = NAN;
+    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    if (a.loss) a.loss[row] = p.apart ? r.class_loss : r.class_loss + r.z_loss;
+    if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
+    if (a.lse) a.lse[row] = r.lse;
+    if (a.entropy) a.entropy[row] = r.entropy;
+    if (a.argmax) a.argmax[row] = r.argmax;
+}
+
+/* What the thread with rank 0 puts into shared memory while the row is read, since registers are for loads. */
+typedef struct {
+    lk_ce_label label;
+    float target, weight;
+} lk_ce_aside;
+
+/* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. */
+template <class T, int U, int BLOCKS, bool plain>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS) lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
+{
+    const lk_cross_entropy_forward_args &a = p.a;
+    const int team = 1 << p.team_log2;
+    const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
+    const int rank = (int)thread & (team - 1);
+    const T *logits = (const T *)a.logits + row * a.logits_stride;
+    const int64_t step = (int64_t)LK_VEC<T> << p.team_log2;
+    LK_SHARED(lk_ce_aside, aside, [LK_CROSS_ENTROPY_THREADS]); /* each thread reads its own only */
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_label label = {-1, false, false};
+    if (row < a.rows) label = lk_ce_look_up(a, row); /* lanes without a row still take part in the warp's reduction */
+    lk_ce_share<T> share = {};
+    if (label.counted) share = lk_ce_aim(logits, a.vocab, rank, p.team_log2);
+    float target = -INFINITY, weight = 1.0f, slope;
+    if (rank == 0 && label.y >= 0) {
+        target = lk_to_float(logits[label.y]);
+        if (a.class_weight) weight = a.class_weight[label.y];
+    }
+    lk_vec<T> raw[U];
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
+    if (rank == 0) aside[threadIdx.x] = {label, target, weight};
+    lk_ce_row s = lk_ce_read_share<T, U, plain>(raw, share, p, rank);
+    lk_griddepcontrol_launch_dependents();
+
+    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    s = lk_ce_row_warp<!plain>(s, scale, team < 32 ? team : 32);
+    if (team > 32) {
+        const int states = team / 32;
+        lk_ce_row all = lk_ce_row_empty();
+        if constexpr (plain) {
+            const lk_lse *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(lk_lse{s.max, s.sum});
+            if (!inbox) return;
+            for (int i = rank; i < states; i += 32) {
+                s.max = inbox[i].max, s.sum = inbox[i].sum;
+                all = lk_ce_row_merge(all, s, scale);
+            }
+        } else {
+            const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
+            if (!inbox) return;
+            for (int i = rank; i < states; i += 32) all = lk_ce_row_merge(all, inbox[i], scale);
+        }
+        s = lk_ce_row_warp<!plain>(all, scale);
+    }
+    if (rank != 0 || row >= a.rows) return;
+    const lk_ce_aside kept = aside[threadIdx.x];
+    s.target = !plain && a.softcap > 0.0f ? lk_ce_cap(kept.target, a.logit_scale, a.softcap, &slope) : kept.target;
+    lk_ce_put(p, row, kept.label, kept.weight, s);
+}
+
+/* The sums over all rows, by one block or one cluster, started behind the row kernel: a second launch costs less than having the
+ * last block of the first find out that it is the last, and needs no counter that somebody must have set to 0. */
+typedef struct {
+    lk_cross_entropy_forward_args a; /* as the caller gave them */
+    const float *row_loss, *row_z;   /* f32 [rows], the terms of each row; NULL: 0 */
+} lk_cross_entropy_sum_plan;
+
+typedef struct {
+    float loss, z, weight;
+    int64_t count;
+} lk_ce_sums;
+
+LK_DEVICE lk_ce_sums lk_ce_sums_warp(lk_ce_sums s)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) s.count += __shfl_xor_sync(0xffffffffu, s.count, offset);
+    return {lk_sum_warp(s.loss), lk_sum_warp(s.z), lk_sum_warp(s.weight), s.count};
+}
+
+template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
+{
+    const lk_cross_entropy_forward_args &a = p.a;
+    const int threads = (int)lk_cluster_nctarank() * THREADS, rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_sums s = {};
+#pragma unroll 4
+    for (int64_t row = rank; row < a.rows; row += threads) {
+        const lk_ce_label label = lk_ce_look_up(a, row);
+        if (p.row_loss) s.loss += p.row_loss[row];
+        if (p.row_z) s.z += p.row_z[row];
+        if (a.class_weight && label.y >= 0) s.weight += a.class_weight[label.y];
+        s.count += label.counted;
+    }
+    const lk_ce_sums *inbox = lk_ce_collect<THREADS>(lk_ce_sums_warp(s));
+    if (!inbox) return;
+    s = {};
+    for (int i = rank; i < threads / 32; i += 32)
+        s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
+    s = lk_ce_sums_warp(s);
+    if (rank != 0) return;
+    const float valid = (float)s.count, over = a.class_weight ? s.weight : valid;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float nothing = a.zero_when_empty ? 0.0f : NAN;
+        if (over != 0.0f) s.loss = __fdiv_rn(s.loss, over), s.z = __fdiv_rn(s.z, valid);
+        else s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
+    }
+    if (a.reduction != LK_REDUCTION_NONE && a.loss) *a.loss = s.loss + s.z;
+    if (a.reduction != LK_REDUCTION_NONE && a.z_loss_out) *a.z_loss_out = s.z;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : valid;
+}
+
+/* ---- Backward ----------------------------------------------------------------------------------------------------------- */
+
+/* Vectors a thread keeps in flight. */
+#define LK_CROSS_ENTROPY_BACKWARD_U 4
+
+typedef struct {
+    lk_cross_entropy_backward_args a;
+    int team_log2;      /* as in forward */
+    int ordered;        /* not 0: 16-bit dlogits in place of f32 logits */
+    int64_t padded_end; /* columns vocab to padded_end - 1 of dlogits become 0 */
+} lk_cross_entropy_backward_plan;
+
+/* What one row's gradient needs, logit_scale included: dlogits[j] = (rise p[j] - fall w[j]) slope[j] for j != y, where
+ * p[j] = exp(scale v[j] - lse), with v = z and scale = 1 under a softcap, and slope is 1 without one. In a row that is all 0 or
+ * NaN p is 1 and rise is that. */
+typedef struct {
+    float scale, lse, rise, fall;
+    float of_own, of_rest, fixed; /* dlogits[y] = (of_own p[y] - of_rest S + fixed) slope[y] */
+    int y;                        /* -1: no column is special */
+} lk_ce_gradient;
+
+/* weights: W. */
+template <bool plain>
+LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, int64_t row, lk_ce_label label, float weights)
+{
+    lk_ce_gradient g = {};
+    g.y = -1;
+    if (!label.counted) return g;
+    const float lse = a.lse[row];
+    if (label.bad || !lk_is_finite(lse)) {
+        g.rise = NAN;
+        return g;
+    }
+    const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
+    const float weight = a.class_weight ? a.class_weight[label.y] : 1.0f, e = a.label_smoothing;
+    float f = upstream, h = upstream;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float valid = a.valid_rows ? (float)*a.valid_rows : 1.0f, over = a.class_weight ? *a.weight_sum : valid;
+        f = over != 0.0f ? __fdiv_rn(upstream, over) : 0.0f;
+        h = over != 0.0f ? __fdiv_rn(upstream, valid) : 0.0f;
+    }
+    f *= a.logit_scale, h *= a.logit_scale;
+    g.y = label.y;
+    g.lse = lse;
+    g.scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    g.fall = f * (e / (float)a.vocab);
+    g.of_rest = fmaf(f * (1.0f - e), weight, g.fall * weights);
+    g.of_own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * h : 0.0f) + (a.dlse ? a.logit_scale * a.dlse[row] : 0.0f);
+    g.fixed = g.fall * (weights - weight);
+    g.rise = g.of_rest + g.of_own;
+    return g;
+}
+
+/* The logits x of columns col, col + 1, ... become their gradients. sum gets their p but p[y], target gets logit y. */
+template <bool plain, int n>
+LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_backward_args &a, int64_t col,
+                                   float *sum, float *target)
+{
+    const unsigned hit = (unsigned)(g.y - (int)col);
+    float slope[n], part[2] = {0.0f, 0.0f};
+    if (hit < (unsigned)n) {
+#pragma unroll
+        for (int j = 0; j < n; j++)
+            if ((unsigned)j == hit) *target = x[j], x[j] = plain ? -INFINITY : x[j];
+    }
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        slope[j] = 1.0f;
+        if (!plain && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope[j]);
+        if (!plain && (unsigned)j == hit) x[j] = -INFINITY;
+        const float p = lk_exp(fmaf(g.scale, x[j], -g.lse));
+        part[j % 2] += p;
+        float fall = g.fall;
+        if (!plain && a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
+        x[j] = fmaf(g.rise, p, -fall) * slope[j];
+    }
+    *sum += part[0] + part[1];
+}
+
+/* Stores n neighbouring gradients, 16 bytes of them or 8; wide: at an address that is a multiple of that. */
+template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n], bool wide)
+{
+    float full[LK_VEC<D>];
+    lk_vec<D> packed;
+#pragma unroll
+    for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
+    lk_pack(&packed, full);
+    if (wide && n == LK_VEC<D>) lk_store_vec(out, packed);
+    else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
+#pragma unroll
+    for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
+}
+
+/* A barrier of the threads of a row. */
+LK_DEVICE void lk_ce_sync(int team)
+{
+    if (team <= 32) {
+        __syncwarp();
+    } else if (lk_cluster_nctarank() > 1) {
+        lk_barrier_cluster_arrive(); /* orders what the caller says */
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+}
+
+/* Sums over the threads of a row; every one gets them. */
+template <int N> LK_DEVICE void lk_ce_sum(float (&v)[N], int team)
+{
+    if (team > 32) {
+        lk_sum_cluster(v, 0);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = lk_sum_warp(v[i], team);
+    }
+}
+
+/* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. They stream it, and when all of it is
+ * stored, the thread with rank 0 writes the target's element. 16-bit gradients in place of f32 logits lie where earlier steps or
+ * this one have read, so a barrier a step keeps the writes behind the reads. */
+template <class T, class D, bool plain>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4) lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
+{
+    constexpr int U = LK_CROSS_ENTROPY_BACKWARD_U, N = LK_VEC<T>;
+    const lk_cross_entropy_backward_args &a = p.a;
+    const int team = 1 << p.team_log2;
+    const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
+    const int rank = (int)thread & (team - 1);
+    const T *logits = (const T *)a.logits + row * a.logits_stride;
+    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
+    const int steps = ((int)a.vocab / N + team * U - 1) / (team * U); /* the same for all rows, whatever their alignment */
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_label label = {-1, false, false};
+    lk_split split = {};
+    if (row < a.rows) { /* threads without a row take part in barriers and sums */
+        label = lk_ce_look_up(a, row);
+        split = lk_split_row(logits, a.vocab);
+    }
+    const int vecs = (int)split.vecs;
+    const bool read = label.y >= 0, wide = (uintptr_t)(dlogits + split.head) % (N * sizeof(D)) == 0;
+    lk_vec<T> raw[U] = {};
+    float single[1] = {0.0f}, sums[2] = {0.0f, 0.0f}; /* sums: S and the target's logit */
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (read && rank + u * team < vecs) raw[u] = lk_load_vec(logits + split.head + (rank + u * team) * N);
+    if (read && rank < split.edge) single[0] = lk_to_float(logits[lk_edge_col<T>(split, rank)]);
+    lk_cluster_ready();
+    float weights[1] = {(float)a.vocab};
+    if (!plain && a.class_weight && a.label_smoothing > 0.0f) {
+        weights[0] = 0.0f;
+        for (int64_t col = rank; col < a.vocab; col += team) weights[0] += a.class_weight[col];
+        lk_ce_sum(weights, team);
+    }
+    lk_ce_gradient g = {};
+    if (row < a.rows) g = lk_ce_prepare<plain>(a, row, label, weights[0]);
+    int first = rank;
+    for (int step = 0; step < steps || step == 0; step++, first += team * U) {
+        if (p.ordered) lk_ce_sync(team); /* the logits that lie where this step writes have been read */
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const int i = first + u * team, col = split.head + i * N;
+            if (i >= vecs) break;
+            float x[N];
+            lk_unpack(x, raw[u]);
+            if (read && i + team * U < vecs) raw[u] = lk_load_vec(logits + col + team * U * N);
+            lk_ce_differentiate<plain>(x, g, a, col, &sums[0], &sums[1]);
+            lk_ce_store(dlogits + col, x, wide);
+        }
+    }
+    for (int i = rank; i < split.edge; i += team) {
+        const int64_t col = lk_edge_col<T>(split, i);
+        if (read && i != rank) single[0] = lk_to_float(logits[col]);
+        lk_ce_differentiate<plain>(single, g, a, col, &sums[0], &sums[1]);
+        lk_put(dlogits + col, single[0]);
+    }
+    if (row < a.rows)
+        for (int64_t col = a.vocab + rank; col < p.padded_end; col += team) lk_put(dlogits + col, 0.0f);
+    lk_griddepcontrol_launch_dependents();
+    lk_ce_sum(sums, team);
+    if (team <= 32) __syncwarp(); /* as lk_ce_sum's barrier in a block: the row is stored before its target is */
+    if (rank != 0 || row >= a.rows) return;
+    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    if (g.y < 0) return;
+    float slope = 1.0f, v = sums[1];
+    if (!plain && a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
+    const float own = lk_exp(fmaf(g.scale, v, -g.lse));
+    lk_put(dlogits + g.y, (fmaf(g.of_own, own, g.fixed) - g.of_rest * sums[0]) * slope);
+}
+
+/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+
+#define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
+
+LK_HOST lk_status lk_cross_entropy_check_null(const char *op, const char *field, const void *pointer)
+{
+    return pointer ? LK_OK : lk_fail(LK_ERR_NULL, op, "%s is NULL", field);
+}
+
+LK_HOST lk_status lk_cross_entropy_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
+{
+    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
+    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
+}
+
+LK_HOST lk_status lk_cross_entropy_check_option(const char *op, const char *field, float value)
+{
+    if (value >= 0.0f && value <= 3.402823466e38f) return LK_OK;
+    return lk_fail(LK_ERR_VALUE, op, "%s is %g; it must be finite and at least 0", field, (double)value);
+}
+
+/* Fills in a packed stride and checks it; the field is `name`_stride. */
+LK_HOST lk_status lk_cross_entropy_check_stride(const char *op, const char *name, int64_t rows, int64_t vocab, int64_t *stride)
+{
+    if (*stride == 0) *stride = vocab;
+    if (*stride < vocab)
+        return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least vocab, %lld", name, (long long)*stride,
+                       (long long)vocab);
+    __extension__ const __int128 span = (__int128)rows * *stride;
+    if (span <= (__int128)1 << 62) return LK_OK;
+    return lk_fail(LK_ERR_SHAPE, op, "%s with %s_stride %lld spans more than 2^62 elements", name, name, (long long)*stride);
+}
+
+template <class Args> LK_HOST lk_status lk_cross_entropy_check_sizes(const char *op, Args *a)
+{
+    if (a->rows < 0) return lk_fail(LK_ERR_SHAPE, op, "rows is %lld; it must be at least 0", (long long)a->rows);
+    if (a->vocab < 1 || a->vocab > 1 << 30)
+        return lk_fail(LK_ERR_SHAPE, op, "vocab is %lld; it must be 1 to 2^30", (long long)a->vocab);
+    return lk_cross_entropy_check_stride(op, "logits", a->rows, a->vocab, &a->logits_stride);
+}
+
+/* The values that forward and backward both have, but path, which comes last. */
+template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char *op, const Args *a)
+{
+    lk_status status = lk_cross_entropy_check_option(op, "logit_scale", a->logit_scale);
+    if (!status) status = lk_cross_entropy_check_option(op, "softcap", a->softcap);
+    if (!status) status = lk_cross_entropy_check_option(op, "z_loss", a->z_loss);
+    if (status) return status;
+    if (!(a->label_smoothing >= 0.0f && a->label_smoothing <= 1.0f))
+        return lk_fail(LK_ERR_VALUE, op, "label_smoothing is %g; it must be 0 to 1", (double)a->label_smoothing);
+    if (a->reduction < LK_REDUCTION_NONE || a->reduction > LK_REDUCTION_SUM)
+        return lk_fail(LK_ERR_VALUE, op, "reduction is %d; it must be one of LK_REDUCTION_*", a->reduction);
+    if (a->target_dtype != LK_TARGET_INT64 && a->target_dtype != LK_TARGET_INT32)
+        return lk_fail(LK_ERR_VALUE, op, "target_dtype is %d; it must be one of LK_TARGET_*", a->target_dtype);
+    return LK_OK;
+}
+
+template <class Args> LK_HOST lk_status lk_cross_entropy_check_path(const char *op, const Args *a, int arch)
+{
+    if (a->path < LK_CROSS_ENTROPY_AUTO || a->path > LK_CROSS_ENTROPY_CLUSTER)
+        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_CROSS_ENTROPY_*", a->path);
+    if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
+    if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_CROSS_ENTROPY_ROWS)
+        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    return LK_OK;
+}
+
+/* Validates; a becomes the arguments with every default filled in. arch: of the device, 90 where it does not matter. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_entropy_forward_args *args, int arch,
+                                                 lk_cross_entropy_forward_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    lk_status status = LK_OK;
+    if (a->rows != 0) {
+        status = lk_cross_entropy_check_null(op, "logits", a->logits);
+        if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
+        const bool any = a->loss || a->z_loss_out || a->lse || a->entropy || a->argmax || a->valid_rows || a->weight_sum ||
+                         a->bad_targets;
+        if (!status && !any) status = lk_fail(LK_ERR_NULL, op, "every output is NULL");
+    }
+    if (!status) status = lk_cross_entropy_check_sizes(op, a);
+    if (!status) status = lk_cross_entropy_check_values(op, a);
+    if (!status) status = lk_cross_entropy_check_path(op, a, arch);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "logits", a->logits, sizeof(T));
+    if (!status) status = lk_cross_entropy_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "class_weight", a->class_weight, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "loss", a->loss, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "lse", a->lse, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "entropy", a->entropy, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "argmax", a->argmax, 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "bad_targets", a->bad_targets, 4);
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    return status;
+}
+
+/* Bytes of one [rows] array in the workspace, and how many a reduced loss wants: the class terms, and those of z_loss. */
+LK_HOST size_t lk_cross_entropy_array_bytes(const lk_cross_entropy_forward_args *a)
+{
+    return (size_t)lk_ceil_div(a->rows * (int64_t)sizeof(float), 256) * 256;
+}
+LK_HOST size_t lk_cross_entropy_forward_bytes(const lk_cross_entropy_forward_args *a)
+{
+    if (a->reduction == LK_REDUCTION_NONE) return 0;
+    const int arrays = (a->loss != NULL) + (a->z_loss > 0.0f && (a->loss || a->z_loss_out));
+    return lk_cross_entropy_array_bytes(a) * (size_t)arrays;
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_forward_args *args, size_t *bytes)
+{
+    lk_cross_entropy_forward_args a = {};
+    const lk_status status = lk_cross_entropy_forward_check<T>(op, args, 90, &a);
+    if (!status && bytes) *bytes = lk_cross_entropy_forward_bytes(&a);
+    return status;
+}
+
+/* The path where the caller leaves it open, and the threads of a row: lanes until each has `each` vectors. */
+template <class T, class Args>
+LK_HOST int lk_cross_entropy_team(const lk_device *device, const Args *a, int64_t warp_bytes, int each, int *cluster)
+{
+    const int64_t lanes = lk_ceil_div(a->vocab, each * LK_VEC<T>);
+    int path = a->path, team_log2 = 0;
+    if (path == LK_CROSS_ENTROPY_AUTO) {
+        if (a->vocab * (int64_t)sizeof(T) <= warp_bytes || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
+        else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
+    }
+    *cluster = 1;
+    if (path == LK_CROSS_ENTROPY_WARP) {
+        while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
+        return team_log2;
+    }
+    if (path == LK_CROSS_ENTROPY_CLUSTER)
+        for (*cluster = 2; *cluster < 8 && a->rows * *cluster < 2 * device->sms;) *cluster *= 2;
+    for (team_log2 = LK_CROSS_ENTROPY_THREADS_LOG2; LK_CROSS_ENTROPY_THREADS * *cluster > 1 << team_log2;) team_log2++;
+    return team_log2;
+}
+
+LK_HOST int64_t lk_cross_entropy_grid(int64_t rows, int team_log2) /* logits would not fit above 2^31 - 1 */
+{
+    const int over = team_log2 - LK_CROSS_ENTROPY_THREADS_LOG2;
+    return over >= 0 ? rows << over : lk_ceil_div(rows, 1 << -over);
+}
+
+/* The row kernel where a row's output is wanted, then the sum kernel where a sum is. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_forward_args *args, cudaStream_t stream)
+{
+    lk_cross_entropy_forward_args a = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_cross_entropy_forward_check<T>(op, args, error ? 90 : device.arch, &a);
+    if (status) return status;
+    if (error) return lk_launched(op, error);
+    const size_t bytes = lk_cross_entropy_forward_bytes(&a);
+    if (bytes && (!a.workspace || (uintptr_t)a.workspace % 256 || a.workspace_bytes < bytes))
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at a multiple of 256; it is %zu at %p", bytes,
+                       a.workspace_bytes, a.workspace);
+
+    const bool reduced = a.reduction != LK_REDUCTION_NONE;
+    lk_cross_entropy_forward_plan plan = {a, 0, reduced};
+    lk_cross_entropy_sum_plan sum = {a, NULL, NULL};
+    if (reduced) {
+        float *next = (float *)a.workspace;
+        if (a.loss) sum.row_loss = plan.a.loss = next, next += lk_cross_entropy_array_bytes(&a) / sizeof(float);
+        plan.a.z_loss_out = NULL;
+        if (a.z_loss > 0.0f && (a.loss || a.z_loss_out)) sum.row_z = plan.a.z_loss_out = next;
+    }
+    if (a.rows > 0 && (plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets)) {
+        const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+        int cluster;
+        plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, 16384, 2, &cluster);
+        const int64_t grid = lk_cross_entropy_grid(a.rows, plan.team_log2);
+        const bool alone = plan.team_log2 == LK_CROSS_ENTROPY_THREADS_LOG2;
+        status = lk_launch_pdl(op, &device,
+                               !plain  ? lk_cross_entropy_forward_kernel<T, 2, 4, false>
+                               : alone ? lk_cross_entropy_forward_kernel<T, 8, 4, true>
+                                       : lk_cross_entropy_forward_kernel<T, 2, 5, true>,
+                               grid, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+    }
+    if (status || !(reduced || a.valid_rows || a.weight_sum)) return status;
+    const int cluster = device.arch >= 90 && a.rows > 16384 ? 8 : 1;
+    return lk_launch_pdl(op, &device, lk_cross_entropy_sum_kernel<1024>, cluster, cluster, 1024, 0, stream, sum);
+}
+
+/* LK_DTYPE_* of T. */
+template <class T> constexpr int lk_cross_entropy_dtype = LK_DTYPE_F32;
+template <> constexpr int lk_cross_entropy_dtype<lk_f16> = LK_DTYPE_F16;
+template <> constexpr int lk_cross_entropy_dtype<lk_bf16> = LK_DTYPE_BF16;
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_backward_check(const char *op, const lk_cross_entropy_backward_args *args, int arch,
+                                                  lk_cross_entropy_backward_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    const bool mean = a->reduction == LK_REDUCTION_MEAN, in_place = a->dlogits && a->dlogits == a->logits;
+    lk_status status = LK_OK;
+    if (a->rows != 0) {
+        status = lk_cross_entropy_check_null(op, "logits", a->logits);
+        if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
+        if (!status) status = lk_cross_entropy_check_null(op, "lse", a->lse);
+        if (!status) status = lk_cross_entropy_check_null(op, "dlogits", a->dlogits);
+        if (!status && mean && (!a->class_weight || a->z_loss != 0.0f))
+            status = lk_cross_entropy_check_null(op, "valid_rows", a->valid_rows);
+        if (!status && mean && a->class_weight) status = lk_cross_entropy_check_null(op, "weight_sum", a->weight_sum);
+    }
+    if (!status) status = lk_cross_entropy_check_sizes(op, a);
+    if (status) return status;
+    if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_cross_entropy_dtype<T>;
+    const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
+    const int64_t in_place_stride = a->logits_stride * (half ? 2 : 1);
+    if (in_place && a->dlogits_stride == 0) a->dlogits_stride = in_place_stride;
+    status = lk_cross_entropy_check_stride(op, "dlogits", a->rows, a->vocab, &a->dlogits_stride);
+    if (status) return status;
+    if (in_place && a->rows > 1 && a->dlogits_stride != in_place_stride)
+        return lk_fail(LK_ERR_SHAPE, op, "dlogits is logits, but dlogits_stride is %lld; it must be %lld",
+                       (long long)a->dlogits_stride, (long long)in_place_stride);
+    status = lk_cross_entropy_check_values(op, a);
+    if (status) return status;
+    if (a->dlogits_dtype != lk_cross_entropy_dtype<T> && !half)
+        return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
+    status = lk_cross_entropy_check_path(op, a, arch);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "logits", a->logits, sizeof(T));
+    if (!status) status = lk_cross_entropy_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "class_weight", a->class_weight, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "lse", a->lse, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "upstream", a->upstream, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "dlse", a->dlse, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "dlogits", a->dlogits, half ? 2 : sizeof(T));
+    if (!status) status = lk_cross_entropy_check_aligned(op, "bad_targets", a->bad_targets, 4);
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    return status;
+}
+
+template <class T, class D>
+LK_HOST lk_status lk_cross_entropy_backward_launch(const char *op, const lk_device *device,
+                                                   const lk_cross_entropy_backward_args &a, cudaStream_t stream)
+{
+    lk_cross_entropy_backward_plan plan = {a, 0, sizeof(D) != sizeof(T) && a.dlogits == a.logits, a.vocab};
+    if (a.zero_padding) plan.padded_end = plan.ordered ? a.logits_stride : a.dlogits_stride;
+    int cluster;
+    plan.team_log2 = lk_cross_entropy_team<T>(device, &a, 8192, LK_CROSS_ENTROPY_BACKWARD_U, &cluster);
+    if (plan.ordered && plan.team_log2 < 3) plan.team_log2 = 3; /* single elements are read at once, one a thread */
+    const bool plain = a.softcap == 0.0f && !(a.class_weight && a.label_smoothing > 0.0f);
+    return lk_launch_pdl(op, device,
+                         plain ? lk_cross_entropy_backward_kernel<T, D, true> : lk_cross_entropy_backward_kernel<T, D, false>,
+                         lk_cross_entropy_grid(a.rows, plan.team_log2), cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_backward_args *args, cudaStream_t stream)
+{
+    lk_cross_entropy_backward_args a = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    const lk_status status = lk_cross_entropy_backward_check<T>(op, args, error ? 90 : device.arch, &a);
+    if (status) return status;
+    if (error) return lk_launched(op, error);
+    if (a.rows == 0) return LK_OK;
+    if constexpr (sizeof(T) == 4) {
+        if (a.dlogits_dtype == LK_DTYPE_F16)
+            return lk_cross_entropy_backward_launch<T, lk_f16>(op, &device, a, stream);
+        if (a.dlogits_dtype == LK_DTYPE_BF16)
+            return lk_cross_entropy_backward_launch<T, lk_bf16>(op, &device, a, stream);
+    }
+    return lk_cross_entropy_backward_launch<T, T>(op, &device, a, stream);
+}
+
+/* Emits the four functions of LK_DECLARE_CROSS_ENTROPY(T). */
+#define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
+    LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \
+    LK_API lk_status lk_cross_entropy_forward_##T(const lk_cross_entropy_forward_args *args, cudaStream_t stream)              \
+    {                                                                                                                          \
+        return lk_cross_entropy_forward<lk_##T>("lk_cross_entropy_forward_" #T, args, stream);                                 \
+    }                                                                                                                          \
+    LK_API lk_status lk_cross_entropy_backward_##T(const lk_cross_entropy_backward_args *args, cudaStream_t stream)            \
+    {                                                                                                                          \
+        return lk_cross_entropy_backward<lk_##T>("lk_cross_entropy_backward_" #T, args, stream);                               \
+    }                                                                                                                          \
+    LK_API lk_status lk_cross_entropy_forward_workspace_bytes_##T(const lk_cross_entropy_forward_args *args, size_t *bytes)    \
+    {                                                                                                                          \
+        return lk_cross_entropy_forward_workspace<lk_##T>("lk_cross_entropy_forward_" #T, args, bytes);                        \
+    }                                                                                                                          \
+    LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes)  \
+    {                                                                                                                          \
+        lk_cross_entropy_backward_args a = {};                                                                                 \
+        return lk_no_workspace(                                                                                                \
+            lk_cross_entropy_backward_check<lk_##T>("lk_cross_entropy_backward_" #T, args, 90, &a), bytes);                    \
+    }
+
+#endif /* CUDA or the simulator */
 #endif
