@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
-The engine of the simulator: fibers, schedules, collectives, clusters, shared memory, mbarriers and copies, reports. simt.h is the manual.
+The engine of the simulator: fibers, schedules, collectives, clusters, shared memory, mbarriers, copies, reports. simt.h is
+the manual.
 
 A launch is a grid of *groups*: a group is a cluster, or a single block where there are no clusters. An OS thread (a *worker*) takes the next
 group of the grid, gives each of its CUDA threads a fiber, and switches to the first. A fiber that has to wait leaves its warp's ready mask and switches
 straight to the next ready fiber of the group; only when the group has none does it switch back to the worker's own stack (run_round), which
-lands asynchronous copies, retires the group, wakes those that yielded, starts another group beside one that only spins, or reports a deadlock. Lazy
-copies land nowhere else; eager ones land where they are issued, random ones in reschedule() too.
+lands asynchronous copies, retires the group, wakes those that yielded, starts another group beside one that only spins, or
+reports a deadlock. Lazy copies land nowhere else; eager ones land where they are issued, random ones in reschedule() too.
 
 This file is compiled without sanitizers, so what it does to the kernel's memory is not checked; it avoids memcpy and memset inside a launch
 because libtsan would record them as the running fiber's accesses.
@@ -120,7 +121,8 @@ struct wait_site {
 
 enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, IN_MBARRIER, YIELDED, EXITED };
 
-/* What an mbarrier is: the kernel's 64 bits hold only a magic number and this one's index, which an ordinary store to them destroys. */
+/* What an mbarrier is. The kernel's 64 bits hold only a magic number and this one's index, which an ordinary store to them
+   destroys. */
 struct mbarrier {
     uint64_t *at;
     struct block *block;
@@ -129,7 +131,8 @@ struct mbarrier {
     size_t in_flight;                   // bytes of copies that are issued and have not landed
     unsigned parked, waking;            // threads that wait for this phase; that waited for the last and have not run since
     unsigned initialiser, fenced;       // the thread, and whether it has published the init
-    int counts_bytes, landed_in, waited_for;    // the last phase that bytes landed in, and the last that somebody waited for; -1 at first
+    // the last phase that bytes landed in, and the last that somebody waited for; -1 at first
+    int counts_bytes, landed_in, waited_for;
     int from_peers[2];                  // per parity: a peer arrived or stored in this phase
     wait_site born, passed;             // passed: who has waited for parity 1 before the first phase
     char tag[2];
@@ -235,7 +238,8 @@ struct group {
     char cluster_tag[2];
     unsigned barrier_count, first_flight, flight_count, store_count;
     mbarrier *barriers;
-    int *last_waited;                   // per barrier and thread of the block: the phase; -1: the one before the first, -2: none
+    // per barrier and thread of the block: the phase; -1: the one before the first, -2: none
+    int *last_waited;
     size_t last_waited_room;
     flight *flights;                    // a ring
     store *stores;
@@ -323,8 +327,10 @@ static const char *place_name(const group *g, const void *at);
 /* These texts go into messages of fibers that are then abandoned with all that is on their stacks: so no std::string. */
 static const char *barrier_text(const group *g, const mbarrier *bar) {
     static __thread char text[512];
-    snprintf(text, sizeof text, "mbarrier %s, initialised at %s:%d, in phase %u: %u of %u arrivals missing, %d bytes %s", place_name(g, bar->at),
-             base_name(bar->born.file), bar->born.line, bar->phase, bar->pending, bar->count, abs(bar->bytes), bar->bytes < 0 ? "too many" : "missing");
+    snprintf(text, sizeof text, "mbarrier %s, initialised at %s:%d, in phase %u: %u of %u arrivals missing, %d bytes %s",
+             place_name(g, bar->at),
+             base_name(bar->born.file), bar->born.line, bar->phase, bar->pending, bar->count, abs(bar->bytes),
+             bar->bytes < 0 ? "too many" : "missing");
     return text;
 }
 
@@ -338,7 +344,8 @@ static void describe_fiber(std::string &text, const fiber *f, unsigned first, un
     else if (f->state == IN_WARP)
         append(text, " in %s, mask 0x%08x, %s:%d\n", site->what, f->warp->mask[f->lane], base_name(site->file), site->line);
     else if (f->state == IN_MBARRIER)
-        append(text, " in %s for %s, phase %u, %s:%d\n", site->what, place_name(f->block->group, f->waits_for->at), f->waits_phase,
+        append(text, " in %s for %s, phase %u, %s:%d\n", site->what, place_name(f->block->group, f->waits_for->at),
+               f->waits_phase,
                base_name(site->file), site->line);
     else append(text, " in %s, %s:%d\n", site->what, base_name(site->file), site->line);
 }
@@ -348,7 +355,7 @@ static void describe_group(std::string &text, const group *g) {
     unsigned lines = 0;
     for (unsigned i = 0; i < g->barrier_count; i++) {
         const mbarrier *bar = &g->barriers[i];
-        if (!bar->parked && !bar->bytes && bar->pending == bar->count) continue;
+        if (!g->yielded && !bar->parked && !bar->bytes && bar->pending == bar->count) continue;
         if (++lines > 16) break;
         uint3 b = bar->block->index;
         append(text, "simt:   block (%u,%u,%u) %s\n", b.x, b.y, b.z, barrier_text(g, bar));
@@ -446,7 +453,8 @@ void simt_set_copies(const char *text) {
     if (!text) text = "";
     copies_known = 1;
     snprintf(copies_asked, sizeof copies_asked, "%s", text);
-    if (!*text || !strcmp(text, "lazy") || !strcmp(text, "eager") || !strncmp(text, "random:", 7) || !strcmp(text, "random")) return;
+    if (!*text || !strcmp(text, "lazy") || !strcmp(text, "eager") || !strncmp(text, "random:", 7) || !strcmp(text, "random"))
+        return;
     fprintf(stderr, "simt: SIMT_COPIES is lazy, eager or random:SEED, not \"%s\"\n", text);
     exit(2);
 }
@@ -634,7 +642,8 @@ static void land_at_random(worker *w, group *g);
 static void reschedule(void) {
     worker *w = me;
     if (__builtin_expect(w->launch->failed.load(std::memory_order_relaxed), 0)) leave_fiber();
-    if (__builtin_expect(copies == RANDOM_COPIES && (w->group->flight_count || w->group->store_count), 0)) land_at_random(w, w->group);
+    if (__builtin_expect(copies == RANDOM_COPIES && (w->group->flight_count || w->group->store_count), 0))
+        land_at_random(w, w->group);
     fiber *next = choose_fiber(w, w->group);
     if (next != w->self) switch_to(w, next, false);
 }
@@ -1192,7 +1201,7 @@ void *simt_cluster_map(const void *smem, unsigned rank, const char *file, int li
     return peer->memory + offset;
 }
 
-/* ---- mbarriers ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- mbarriers ----------------------------------------------------------------------------------------------------------- */
 
 static const uint64_t BARRIER_MAGIC = 0x6d62617272000000u;      // the low 24 bits: the index in the group's table
 
@@ -1239,10 +1248,12 @@ static mbarrier *find_barrier(const uint64_t *at, const block *blk, const char *
     group *g = me->group;
     size_t offset, room;
     if (!find_variable(g, at, &offset, &room) || room < 8 || (blk && block_of(g, at) != blk))
-        simt_fail(file, line, "%s: %p is not in %s shared memory", what, (const void *)at, blk ? "this block's" : "the cluster's");
+        simt_fail(file, line, "%s: %p is not in %s shared memory", what, (const void *)at,
+                  blk ? "this block's" : "the cluster's");
     if ((uintptr_t)at % 8) simt_fail(file, line, "%s: %s is not aligned to 8 bytes", what, place_name(g, at));
     if (block_of(g, at)->exited == block_of(g, at)->threads)
-        fail_all(file, line, "%s: a peer block gone: rank %u has exited, its mbarrier %s with it", what, block_of(g, at)->rank, place_name(g, at));
+        fail_all(file, line, "%s: a peer block gone: rank %u has exited, its mbarrier %s with it", what, block_of(g, at)->rank,
+                 place_name(g, at));
     touch(at, 8, false, pc);
     size_t index = *at ^ BARRIER_MAGIC;
     if (index >= g->barrier_count || g->barriers[index].at != at)
@@ -1255,7 +1266,9 @@ PLAIN_LOOP static void set_integers(int *at, int value, size_t count) {
     for (size_t i = 0; i < count; i++) at[i] = value;
 }
 
-static int *last_waited(group *g, const mbarrier *bar, unsigned thread) { return g->last_waited + (bar - g->barriers) * bar->block->threads + thread; }
+static int *last_waited(group *g, const mbarrier *bar, unsigned thread) {
+    return g->last_waited + (bar - g->barriers) * bar->block->threads + thread;
+}
 
 void simt_mbarrier_init(uint64_t *at, unsigned count, const char *file, int line) {
     fiber *f = me->self;
@@ -1268,7 +1281,8 @@ void simt_mbarrier_init(uint64_t *at, unsigned count, const char *file, int line
     if (!count || count > MAX_ARRIVALS) simt_fail(file, line, "%s: a count of %u, not 1 to 2^20 - 1", what, count);
     size_t index = *at ^ BARRIER_MAGIC;
     if (index < g->barrier_count && g->barriers[index].at == at)
-        fail_all(file, line, "%s: %s is in use, initialised at %s:%d", what, place_name(g, at), base_name(g->barriers[index].born.file),
+        fail_all(file, line, "%s: %s is in use, initialised at %s:%d", what, place_name(g, at),
+                 base_name(g->barriers[index].born.file),
                  g->barriers[index].born.line);
     for (index = 0; index < g->barrier_count && g->barriers[index].at != at; index++);
     if (index == MAX_BARRIERS * g->block_count) simt_fail(file, line, "%s: more than %u mbarriers a block", what, MAX_BARRIERS);
@@ -1282,7 +1296,8 @@ void simt_mbarrier_init(uint64_t *at, unsigned count, const char *file, int line
     bar->landed_in = bar->waited_for = -1;
     bar->born = {what, file, line};
     set_integers(last_waited(g, bar, 0), -2, f->block->threads);
-    touch(at, 8, true, __builtin_return_address(0));    // the other operations read, in TSan's eyes: they may meet one another, but not this
+    // the other operations read, in TSan's eyes: they may meet one another, but not this
+    touch(at, 8, true, __builtin_return_address(0));
     *at = BARRIER_MAGIC | index;
 }
 
@@ -1295,7 +1310,8 @@ void simt_fence_mbarrier_init(void) { publish_barriers(me->self); }
 
 static void check_fenced(const mbarrier *bar, const char *what, const char *file, int line) {
     if (bar->fenced) return;
-    fail_all(file, line, "%s: no lk_fence_mbarrier_init follows the init of mbarrier %s at %s:%d", what, place_name(me->group, bar->at),
+    fail_all(file, line, "%s: no lk_fence_mbarrier_init follows the init of mbarrier %s at %s:%d", what,
+             place_name(me->group, bar->at),
              base_name(bar->born.file), bar->born.line);
 }
 
@@ -1303,17 +1319,22 @@ static void check_fenced(const mbarrier *bar, const char *what, const char *file
 static void settle(mbarrier *bar, const char *what, const char *file, int line) {
     group *g = bar->block->group;
     if (bar->bytes > MAX_ARRIVALS || bar->bytes < -MAX_ARRIVALS) {
-        fail_all(file, line, "%s: the byte count of mbarrier %s leaves its range: %d", what, place_name(g, bar->at), bar->bytes);
+        fail_all(file, line, "%s: the byte count of mbarrier %s leaves its range: %d", what, place_name(g, bar->at),
+                 bar->bytes);
         return;
     }
     if (bar->pending || bar->bytes) return;
     if (bar->in_flight) {
-        fail_all(file, line, "%s: phase %u of mbarrier %s ends while %zu bytes are on their way to it: fewer announced than copied", what, bar->phase,
+        fail_all(file, line,
+                 "%s: phase %u of mbarrier %s ends while %zu bytes are on their way to it: fewer announced than copied", what,
+                 bar->phase,
                  place_name(g, bar->at), bar->in_flight);
         return;
     }
     if (bar->waking) {
-        fail_all(file, line, "%s: phase %u of mbarrier %s ends before %u threads that wait for phase %u could see its end: one parity later they wait for ever",
+        fail_all(file, line,
+                 "%s: phase %u of mbarrier %s ends before %u threads that wait for phase %u could see its end: one parity "
+                 "later they wait for ever",
                  what, bar->phase, place_name(g, bar->at), bar->waking, bar->phase - 1);
         return;
     }
@@ -1333,7 +1354,9 @@ static void settle(mbarrier *bar, const char *what, const char *file, int line) 
 static void mark_bytes(mbarrier *bar) {
     bar->counts_bytes = 1;
     if (bar->passed.file)
-        fail_all(bar->passed.file, bar->passed.line, "wrong parity: the wait for parity 1 returned at once, before the first phase of mbarrier %s, which counts bytes",
+        fail_all(bar->passed.file, bar->passed.line,
+                 "wrong parity: the wait for parity 1 returned at once, before the first phase of mbarrier %s, which counts "
+                 "bytes",
                  place_name(me->group, bar->at));
 }
 
@@ -1365,17 +1388,21 @@ unsigned simt_cluster_address(const void *smem, unsigned rank, const char *file,
 /* A peer's memory is there once the block has passed a cluster barrier. */
 static char *cluster_pointer(unsigned address, const char *what, const char *file, int line) {
     group *g = me->group;
-    if (address >= g->memory_stride * g->block_count) simt_fail(file, line, "%s: 0x%x is not in the cluster's shared memory", what, address);
+    if (address >= g->memory_stride * g->block_count)
+        simt_fail(file, line, "%s: 0x%x is not in the cluster's shared memory", what, address);
     char *at = g->memory + address;
     if (block_of(g, at) != me->self->block && !me->self->cluster_waits)
-        fail_all(file, line, "%s: shared memory of rank %u used before the first cluster barrier: that block may not have started", what, block_of(g, at)->rank);
+        fail_all(file, line,
+                 "%s: shared memory of rank %u used before the first cluster barrier: that block may not have started", what,
+                 block_of(g, at)->rank);
     return at;
 }
 
 void simt_mbarrier_arrive_remote(unsigned address, const char *file, int line) {
     const char *what = "lk_mbarrier_arrive_remote";
     maybe_switch();
-    mbarrier *bar = find_barrier((uint64_t *)cluster_pointer(address, what, file, line), NULL, what, file, line, __builtin_return_address(0));
+    mbarrier *bar = find_barrier((uint64_t *)cluster_pointer(address, what, file, line), NULL, what, file, line,
+                                 __builtin_return_address(0));
     check_fenced(bar, what, file, line);
     if (bar->block != me->self->block) bar->from_peers[bar->phase & 1] = 1;
     arrive(bar, 0, 1, what, file, line);
@@ -1390,7 +1417,8 @@ static void pass(mbarrier *bar, int phase, int cluster_scope, const char *what, 
     }
     if (bar->waited_for < phase) bar->waited_for = phase;
     if (!cluster_scope && bar->from_peers[phase & 1])
-        fail_all(file, line, "%s: peers arrived at mbarrier %s or stored to it in phase %d: that takes %s_cluster", what, place_name(me->group, bar->at),
+        fail_all(file, line, "%s: peers arrived at mbarrier %s or stored to it in phase %d: that takes %s_cluster", what,
+                 place_name(me->group, bar->at),
                  phase, what);
     acquire(&bar->tag[phase & 1]);
 }
@@ -1425,17 +1453,20 @@ void simt_mbarrier_wait(uint64_t *at, unsigned parity, int cluster_scope, const 
         bar->waking--;
         f->waits_for = NULL;
     } else if (*last == phase) {
-        fail_all(file, line, "wrong parity: the wait for parity %u returned at once, for phase %d of mbarrier %s, which this thread has waited for before",
+        fail_all(file, line,
+                 "wrong parity: the wait for parity %u returned at once, for phase %d of mbarrier %s, which this thread has "
+                 "waited for before",
                  parity, phase, place_name(me->group, at));
     }
     *last = phase;
     pass(bar, phase, cluster_scope, what, file, line);
 }
 
-/* ---- asynchronous copies ---------------------------------------------------------------------------------------------------------------------
-   A load or st.async is a flight until it lands; its destination is poison meanwhile. A bulk store stays in the table of stores, landed or
-   not, until its thread has waited for it. In TSan's eyes a copy is a thread of its own that runs where the copy is issued and ends
-   at the barrier's phase or the wait for the bulk group; another one, ordered by nothing but fences and landings, reads what bulk stores read. */
+/* ---- asynchronous copies ----------------------------------------------------------------------------------------------------
+   A load or st.async is a flight until it lands; its destination is poison meanwhile. A bulk store stays in the table of
+   stores, landed or not, until its thread has waited for it. In TSan's eyes a copy is a thread of its own that runs where the
+   copy is issued and ends at the barrier's phase or the wait for the bulk group; another one, ordered by nothing but fences
+   and landings, reads what bulk stores read. */
 
 enum copier { LOADER, READER, WRITER, FENCED_READER };
 
@@ -1484,7 +1515,8 @@ static void take_note(block *blk, const char *at, size_t bytes) {
     else blk->notes[blk->note_count++] = {at, at + bytes, hash_of(at, bytes), blk->fences};
 }
 
-/* Whether threads wrote part of the range with no fence executed since the last copy there. Which thread fenced when is TSan's to judge. */
+/* Whether threads wrote part of the range with no fence executed since the last copy there. Which thread fenced when is
+   TSan's to judge. */
 static bool lacks_fence(const block *blk, const char *at, size_t bytes) {
     const char *end = at + bytes;
     unsigned since = 0, written = 0;
@@ -1509,11 +1541,15 @@ static bool lacks_fence(const block *blk, const char *at, size_t bytes) {
 
 static void check_global(const void *at, size_t bytes, const char *what, const char *file, int line) {
     group *g = me->group;
-    if ((size_t)((const char *)at - g->memory) < g->memory_stride * g->block_count) simt_fail(file, line, "%s: %p is not in global memory", what, at);
+    if ((size_t)((const char *)at - g->memory) < g->memory_stride * g->block_count)
+        simt_fail(file, line, "%s: %p is not in global memory", what, at);
     const void *bad = first_hidden(at, bytes);
-    if (bad) simt_fail(file, line, "%s: %u bytes at %p leave their allocation at byte %zu", what, (unsigned)bytes, at, (size_t)((const char *)bad - (const char *)at));
+    if (bad)
+        simt_fail(file, line, "%s: %u bytes at %p leave their allocation at byte %zu", what, (unsigned)bytes, at,
+                  (size_t)((const char *)bad - (const char *)at));
 #if !defined(SIMT_TSAN)                                         // its lock would order the threads that ask
-    if (!simt_range_fits(at, bytes)) simt_fail(file, line, "%s: %u bytes at %p leave their allocation", what, (unsigned)bytes, at);
+    if (!simt_range_fits(at, bytes))
+        simt_fail(file, line, "%s: %u bytes at %p leave their allocation", what, (unsigned)bytes, at);
 #endif
 }
 
@@ -1524,8 +1560,10 @@ static void check_bulk(const void *shared, const void *global, unsigned bytes, c
     if ((uintptr_t)global % 16) simt_fail(file, line, "%s: the global address %p is not a multiple of 16", what, global);
     if (!bytes || bytes % 16) simt_fail(file, line, "%s: a size of %u bytes, not a multiple of 16", what, bytes);
     const char *name = find_variable(g, shared, &offset, &room);
-    if (!name || block_of(g, shared) != me->self->block) simt_fail(file, line, "%s: %p is not in this block's shared memory", what, shared);
-    if (bytes > room) simt_fail(file, line, "%s: %u bytes from byte %zu of %s, which ends after %zu", what, bytes, offset, name, room);
+    if (!name || block_of(g, shared) != me->self->block)
+        simt_fail(file, line, "%s: %p is not in this block's shared memory", what, shared);
+    if (bytes > room)
+        simt_fail(file, line, "%s: %u bytes from byte %zu of %s, which ends after %zu", what, bytes, offset, name, room);
     check_global(global, bytes, what, file, line);
 }
 
@@ -1535,12 +1573,14 @@ static void check_destination(const char *to, size_t bytes, const char *what, co
     for (unsigned i = 0; i < g->flight_count; i++) {
         const flight *x = &g->flights[(g->first_flight + i) % MAX_COPIES];
         if (overlap(to, bytes, x->to, x->bytes))
-            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, to), base_name(x->site.file), x->site.line);
+            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, to),
+                     base_name(x->site.file), x->site.line);
     }
     for (unsigned i = 0; i < g->store_count; i++) {
         const store *x = &g->stores[i];
         if (overlap(to, bytes, x->from, x->bytes))
-            fail_all(file, line, "%s: %s is the source of the bulk store issued at %s:%d, which has not been waited for", what, place_name(g, to),
+            fail_all(file, line, "%s: %s is the source of the bulk store issued at %s:%d, which has not been waited for", what,
+                     place_name(g, to),
                      base_name(x->site.file), x->site.line);
     }
 }
@@ -1576,7 +1616,9 @@ static void land_store(store *x) {
 }
 
 /* Nothing else can run: one copy lands, any one if they are in random order. Bulk stores wait for their wait. */
-static void land_one(worker *w, group *g) { land_flight(g, copies == RANDOM_COPIES ? next_of(&w->copy_random) % g->flight_count : 0); }
+static void land_one(worker *w, group *g) {
+    land_flight(g, copies == RANDOM_COPIES ? next_of(&w->copy_random) % g->flight_count : 0);
+}
 
 static void land_at_random(worker *w, group *g) {
     uint64_t r = next_of(&w->copy_random);
@@ -1619,11 +1661,16 @@ void simt_st_async(unsigned to_address, uint64_t value, unsigned bar_address, co
     size_t offset, room;
     maybe_switch();
     char *to = cluster_pointer(to_address, what, file, line);
-    mbarrier *bar = find_barrier((uint64_t *)cluster_pointer(bar_address, what, file, line), NULL, what, file, line, __builtin_return_address(0));
-    if (to_address % 8) simt_fail(file, line, "%s: the address of rank %u's %s is not a multiple of 8", what, block_of(g, to)->rank, place_name(g, to));
-    if (!find_variable(g, to, &offset, &room) || room < 8) simt_fail(file, line, "%s: 8 bytes at 0x%x are in no shared variable", what, to_address);
+    mbarrier *bar = find_barrier((uint64_t *)cluster_pointer(bar_address, what, file, line), NULL, what, file, line,
+                                 __builtin_return_address(0));
+    if (to_address % 8)
+        simt_fail(file, line, "%s: the address of rank %u's %s is not a multiple of 8", what, block_of(g, to)->rank,
+                  place_name(g, to));
+    if (!find_variable(g, to, &offset, &room) || room < 8)
+        simt_fail(file, line, "%s: 8 bytes at 0x%x are in no shared variable", what, to_address);
     if (bar->block != block_of(g, to))
-        simt_fail(file, line, "%s: the store goes to rank %u, its mbarrier %s is in rank %u", what, block_of(g, to)->rank, place_name(g, bar->at), bar->block->rank);
+        simt_fail(file, line, "%s: the store goes to rank %u, its mbarrier %s is in rank %u", what, block_of(g, to)->rank,
+                  place_name(g, bar->at), bar->block->rank);
     check_fenced(bar, what, file, line);
     mark_bytes(bar);
     check_destination(to, 8, what, file, line);
@@ -1648,11 +1695,14 @@ void simt_bulk_store(void *global, const void *shared, unsigned bytes, const cha
     for (unsigned i = 0; i < g->flight_count; i++) {
         const flight *x = &g->flights[(g->first_flight + i) % MAX_COPIES];
         if (overlap(from, bytes, x->to, x->bytes))
-            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, from), base_name(x->site.file), x->site.line);
+            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, from),
+                     base_name(x->site.file), x->site.line);
     }
     if (lacks_fence(f->block, from, bytes))
-        fail_all(file, line, "%s: threads wrote to %s and none has executed lk_fence_proxy_async_shared since", what, place_name(g, from));
-    if (g->store_count == MAX_STORES) simt_fail(file, line, "%s: more than %u bulk stores that nobody has waited for", what, MAX_STORES);
+        fail_all(file, line, "%s: threads wrote to %s and none has executed lk_fence_proxy_async_shared since", what,
+                 place_name(g, from));
+    if (g->store_count == MAX_STORES)
+        simt_fail(file, line, "%s: more than %u bulk stores that nobody has waited for", what, MAX_STORES);
     take_note(f->block, from, bytes);
     void *pc = __builtin_return_address(0);
     copier_access(READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
@@ -1677,7 +1727,8 @@ void simt_bulk_wait(unsigned groups, int read, const char *file, int line) {
             continue;
         }
         if (hash_of(x->from, x->bytes) != x->hash)
-            fail_all(x->site.file, x->site.line, "%s: its source, %s, was written to before the wait at %s:%d", x->site.what, place_name(g, x->from),
+            fail_all(x->site.file, x->site.line, "%s: its source, %s, was written to before the wait at %s:%d", x->site.what,
+                     place_name(g, x->from),
                      base_name(file), line);
         land_store(x);
         acquire(&f->read_tag[x->group & 3]);
@@ -1704,12 +1755,16 @@ static void check_copies_of_block(block *blk) {
         const mbarrier *bar = &g->barriers[i];
         if (bar->block != blk) continue;
         if (bar->in_flight)
-            fail_all(bar->born.file, bar->born.line, "block rank %u exits while %zu bytes are on their way to it, counted by mbarrier %s", blk->rank, bar->in_flight, place_name(g, bar->at));
+            fail_all(bar->born.file, bar->born.line,
+                     "block rank %u exits while %zu bytes are on their way to it, counted by mbarrier %s", blk->rank,
+                     bar->in_flight, place_name(g, bar->at));
         if (bar->bytes)
-            fail_all(bar->born.file, bar->born.line, "block rank %u exits in phase %u of mbarrier %s with %d bytes %s", blk->rank, bar->phase, place_name(g, bar->at),
+            fail_all(bar->born.file, bar->born.line, "block rank %u exits in phase %u of mbarrier %s with %d bytes %s",
+                     blk->rank, bar->phase, place_name(g, bar->at),
                      abs(bar->bytes), bar->bytes < 0 ? "too many" : "missing");
         if (bar->landed_in > bar->waited_for)
-            fail_all(bar->born.file, bar->born.line, "block rank %u exits and nobody has waited for the bytes of phase %d of mbarrier %s", blk->rank,
+            fail_all(bar->born.file, bar->born.line,
+                     "block rank %u exits and nobody has waited for the bytes of phase %d of mbarrier %s", blk->rank,
                      bar->landed_in, place_name(g, bar->at));
     }
 }
@@ -1761,7 +1816,8 @@ static void report_deadlock(group *g) {
             const fiber *f = &g->warps[i].lanes[__builtin_ctz(m)];
             if (f->state != IN_MBARRIER) continue;
             const wait_site *site = &f->warp->site[f->lane];
-            fail_all(site->file, site->line, "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for phase %u of %s",
+            fail_all(site->file, site->line,
+                     "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for phase %u of %s",
                      g->live, f->index, f->block->rank, f->waits_phase, barrier_text(g, f->waits_for));
             return;
         }

@@ -13,39 +13,46 @@ How it works
     value and its request, the last lane to come computes everybody's result.
 
 What it reports (stderr, simt_last_report(), and cudaErrorLaunchFailure from the launch)
-    Divergent barriers (two lines met by one block, a thread that has exited or waits elsewhere), lanes missing from a warp operation, masks without the
-    caller or with lanes that have exited or never existed, shuffles from a lane outside the mask, deadlocks with block, threads, file and line of
-    all who wait, misaligned vector accesses through __ldg and its sisters, writes just past a shared variable, a peer block's shared memory used
-    before the first cluster barrier or not ordered before the peer's exit, a cub TempStorage reused without a barrier. Shared memory and cudaMalloc are filled with 0xFF bytes
-    (NaN, -1), so what was never written shows in results. What mbarriers and copies add stands below. ASan and UBSan add every out-of-bounds access to the byte, misaligned vectors and leaks;
-    TSan is the race detector: barriers, __syncwarp and cluster barriers order accesses, shuffles do not.
+    Divergent barriers (two lines met by one block, a thread that has exited or waits elsewhere), lanes missing from a warp
+    operation, masks without the caller or with lanes that have exited or never existed, shuffles from a lane outside the
+    mask, deadlocks with block, threads, file and line of all who wait, misaligned vector accesses through __ldg and its
+    sisters, writes just past a shared variable, a peer block's shared memory used before the first cluster barrier or not
+    ordered before the peer's exit, a cub TempStorage reused without a barrier. Shared memory and cudaMalloc are filled with
+    0xFF bytes (NaN, -1), so what was never written shows in results. ASan and UBSan add every out-of-bounds access to the
+    byte, misaligned vectors and leaks; TSan is the race detector: barriers, __syncwarp and cluster barriers order accesses,
+    shuffles do not.
 
 mbarriers, bulk copies and st.async
-    A wait parks its thread until the phase ends; lk_mbarrier_try_wait_parity yields. A load or st.async is in flight until it lands: lazy copies land
-    when nothing else of the cluster can run, oldest first; eager ones where they are issued; random ones now and then, any of them. What a copy
-    in flight will overwrite is poison from its issue on, so that whoever reads a slot that was given back too early, or before the wait, sees
-    NaN. A bulk store reads and writes when its thread waits for it, or earlier where copies are eager or random.
-    Reported: addresses and sizes that are not multiples of 16 (8 for st.async); ranges that leave a shared variable or an allocation, to the byte;
-    an mbarrier that is not initialised, is written over, is initialised twice, or is used by copies or peers with no lk_fence_mbarrier_init after its
-    init; an arrival too many; a byte count out of range; a phase that ends with copies still on their way to it (too few bytes announced), or
-    again before those who wait for the last one have run; a parity that returns at once for a phase the thread has waited for, or before the
-    first phase of a barrier that counts bytes; a wait at block scope where peers arrived; a copy into a slot that another copy is filling or
+    A wait parks its thread until the phase ends; lk_mbarrier_try_wait_parity yields. A load or st.async is in flight until
+    it lands: lazy copies land when nothing else of the cluster can run, oldest first; eager ones where they are issued;
+    random ones now and then, any of them. What a copy in flight will overwrite is poison from its issue on, so that whoever
+    reads a slot that was given back too early, or before the wait, sees NaN. A bulk store reads and writes when its thread
+    waits for it, or earlier where copies are eager or random.
+    Reported: addresses and sizes that are not multiples of 16 (8 for st.async); ranges that leave a shared variable or an
+    allocation, to the byte; an mbarrier that is not initialised, is written over, is initialised twice, or is used by
+    copies or peers with no lk_fence_mbarrier_init after its init; an arrival too many; a byte count out of range; a phase
+    that ends with copies still on their way to it (too few bytes announced), or again before those who wait for the last
+    one have run; a parity that returns at once for a phase the thread has waited for, or before the first phase of a
+    barrier that counts bytes; a wait at block scope where peers arrived; a copy into a slot that another copy is filling or
     that a bulk store has yet to read; the source of a bulk store in flight, or changed before the wait, or written with no
-    lk_fence_proxy_async_shared by any thread since the last copy there; a thread that exits with stores not waited for; a block that exits with copies on
-    their way to it, bytes missing or too many, or bytes nobody waited for; a peer not started or gone. A deadlock names the barriers,
-    with the arrivals and bytes that they miss.
-    TSan sees arrivals and waits, and each copy as a thread of its own between its issue and the phase's end or the wait for its group: it finds a slot
-    reused or read too early under any schedule, a proxy fence that one of the writers lacks, and an init with no barrier before its use.
-    Not seen: fences between reads and a copy over them, wrong counts that come out even, L2 policies, and whether one warp's arrivals stand in for
-    another's (TSan sees the race that this leads to).
+    lk_fence_proxy_async_shared by any thread since the last copy there; a thread that exits with stores not waited for; a
+    block that exits with copies on their way to it, bytes missing or too many, or bytes nobody waited for; a peer not
+    started or gone. A deadlock names the barriers, with the arrivals and bytes that they miss.
+    TSan sees arrivals and waits, and each copy as a thread of its own between its issue and the phase's end or the wait for
+    its group: it finds a slot reused or read too early under any schedule, a proxy fence that one of the writers lacks, and
+    an init with no barrier before its use.
+    Not seen: fences between reads and a copy over them, wrong counts that come out even, L2 policies, and whether one
+    warp's arrivals stand in for another's (TSan sees the race that this leads to).
 
 What it does not model
-    Programmatic dependent launch, memory fences (a missing one goes unseen; atomics order as acquire-release; two fences are
-    looked for, see below), tensor copies, tensor cores, approximate-math bits, concurrency of streams, register limits, static shared memory before the kernel runs, speed. Warps do not run in lockstep, and no schedule finds every bug: run forward, reverse, and random.
+    Programmatic dependent launch, memory fences (a missing one goes unseen; atomics order as acquire-release; two are
+    looked for, see above), tensor copies, tensor cores, approximate-math bits, concurrency of streams, register limits,
+    static shared memory before the kernel runs, speed. Warps do not run in lockstep, and no schedule finds every bug: run
+    forward, reverse, and random.
 
 Environment
     SIMT_SCHEDULE=forward|reverse|random:SEED   order of threads and of blocks (forward)
-    SIMT_COPIES=lazy|eager|random:SEED          order of asynchronous copies (lazy if threads go forward, eager in reverse, else random)
+    SIMT_COPIES=lazy|eager|random:SEED          order of asynchronous copies (lazy forward, eager in reverse, else random)
     SIMT_THREADS=N                              OS threads (one per core; always 1 under TSan)
     SIMT_POISON=0xFF                            the byte that fresh memory is filled with; any other than 0xFF guards against fmaxf(NaN, x) = x
     SIMT_SMS=4                                  multiprocessors that the device claims to have
@@ -79,7 +86,7 @@ const char *simt_last_report(void);                 /* text of the last error re
 void simt_clear_report(void);
 void simt_quiet(int quiet);                         /* 1: reports are kept for simt_last_report but not printed */
 void simt_set_schedule(const char *schedule);       /* "forward", "reverse", "random:SEED"; NULL: what the environment says */
-void simt_set_copies(const char *copies);           /* "lazy", "eager", "random:SEED"; NULL: what the environment says; "": what the schedule says */
+void simt_set_copies(const char *copies);           /* "lazy", "eager", "random:SEED"; NULL: the environment; "": by schedule */
 
 /* ---- where the running thread is ------------------------------------------------------------------------------------------------------ */
 
@@ -121,14 +128,16 @@ void simt_cluster_wait(SIMT_SITE);
    stretch between two barriers in which the address is used: the engine takes the call for the access. */
 void *simt_cluster_map(const void *smem, unsigned rank, SIMT_SITE);
 
-/* ---- mbarriers and asynchronous copies: what the wrappers of lk_ptx.cuh stand for ---------------------------------------------------------- */
+/* ---- mbarriers and asynchronous copies: what the wrappers of lk_ptx.cuh stand for -------------------------------------- */
 
-/* A shared::cluster address: of what is at `smem` in this block, in block `rank`. Unlike simt_cluster_map it says nothing about when it is used. */
+/* A shared::cluster address: of what is at `smem` in this block, in block `rank`. The engine does not take this call for the
+   access, unlike simt_cluster_map. */
 unsigned simt_cluster_address(const void *smem, unsigned rank, SIMT_SITE);
 
 void simt_mbarrier_init(uint64_t *bar, unsigned count, SIMT_SITE);
 void simt_fence_mbarrier_init(void);
-void simt_mbarrier_arrive(uint64_t *bar, unsigned arrivals, unsigned bytes, SIMT_SITE);     /* 0 or 1 arrivals, after announcing the bytes */
+/* Announces the bytes, then arrives 0 times or once. */
+void simt_mbarrier_arrive(uint64_t *bar, unsigned arrivals, unsigned bytes, SIMT_SITE);
 void simt_mbarrier_arrive_remote(unsigned bar, SIMT_SITE);
 bool simt_mbarrier_try_wait(uint64_t *bar, unsigned parity, int cluster_scope, SIMT_SITE);  /* yields before it returns false */
 void simt_mbarrier_wait(uint64_t *bar, unsigned parity, int cluster_scope, SIMT_SITE);

@@ -478,15 +478,15 @@ template <int warps> __global__ void no_barrier_kernel(int *out) {
     out[threadIdx.x] = x[warps * 32 - 1 - threadIdx.x];
 }
 
-/* ---- mbarriers and asynchronous copies, right and in every way wrong ---------------------------------------------------------------------- */
+/* ---- mbarriers and asynchronous copies, right and in every way wrong -------------------------------------------------- */
 
 enum {
     SLOTS = 3, SLOT_INTS = 64, SLOT_BYTES = SLOT_INTS * 4, TILES = 8,
     // what a ring may have wrong
-    RIGHT = 0, WRONG_PARITY, WRONG_FIRST_PARITY, PARITY_OF_TWO, MORE_BYTES, FEWER_BYTES, FEWER_OF_TWO, EXPECT_UNUSED, NO_EMPTY_WAIT, NO_FULL_WAIT,
-    MISSING_ARRIVE, STORE_TOO_EARLY, NO_FENCE, FENCE_BEFORE_WRITE, NO_READ_WAIT, NO_LAST_WAIT, NO_LAST_COMMIT, WRITE_BEFORE_WAIT, NO_INIT,
-    NO_INIT_FENCE, NO_INIT_BARRIER, INIT_TWICE, INIT_BY_TWO, UNALIGNED_SHARED, UNALIGNED_GLOBAL, ODD_SIZE, PAST_SLOTS, PAST_INPUT, NOT_GLOBAL,
-    NOBODY_WAITS,
+    RIGHT = 0, WRONG_PARITY, WRONG_FIRST_PARITY, PARITY_OF_TWO, MORE_BYTES, FEWER_BYTES, FEWER_OF_TWO, EXPECT_UNUSED,
+    NO_EMPTY_WAIT, NO_FULL_WAIT, MISSING_ARRIVE, STORE_TOO_EARLY, NO_FENCE, FENCE_BEFORE_WRITE, NO_READ_WAIT, NO_LAST_WAIT,
+    NO_LAST_COMMIT, WRITE_BEFORE_WAIT, NO_INIT, NO_INIT_FENCE, NO_INIT_BARRIER, INIT_TWICE, INIT_BY_TWO, UNALIGNED_SHARED,
+    UNALIGNED_GLOBAL, ODD_SIZE, PAST_SLOTS, PAST_INPUT, NOT_GLOBAL, NOBODY_WAITS,
 };
 
 /* A ring of three slots a block. Warp 0 loads, warps 1 and 2 add 1 in place, warp 3 stores and gives the slot back. */
@@ -521,7 +521,8 @@ template <int wrong> __global__ void ring_kernel(const int *in, int *result) {
             } else {
                 int bytes = wrong == ODD_SIZE ? SLOT_BYTES - 4 : wrong == PAST_SLOTS ? SLOTS * SLOT_BYTES + 16 : SLOT_BYTES;
                 if (wrong == PAST_INPUT && tile == TILES - 1) bytes += 16;
-                lk_cp_async_bulk_load(slot + (wrong == UNALIGNED_SHARED ? 2 : 0), from + (wrong == UNALIGNED_GLOBAL), bytes, &full[s]);
+                lk_cp_async_bulk_load(slot + (wrong == UNALIGNED_SHARED ? 2 : 0), from + (wrong == UNALIGNED_GLOBAL), bytes,
+                                      &full[s]);
             }
         } else if (warp == 1 || warp == 2) {
             if (wrong == NOBODY_WAITS) continue;
@@ -557,7 +558,8 @@ __global__ void deep_ring_kernel(const int *in, int *result) {
         lk_fence_mbarrier_init();
         for (int tile = 0; tile < SLOTS - 1; tile++) {
             lk_mbarrier_arrive_expect_tx(&full[tile], SLOT_BYTES);
-            lk_cp_async_bulk_load_hint(slots[tile], in + tile * SLOT_INTS, SLOT_BYTES, &full[tile], lk_createpolicy_evict_first());
+            lk_cp_async_bulk_load_hint(slots[tile], in + tile * SLOT_INTS, SLOT_BYTES, &full[tile],
+                                       lk_createpolicy_evict_first());
         }
     }
     __syncthreads();
@@ -584,7 +586,36 @@ __global__ void deep_ring_kernel(const int *in, int *result) {
     }
 }
 
-enum { EXCHANGES = 5, CTA_SCOPE = 100, ONE_INBOX, ST_ASYNC_PARITY, BAR_ELSEWHERE, ST_ASYNC_ODD, PEER_GONE, BEFORE_START, NO_WAIT };
+enum { EXCHANGES = 5, CTA_SCOPE = 100, ROOM_TOO_EARLY, ST_ASYNC_PARITY, BAR_ELSEWHERE, ST_ASYNC_ODD, PEER_GONE, BEFORE_START,
+      NO_WAIT };
+
+enum { WORD_OVERWRITTEN, ARRIVAL_TOO_MANY, BYTES_OUT_OF_RANGE, PHASE_OVERRUN, WAIT_TWICE, COUNT_OF_ZERO, UNALIGNED_BARRIER,
+      TWO_LOADS, STORE_OF_A_LOAD, SPIN };
+
+/* One barrier, one slot, one thing wrong. */
+template <int wrong> __global__ void barrier_kernel(const int *in, int *result) {
+    LK_SHARED(uint4, slot, [1]);
+    LK_SHARED(lk_mbarrier, bar, [2]);
+    if (threadIdx.x == 0) {
+        lk_mbarrier_init(bar, wrong != COUNT_OF_ZERO);
+        lk_fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (wrong == WORD_OVERWRITTEN) bar[0] = 0;
+        if (wrong == UNALIGNED_BARRIER) lk_mbarrier_arrive((lk_mbarrier *)((char *)bar + 4));
+        if (wrong == PHASE_OVERRUN) __nanosleep(20), lk_mbarrier_arrive(bar);   // all the others wait by then
+        if (wrong == BYTES_OUT_OF_RANGE) lk_mbarrier_expect_tx(bar, 1 << 19), lk_mbarrier_expect_tx(bar, 1 << 19);
+        if (wrong == TWO_LOADS || wrong == STORE_OF_A_LOAD) lk_cp_async_bulk_load(slot, in, 16, bar);
+        if (wrong == TWO_LOADS) lk_cp_async_bulk_load(slot, in, 16, bar);
+        if (wrong == STORE_OF_A_LOAD) lk_cp_async_bulk_store(result, slot, 16);
+        if (wrong == ARRIVAL_TOO_MANY) lk_mbarrier_arrive_expect_tx(bar, 16);
+        if (wrong != SPIN) lk_mbarrier_arrive(bar);
+    }
+    while (wrong == SPIN && !lk_mbarrier_try_wait_parity(bar, 0));
+    lk_mbarrier_wait_parity(bar, 0);
+    if (wrong == WAIT_TWICE) lk_mbarrier_wait_parity(bar, 0);
+}
 
 /* Consumers that only read; early: they give the slot back and read it then. */
 template <int early> __global__ void read_ring_kernel(const int *in, int *result) {
@@ -629,18 +660,23 @@ template <int wrong> __global__ void st_async_kernel(int *result) {
     if (wrong == PEER_GONE && rank == 1) return;
     int sum = 0;
     for (int round = 0; round < EXCHANGES; round++) {
-        int i = wrong == ONE_INBOX ? 0 : round & 1;
-        unsigned parity = wrong == ONE_INBOX ? round & 1 : round >> 1 & 1;
+        int i = round & 1;
+        unsigned parity = round >> 1 & 1;
         if (t == 0) lk_mbarrier_arrive_expect_tx(&full[i], 8 * blocks);
         if (t < blocks) {
-            if (wrong != ONE_INBOX) lk_mbarrier_wait_parity_cluster(&room[i], parity ^ 1);   // every peer has read the inbox of two rounds ago
+            // every peer has read the inbox of two rounds ago
+            lk_mbarrier_wait_parity_cluster(&room[i], parity ^ 1);
             unsigned to = lk_mapa_shared(&inbox[i][rank], t);
-            lk_st_async_b64(to + (wrong == ST_ASYNC_ODD ? 4 : 0), 100 * round + rank, lk_mapa_shared(&full[i], wrong == BAR_ELSEWHERE ? rank : t));
+            lk_st_async_b64(to + (wrong == ST_ASYNC_ODD ? 4 : 0), 100 * round + rank,
+                            lk_mapa_shared(&full[i], wrong == BAR_ELSEWHERE ? rank : t));
         }
         if (wrong == CTA_SCOPE) lk_mbarrier_wait_parity(&full[i], parity);
         else if (wrong == ST_ASYNC_PARITY) lk_mbarrier_wait_parity_cluster(&full[i], parity ^ 1);
         else if (wrong != NO_WAIT || round) lk_mbarrier_wait_parity_cluster(&full[i], parity);
+        __syncthreads();
+        if (wrong == ROOM_TOO_EARLY && t < blocks) lk_mbarrier_arrive_remote(lk_mapa_shared(&room[i], t));
         for (unsigned r = 0; r < blocks; r++) sum += (int)inbox[i][r];
+        if (wrong == ROOM_TOO_EARLY) continue;
         __syncthreads();
         if (t < blocks) lk_mbarrier_arrive_remote(lk_mapa_shared(&room[i], t));
     }
@@ -659,7 +695,19 @@ template <int wrong> static cudaError_t launch_ring(void) {
     fill_ring();
     return launch(ring_kernel<wrong>, wrong ? 1 : RING_BLOCKS, 128, (const int *)ring_in, out);
 }
-template <int wrong> static cudaError_t launch_st_async(void) { return launch_cluster(st_async_kernel<wrong>, 4, 32, 4, 0, out); }
+template <int wrong> static cudaError_t launch_barrier(void) {
+    return launch(barrier_kernel<wrong>, 1, 32, (const int *)ring_in, out);
+}
+/* With copies in flight as long as may be: an eager copy has landed before the mistake. */
+template <int wrong> static cudaError_t launch_lazily(void) {
+    simt_set_copies("lazy");
+    cudaError_t error = launch_barrier<wrong>();
+    simt_set_copies("");
+    return error;
+}
+template <int wrong> static cudaError_t launch_st_async(void) {
+    return launch_cluster(st_async_kernel<wrong>, 4, 32, 4, 0, out);
+}
 
 static int count_ring_errors(int blocks, int first) {
     int bad = 0, count = TILES * SLOT_INTS;
@@ -741,8 +789,10 @@ static const negative negatives[] = {
     {"fewer bytes announced than copied", "16 bytes too many", launch_ring<FEWER_BYTES>, 1},
     {"one of two copies announced", "fewer announced than copied|too many", launch_ring<FEWER_OF_TWO>, 0},
     {"bytes announced and no copy", "16 bytes missing", launch_ring<EXPECT_UNUSED>, 1},
-    {"no wait for an empty slot", "an arrival too many|could see its end|still being filled|source of the bulk store|deadlock", launch_ring<NO_EMPTY_WAIT>, 0},
-    {"no wait for a full slot", "still being filled|nobody has waited|could see its end|deadlock", launch_ring<NO_FULL_WAIT>, 0},
+    {"no wait for an empty slot", "an arrival too many|could see its end|still being filled|source of the bulk store|deadlock",
+     launch_ring<NO_EMPTY_WAIT>, 0},
+    {"no wait for a full slot", "still being filled|nobody has waited|could see its end|deadlock", launch_ring<NO_FULL_WAIT>,
+     0},
     {"a thread does not arrive", "1 of 64 arrivals missing", launch_ring<MISSING_ARRIVE>, 1},
     {"no proxy fence before a bulk store", "none has executed lk_fence_proxy_async_shared", launch_ring<NO_FENCE>, 1},
     {"a slot loaded before its store has read", "source of the bulk store", launch_ring<NO_READ_WAIT>, 1},
@@ -760,6 +810,16 @@ static const negative negatives[] = {
     {"bulk load past a shared variable", "of slots, which ends after 768", launch_ring<PAST_SLOTS>, 1},
     {"bulk load past its source", "leave their allocation", launch_ring<PAST_INPUT>, 2},
     {"bulk load from shared memory", "not in global memory", launch_ring<NOT_GLOBAL>, 1},
+    {"mbarrier written over", "not an initialised mbarrier", launch_barrier<WORD_OVERWRITTEN>, 0},
+    {"mbarrier with a count of 0", "a count of 0", launch_barrier<COUNT_OF_ZERO>, 1},
+    {"mbarrier misaligned", "not aligned to 8", launch_barrier<UNALIGNED_BARRIER>, 1},
+    {"an arrival too many", "an arrival too many", launch_barrier<ARRIVAL_TOO_MANY>, 1},
+    {"too many bytes announced", "leaves its range", launch_barrier<BYTES_OUT_OF_RANGE>, 1},
+    {"a phase ends before the last was seen", "could see its end", launch_barrier<PHASE_OVERRUN>, 1},
+    {"a second wait for one phase", "has waited for before", launch_barrier<WAIT_TWICE>, 1},
+    {"a phase that never ends, asked for", "1 of 1 arrivals missing", launch_barrier<SPIN>, 1},
+    {"two loads into one slot", "still being filled", launch_lazily<TWO_LOADS>, 1},
+    {"a bulk store of what has not landed", "still being filled", launch_lazily<STORE_OF_A_LOAD>, 1},
     {"st.async: a wait at block scope", "that takes lk_mbarrier_wait_parity_cluster", launch_st_async<CTA_SCOPE>, 1},
     {"st.async: wrong parity", "wrong parity", launch_st_async<ST_ASYNC_PARITY>, 0},
     {"st.async: barrier in another block", "is in rank", launch_st_async<BAR_ELSEWHERE>, 1},
@@ -786,7 +846,8 @@ static void run_negative(const negative *n) {
         cudaError_t error = n->run();
         const char *report = simt_last_report();
         int site = strstr(report, ".cpp:") || strstr(report, ".cuh:") || strstr(report, "kernel");
-        if (error != cudaErrorLaunchFailure || cudaGetLastError() != cudaErrorLaunchFailure || !*report || (*n->report && !has_one_of(report, n->report)) || !site) {
+        int told = *report && (!*n->report || has_one_of(report, n->report));
+        if (error != cudaErrorLaunchFailure || cudaGetLastError() != cudaErrorLaunchFailure || !told || !site) {
             snprintf(detail, sizeof detail, "%s: %s, report \"%.300s\"", schedule, cudaGetErrorName(error), report);
             ok = 0;
         }
@@ -924,12 +985,13 @@ static const provocation provocations[] = {
     {"cluster-without-second-barrier", "data race", [] { launch_cluster(cluster_exchange_kernel<0>, 2, 64, 2, 0, out); }},
     {"cluster-with-both-barriers", NULL, [] { launch_cluster(cluster_exchange_kernel<1>, 8, 64, 2, 0, out); }},
     {"load-read-without-waiting", "data race", [] { launch_ring<NO_FULL_WAIT>(); }},
-    {"slot-given-back-before-it-is-read", "data race", [] { fill_ring(); launch(read_ring_kernel<1>, 1, 64, (const int *)ring_in, out); }},
+    {"slot-given-back-before-it-is-read", "data race",
+     [] { fill_ring(); launch(read_ring_kernel<1>, 1, 64, (const int *)ring_in, out); }},
     {"proxy-fence-before-the-write", "data race", [] { launch_ring<FENCE_BEFORE_WRITE>(); }},
     {"source-of-a-bulk-store-written", "data race", [] { launch_ring<WRITE_BEFORE_WAIT>(); }},
     {"mbarrier-init-without-barrier", "data race", [] { simt_set_schedule("forward"); launch_ring<NO_INIT_BARRIER>(); }},
     {"st-async-read-without-waiting", "data race", [] { launch_st_async<NO_WAIT>(); }},
-    {"st-async-into-what-is-being-read", "data race", [] { launch_st_async<ONE_INBOX>(); }},
+    {"st-async-into-what-is-being-read", "data race", [] { launch_st_async<ROOM_TOO_EARLY>(); }},
     {"rings-and-st-async", NULL, [] { case_ring(); case_st_async(); }},
     {"all-the-right-kernels", NULL, [] { case_cub(); case_cluster(); case_ticket(); case_chain(); case_dynamic(); case_shuffles(); case_block_sum(); case_atomics(); }},
 #endif
@@ -985,7 +1047,8 @@ int main(int argc, char **argv) {
         {"intrinsics", case_intrinsics, 1}, {"launch checks", case_launch_checks, 1}, {"memory calls", case_memory, 1},
         {"device queries", case_device, 1}, {"graphs and capture", case_graph, 1},
         {"order of the schedules", case_schedules, 1},
-        {"a ring of bulk copies", case_ring, 0}, {"a ring, copies in any order", case_ring_orders, 0}, {"st.async in a cluster", case_st_async, 0},
+        {"a ring of bulk copies", case_ring, 0}, {"a ring, copies in any order", case_ring_orders, 0},
+        {"st.async in a cluster", case_st_async, 0},
 #if !defined(__SANITIZE_THREAD__)
         {"a missing barrier shows", case_missing_barrier_shows, 1},
         {"a slot reused early shows", case_early_reuse_shows, 1}, {"a store too early shows", case_early_store_shows, 1},
