@@ -1,0 +1,1204 @@
+// SPDX-License-Identifier: MIT
+/* md_lrpe_cosine.cuh - linearised relative positional encoding, cosine form, on a grid of 1 to 8 axes, forward and backward.
+ *
+ *   tokens     the first `prefix` stand outside the grid; token prefix + i has grid index (i_0 .. i_{axes-1}), the last axis
+ *              running fastest, and position s_a = offset[a] + i_a
+ *   angle      phi = s_a theta[head,t] radians, for feature f with a = f / e and t = f % e
+ *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi);          prefix: y = (act(x), 0) exactly
+ *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi);                         prefix: g = dy[0:dim]
+ *              dx = g act'(x),  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
+ *              dtheta[head,t] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
+ *                               over batch, tokens of the grid and the features of t
+ *
+ * x is [batch, heads, tokens, dim], y is [batch, heads, tokens, 2 dim], tokens = prefix + the product of shape. Strides of
+ * batch, head and token are free, so [batch, tokens, heads, dim] needs no copy. A dot product of two such y depends on the
+ * tokens' difference of positions only, which is what a linear attention needs; `offset` decodes one token at a time.
+ *
+ * Use        In one .cu file:                          Anywhere, C included:
+ *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
+ *                LK_DEFINE_MD_LRPE_COSINE(bf16)            LK_DECLARE_MD_LRPE_COSINE(bf16)
+ *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_md_lrpe_cosine_forward_args args = {.x = x, .theta = theta, .theta_dtype = LK_DTYPE_F32, .y = y,
+ *                    .batch = 12, .heads = 12, .dim = 128, .axes = 2, .shape = {64, 64}};
+ *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
+ * Needs      lk_base.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200.
+ * Numerics   The angle is right at any length: theta / 2 pi is kept as 64-bit fixed-point turns, whose product with s drops
+ *            whole turns by wrapping. With |theta| <= 1e6 (2^24, in fact; beyond, a bit is lost for every doubling) and any s,
+ *            cos(phi) and sin(phi) err by 6.7e-7 at most: 3.4e-7 of sin.approx and cos.approx, and the reduced angle's own
+ *            error, three roundings of a number below pi, 3.2e-7. So |y error| <= 7.5e-7 |act(x)| and |g error| <=
+ *            7.5e-7 (|dy[f]| + |dy[dim + f]|), and T's rounding. sigmoid, silu and softmax err by (|x| + 8) 2^-23 relative, for
+ *            softmax |x - max| instead of |x|. dtheta's sums are compensated: within 16 2^-24 of the sum of its terms'
+ *            magnitudes, besides what cos, sin and act err.
+ *            A theta that is not finite makes its features NaN; the prefix does not see it. NaN and infinities of x and dy pass
+ *            as the formulas say, and as in PyTorch: relu(NaN) = NaN with gradient g, softmax of a row with +inf, NaN or
+ *            nothing but -inf is NaN.
+ * Traffic    forward reads x and writes y once; backward reads dy and writes dx once, and reads x once where dtheta or an
+ *            activation needs it. No table of cosines: a thread keeps them in registers over the batch.
+ * Repeatable The same bits every time on the same device: fixed order, no atomics.
+ * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
+ */
+#ifndef LK_MD_LRPE_COSINE_CUH
+#define LK_MD_LRPE_COSINE_CUH
+
+#include "lk_base.cuh"
+
+/* Which kernel runs. Both compute the same function with every option. */
+enum {
+    LK_MD_LRPE_COSINE_AUTO = 0,
+    LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features: dim and strides are multiples of 16 bytes, tensors
+                                     start on 16 bytes; softmax: dim is at most 512 bytes */
+    LK_MD_LRPE_COSINE_ROW = 2     /* a row by a warp, element by element: any dim, stride and alignment */
+};
+
+/* What is applied to x before the rotation, in the prefix too. */
+enum {
+    LK_MD_LRPE_COSINE_NONE = 0,
+    LK_MD_LRPE_COSINE_RELU = 1,
+    LK_MD_LRPE_COSINE_SIGMOID = 2,
+    LK_MD_LRPE_COSINE_SILU = 3,
+    LK_MD_LRPE_COSINE_SOFTMAX = 4 /* over dim */
+};
+
+typedef struct {
+    const void *x;          /* in   T [batch, heads, tokens, dim] */
+    const void *theta;      /* in   theta_dtype [heads, e] packed, radians a step of the position */
+    void *y;                /* out  T [batch, heads, tokens, 2 dim] */
+    int64_t batch;          /* at least 0 */
+    int64_t heads;          /* at least 0 */
+    int64_t dim;            /* features of x, 1 to 2^30 */
+    int64_t e;              /* features an axis turns, e axes >= dim; 0 means dim / axes rounded up */
+    int64_t prefix;         /* tokens before the grid, at least 0 */
+    int axes;               /* of the grid, 1 to 8; 0 means 1 */
+    int64_t shape[8];       /* of the grid, each at least 0; tokens = prefix + their product */
+    int64_t offset[8];      /* added to grid indices; every position is in (-2^31, 2^31) */
+    int64_t x_batch_stride; /* elements between batches; 0 means packed: heads x_head_stride */
+    int64_t x_head_stride;  /* 0 means packed: tokens x_token_stride */
+    int64_t x_token_stride; /* 0 means packed: dim */
+    int64_t y_batch_stride; /* likewise, with 2 dim */
+    int64_t y_head_stride;
+    int64_t y_token_stride;
+    int theta_dtype;        /* LK_DTYPE_*: T or f32; 0 means T */
+    int activation;         /* LK_MD_LRPE_COSINE_NONE to SOFTMAX */
+    int path;               /* LK_MD_LRPE_COSINE_*; 0 chooses */
+} lk_md_lrpe_cosine_forward_args;
+
+typedef struct {
+    const void *dy;          /* in   T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1 */
+    const void *x;           /* in   T [batch, heads, tokens, dim]; may be NULL without dtheta and activation */
+    const void *theta;       /* in   theta_dtype [heads, e] packed */
+    void *dx;                /* out  T [batch, heads, tokens, dim]; NULL to skip */
+    float *dtheta;           /* out  f32 [heads, e] packed; NULL to skip, but not both */
+    void *workspace;         /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    size_t workspace_bytes;
+    int64_t batch;           /* as in forward, down to theta_dtype */
+    int64_t heads;
+    int64_t dim;
+    int64_t e;
+    int64_t prefix;
+    int axes;
+    int64_t shape[8];
+    int64_t offset[8];
+    int64_t dy_batch_stride; /* 0 means packed, as for y */
+    int64_t dy_head_stride;
+    int64_t dy_token_stride;
+    int64_t x_batch_stride;  /* 0 means packed */
+    int64_t x_head_stride;
+    int64_t x_token_stride;
+    int64_t dx_batch_stride; /* 0 means packed */
+    int64_t dx_head_stride;
+    int64_t dx_token_stride;
+    int theta_dtype;
+    int activation;          /* as in forward */
+    int accumulate;          /* not 0: dtheta is added to what is there */
+    int path;                /* LK_MD_LRPE_COSINE_*; 0 chooses */
+} lk_md_lrpe_cosine_backward_args;
+
+/* Errors, in the order of the checks:
+ *   LK_ERR_NULL       args; x, y (forward); x where it is needed, dx and dtheta both (backward); theta. Tensors without
+ *                     elements may be NULL, and theta where there is no token of the grid
+ *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans more than 2^62
+ *                     elements; strides with which elements of y or dx overlap
+ *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its enum
+ *   LK_ERR_PATH       VECTOR where dim, a stride or a pointer is no multiple of 16 bytes, or softmax with dim above 512 bytes
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to 256 bytes */
+
+#define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
+    LK_API lk_status lk_md_lrpe_cosine_forward_##T(const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream);           \
+    LK_API lk_status lk_md_lrpe_cosine_backward_##T(const lk_md_lrpe_cosine_backward_args *args, cudaStream_t stream);         \
+    LK_API lk_status lk_md_lrpe_cosine_forward_workspace_bytes_##T(const lk_md_lrpe_cosine_forward_args *args, size_t *bytes); \
+    LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args, size_t *bytes);
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Whole numbers: division, positions ----------------------------------------------------------------------------------- */
+
+/* n / size for n >= 0 without a division: with 2^log2 >= size, factor = 2^(63 + log2) / size, rounded up, exceeds the quotient by
+ * less than 2^log2 / size, and n < 2^63 times that stays below 1 / size, the distance to the next whole number. */
+typedef struct {
+    int64_t size;
+    uint64_t factor;
+    int shift; /* log2 - 1, -1 for size 1 */
+} lk_lrpe_divisor;
+
+LK_HOST lk_lrpe_divisor lk_lrpe_make_divisor(int64_t size)
+{
+    int log2 = 0;
+    while ((int64_t)1 << log2 < size) log2++;
+    __extension__ const unsigned __int128 power = (unsigned __int128)1 << (63 + log2);
+    return {size, (uint64_t)((power + (uint64_t)size - 1) / (uint64_t)size), log2 - 1};
+}
+
+LK_DEVICE int64_t lk_lrpe_divide(int64_t n, const lk_lrpe_divisor &by)
+{
+    if (by.shift < 0) return n;
+    return (int64_t)(__umul64hi((uint64_t)n, by.factor) >> by.shift);
+}
+
+typedef struct {
+    int64_t prefix;
+    lk_lrpe_divisor behind[8]; /* behind[a]: the product of the shape behind axis a */
+    int shape[8], offset[8];
+} lk_lrpe_grid;
+
+/* The position on an axis of the grid's cell number `cell`, row-major. */
+LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
+{
+    uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.behind[axis]);
+    if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.behind[axis - 1]);
+    return (int)index + grid.offset[axis];
+}
+
+/* ---- Angles ----------------------------------------------------------------------------------------------------------------- */
+
+/* frac(theta / 2 pi) 2^64 as high 2^32 + low, with low signed. */
+typedef struct {
+    uint32_t high;
+    int low;
+} lk_lrpe_turn;
+
+/* The lower word of high 2^32 + low shifted right by `shift` modulo 32. */
+LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) >> (shift & 31));
+}
+
+/* frac(theta / 2 pi) 2^64 of a float's bits, exact but for its last bit, for |theta| < 2^24. theta is mantissa 2^-shift with a
+ * mantissa of 24 bits, and 1 / 2 pi is three words: the upper 86 bits of their product, words 2 to 0, are
+ * floor(mantissa / 2 pi 2^64), which is then shifted into place. */
+LK_DEVICE uint64_t lk_lrpe_make_turn(uint32_t theta)
+{
+    const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too, where no position makes an angle of it */
+    const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
+    const uint64_t upper = (uint64_t)mantissa * 0x28be60dbu + (lower >> 32);
+    const uint32_t word_0 = (uint32_t)lower, word_1 = (uint32_t)upper, word_2 = (uint32_t)(upper >> 32); /* word_2 < 2^22 */
+    const int exponent = theta >> 23 & 0xff, shift = exponent > 150 ? 0 : exponent < 55 ? 95 : 150 - exponent;
+    const uint32_t a = shift < 32 ? word_0 : shift < 64 ? word_1 : word_2, b = shift < 32 ? word_1 : shift < 64 ? word_2 : 0;
+    const uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
+    return theta >> 31 ? 0 - turn : turn;
+}
+
+LK_DEVICE lk_lrpe_turn lk_lrpe_split_turn(uint64_t turn)
+{
+    const int low = (int)(uint32_t)turn;
+    return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
+}
+
+/* cos and sin of s turns: the product's upper word counts 2^-32 turns in [-1/2, 1/2). */
+LK_DEVICE void lk_lrpe_rotation(lk_lrpe_turn turn, int s, float *cos, float *sin)
+{
+    const uint32_t phase = (uint32_t)s * turn.high + (uint32_t)__mulhi(s, turn.low);
+    const float phi = (float)(int)phase * 0x1.921fb6p-30f; /* 2 pi / 2^32 */
+    *cos = lk_cos(phi);
+    *sin = lk_sin(phi);
+}
+
+/* What N features of a head need of theta. */
+template <int N> struct lk_lrpe_turns {
+    lk_lrpe_turn of[N];
+    uint32_t wild; /* bit j: theta is not finite */
+};
+
+/* cos, sin and positions at one token; `still` in the prefix, where they are 1, 0 and 0. */
+template <int N> struct lk_lrpe_angles {
+    float cos[N], sin[N];
+    int s[N];
+    bool still;
+};
+
+typedef struct {
+    lk_lrpe_grid grid;
+    const void *theta;
+    bool theta_f32;
+    int dim, e, e_shift; /* e: dim where it is larger, f / e is then 0; the quotient is f e_factor / 2^e_shift */
+    uint32_t e_factor;
+    int64_t heads, tokens, batch, theta_stride;
+    /* Who owns what: items are numbered by (stretch of the batch, outer, inner, lane), inner and outer being head and token or
+     * token and head. An item owns tokens token, token + token_step, ... of a head and a stretch of the batch, and walks over
+     * the one in `outers`, over the other in `steps`. */
+    lk_lrpe_divisor lanes, inner, outer;
+    bool heads_inner;
+    int64_t items, token_step, stretch;
+    int vecs, tokens_each, steps, outers; /* vecs: lanes with features; tokens_each: tokens / token_step, rounded up */
+    /* Forward: in is x. Backward: in is dy, out is dx; what is not used stands for another tensor, so that pointers are pointers.
+     * Strides of batch, head, token, and of a step. */
+    const void *in, *x;
+    void *out;
+    int64_t in_stride[4], x_stride[4], out_stride[4];
+    bool read_dy, read_x, write_dx;
+    int activation, axes_a_vector; /* at most, 3 for more than two */
+    float *partial; /* [slot, head, feature], or NULL */
+} lk_lrpe_plan;
+
+/* The axis that turns feature f: f / e, as lk_lrpe_divide does it, in 32 bits. */
+LK_DEVICE int lk_lrpe_axis(const lk_lrpe_plan &p, int f)
+{
+    return (int)((uint64_t)(uint32_t)f * p.e_factor >> p.e_shift);
+}
+
+template <int STEP> LK_DEVICE int lk_lrpe_feature(const lk_lrpe_plan &p, int feature, int j)
+{
+    const int f = feature + (STEP ? STEP : 1) * j;
+    return f < p.dim ? f : p.dim - 1;
+}
+
+/* N features of a head, STEP apart, from `feature` on. Features beyond dim, which nobody asks for, count as the last one.
+ * STEP 1: a vector, which lies on one axis or on two neighbouring ones. STEP 0: a vector that may lie on more. */
+template <class T, int STEP, int N>
+LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p, int64_t head, int feature)
+{
+    const int axis = lk_lrpe_axis(p, feature), t = feature - axis * p.e, left = p.e - t;
+    int at[N];
+    float theta[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        at[j] = j < left ? t + j : t + j - p.e;
+        if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
+            const int f = lk_lrpe_feature<STEP>(p, feature, j);
+            at[j] = f - lk_lrpe_axis(p, f) * p.e;
+        }
+    }
+    if (p.theta_f32) {
+        const float *of_head = (const float *)p.theta + head * p.theta_stride;
+#pragma unroll
+        for (int j = 0; j < N; j++) theta[j] = of_head[at[j]];
+    } else {
+        const T *of_head = (const T *)p.theta + head * p.theta_stride;
+#pragma unroll
+        for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[at[j]]);
+    }
+    bool tame = true;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        turns->of[j] = lk_lrpe_split_turn(lk_lrpe_make_turn(__float_as_uint(theta[j])));
+        tame = tame && fabsf(theta[j]) < 0x1p24f;
+    }
+    turns->wild = 0;
+    if (tame) return;
+#pragma unroll
+    for (int j = 0; j < N; j++) { /* beyond, doubling by doubling, a bit is lost for each */
+        const int more = (int)(__float_as_uint(theta[j]) >> 23 & 0xff) - 150;
+        const uint64_t turn = ((uint64_t)turns->of[j].high << 32) + (uint64_t)(int64_t)turns->of[j].low;
+        if (more > 0) turns->of[j] = lk_lrpe_split_turn(more < 64 ? turn << more : 0);
+        turns->wild |= lk_is_finite(theta[j]) ? 0u : 1u << j;
+    }
+}
+
+/* The positions of those features at a cell of the grid. */
+template <int STEP, int N>
+LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
+{
+    const int axis = lk_lrpe_axis(p, feature), left = (axis + 1) * p.e - feature; /* features until the next axis */
+    if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            s[j] = lk_lrpe_position(p.grid, cell, lk_lrpe_axis(p, lk_lrpe_feature<STEP>(p, feature, j)));
+        return;
+    }
+    const int here = lk_lrpe_position(p.grid, cell, axis);
+    int next = here;
+    if (p.axes_a_vector > 1 && left < N) next = lk_lrpe_position(p.grid, cell, axis + 1);
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] = j < left ? here : next;
+}
+
+/* The angles of N features at a token. */
+template <int STEP, int N>
+LK_DEVICE void lk_lrpe_turn_to(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
+                               int feature)
+{
+    angles->still = token < p.grid.prefix;
+#pragma unroll
+    for (int j = 0; j < N; j++) angles->s[j] = 0;
+    if (!angles->still) lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
+#pragma unroll
+    for (int j = 0; j < N; j++) lk_lrpe_rotation(turns.of[j], angles->s[j], &angles->cos[j], &angles->sin[j]);
+    if (turns.wild && !angles->still) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (turns.wild >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+    }
+}
+
+/* ---- Activations -------------------------------------------------------------------------------------------------------------- */
+
+LK_DEVICE float lk_lrpe_sigmoid(float x)
+{
+    return __frcp_rn(1.0f + lk_exp(-x));
+}
+
+/* act(x) of all but softmax. */
+template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
+{
+    if (activation == LK_MD_LRPE_COSINE_RELU) {
+#pragma unroll
+        for (int j = 0; j < N; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
+    } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
+#pragma unroll
+        for (int j = 0; j < N; j++) x[j] = lk_lrpe_sigmoid(x[j]);
+    } else if (activation == LK_MD_LRPE_COSINE_SILU) {
+#pragma unroll
+        for (int j = 0; j < N; j++) x[j] *= lk_lrpe_sigmoid(x[j]);
+    }
+}
+
+/* g becomes g act'(x); the sigmoid of -x is what 1 - sigmoid(x) would cancel to. */
+template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], const float (&x)[N])
+{
+    if (activation == LK_MD_LRPE_COSINE_RELU) {
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
+    } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] *= lk_lrpe_sigmoid(x[j]) * lk_lrpe_sigmoid(-x[j]);
+    } else if (activation == LK_MD_LRPE_COSINE_SILU) {
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] *= lk_lrpe_sigmoid(x[j]) * fmaf(x[j], lk_lrpe_sigmoid(-x[j]), 1.0f);
+    }
+}
+
+/* x becomes its softmax, given the state of its row. */
+template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
+{
+    const float share = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] = share * lk_exp(x[j] - row.max);
+}
+
+/* act of a vector of a row whose vectors the consecutive lanes of a team hold. All 32 lanes call it; lanes that are no owner add
+ * nothing. */
+template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool owner)
+{
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
+        lk_lrpe_activate(p.activation, x);
+        return;
+    }
+    const lk_lse part = owner ? lk_lse_add(lk_lse_empty(), x) : lk_lse_empty();
+    lk_lrpe_normalize(x, lk_lse_warp(part, (int)p.lanes.size));
+}
+
+/* A sum whose additions' roundings are taken along (Kahan). */
+LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
+{
+    term -= *lost;
+    const float grown = *sum + term;
+    *lost = lk_is_finite(grown) ? (grown - *sum) - term : 0.0f; /* an infinite sum stays one */
+    *sum = grown;
+}
+
+/* What a kernel does with N features of one token: (u, v) = dy[f], dy[dim + f]; x is act(x). */
+template <int N> LK_DEVICE void lk_lrpe_turn_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
+}
+template <int N>
+LK_DEVICE void lk_lrpe_add_dtheta(float (&sum)[N], float (&lost)[N], const lk_lrpe_angles<N> &angles, const float (&x)[N],
+                                  const float (&u)[N], const float (&v)[N])
+{
+    if (angles.still) return;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        lk_lrpe_add(&sum[j], &lost[j], (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------------------------------------ */
+
+#define LK_LRPE_THREADS 256
+#define LK_LRPE_BACKWARD_THREADS(dtheta) ((dtheta) ? 128 : LK_LRPE_THREADS)
+/* Steps that a thread loads ahead, over the batch and over tokens. A step is one vector in forward, two or three in backward. */
+#define LK_LRPE_FORWARD_U 2
+#define LK_LRPE_BACKWARD_U 2
+#define LK_LRPE_TOKENS_U 1
+
+typedef struct {
+    int64_t head, token, batch, slot; /* the first token and batch */
+    int lane;
+    bool owner;
+    int tokens, batches; /* how many of each */
+} lk_lrpe_place;
+
+LK_DEVICE lk_lrpe_place lk_lrpe_find(const lk_lrpe_plan &p, int64_t item)
+{
+    const int64_t row = lk_lrpe_divide(item, p.lanes), above = lk_lrpe_divide(row, p.inner), split = lk_lrpe_divide(above, p.outer);
+    const int64_t inner = row - above * p.inner.size, outer = above - split * p.outer.size;
+    lk_lrpe_place at;
+    at.head = p.heads_inner ? inner : outer;
+    at.token = p.heads_inner ? outer : inner;
+    at.batch = split * p.stretch;
+    at.slot = split * p.token_step + at.token;
+    at.lane = (int)(item - row * p.lanes.size);
+    at.owner = item < p.items && at.lane < p.vecs;
+    at.tokens = p.tokens_each - (at.token + (p.tokens_each - 1) * p.token_step >= p.tokens);
+    at.batches = (int)(p.batch - at.batch < p.stretch ? p.batch - at.batch : p.stretch);
+    return at;
+}
+
+LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int64_t head, int64_t token)
+{
+    return batch * stride[0] + head * stride[1] + token * stride[2];
+}
+
+/* A thread owns a vector of features of a head. TOKENS: it walks over tokens, with new angles for each; otherwise over the batch,
+ * with the angles of one token. ACT: with an activation; then all lanes of a warp take the same steps, since softmax is theirs
+ * together. U vectors are always on their way: each one is used and the one U steps on loaded in its place. */
+template <class T, bool TOKENS, bool ACT>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, TOKENS && ACT ? 3 : 4)
+    lk_lrpe_forward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>, U = TOKENS ? LK_LRPE_TOKENS_U : LK_LRPE_FORWARD_U;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    lk_griddepcontrol_wait();
+    if (!ACT && !at.owner) return;
+    const int feature = at.lane * N;
+    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch, at.head, at.token) + feature;
+    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch, at.head, at.token) + feature;
+    const int count = !at.owner ? 0 : TOKENS ? at.tokens : at.batches, steps = ACT ? p.steps : count;
+    lk_vec<T> raw[U];
+#pragma unroll
+    for (int u = 0; u < U; u++, x += p.in_stride[3]) {
+        raw[u] = {};
+        if (u < count) raw[u] = lk_load_vec(x);
+    }
+    lk_lrpe_turns<N> turns = {};
+    lk_lrpe_angles<N> angles = {};
+    int64_t token = at.token;
+    if (at.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, at.head, feature);
+    if (!TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
+#pragma unroll 1
+    for (int i = 0; i < steps; i += U) {
+#pragma unroll
+        for (int u = 0; u < U; u++, x += p.in_stride[3], y += p.out_stride[3], token += p.token_step) {
+            if (i + u >= steps) break;
+            lk_vec<T> now = raw[u];
+            if (i + u + U < count) raw[u] = lk_load_vec(x);
+            if (TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
+            float v[N], z[N];
+            lk_unpack(v, now);
+            if (ACT) lk_lrpe_activate_row(v, p, at.owner);
+            if (ACT && i + u >= count) continue;
+#pragma unroll
+            for (int j = 0; j < N; j++) z[j] = v[j] * angles.cos[j];
+            lk_pack(&now, z);
+            lk_store_vec(y, now);
+#pragma unroll
+            for (int j = 0; j < N; j++) z[j] = v[j] * angles.sin[j];
+            lk_pack(&now, z);
+            if (angles.still) now = {};
+            lk_store_vec(y + p.dim, now);
+        }
+    }
+    lk_griddepcontrol_launch_dependents();
+}
+
+/* What a step of backward reads. The second half of dy is not read in the prefix, whatever stands there. */
+template <class T> struct lk_lrpe_step {
+    lk_vec<T> first, second, x;
+};
+
+template <bool ACT, bool DTHETA, class T>
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool still)
+{
+    if (!ACT || p.read_dy) {
+        step->first = lk_load_vec(dy);
+        if (!still) step->second = lk_load_vec(dy + p.dim);
+    } else {
+        float one[LK_VEC<T>];
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) one[j] = 1.0f;
+        lk_pack(&step->first, one);
+        step->second = step->first;
+    }
+    if (still) step->second = {};
+    if (DTHETA || (ACT && p.read_x)) step->x = lk_load_vec(x);
+}
+
+/* g becomes dx: the activation's part of backward, for a vector of a row. */
+template <int N>
+LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool owner)
+{
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
+        lk_lrpe_chain(p.activation, g, x);
+        return;
+    }
+    float dot = 0.0f;
+#pragma unroll
+    for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
+    dot = lk_sum_warp(owner ? dot : 0.0f, (int)p.lanes.size);
+#pragma unroll
+    for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+}
+
+/* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few slots
+ * of dtheta's partial sums. */
+template <class T, bool TOKENS, bool ACT, bool DTHETA>
+LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), DTHETA ? (TOKENS && ACT ? 2 : 3) : ACT ? 2 : 3)
+    lk_lrpe_backward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>, U = TOKENS || DTHETA ? LK_LRPE_TOKENS_U : LK_LRPE_BACKWARD_U;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_BACKWARD_THREADS(DTHETA) + threadIdx.x);
+    lk_griddepcontrol_wait();
+    if (!ACT && !at.owner) return;
+    const int feature = at.lane * N;
+    lk_lrpe_turns<N> turns = {};
+    lk_lrpe_angles<N> angles = {};
+    float sum[N] = {}, lost[N] = {};
+    const int outers = DTHETA ? p.outers : 1;
+#pragma unroll 1
+    for (int o = 0; o < outers; o++) {
+        const int64_t batch = at.batch + (TOKENS ? o : 0);
+        int64_t token = at.token + (TOKENS ? 0 : o * p.token_step);
+        const bool mine = at.owner && o < (TOKENS ? at.batches : at.tokens);
+        const int count = !mine ? 0 : TOKENS ? at.tokens : at.batches, steps = ACT ? p.steps : count;
+        const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, at.head, token) + feature;
+        const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, at.head, token) + feature;
+        T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, at.head, token) + feature;
+        lk_lrpe_step<T> raw[U];
+#pragma unroll
+        for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
+            raw[u] = {};
+            if (u < count) lk_lrpe_load_step<ACT, DTHETA>(&raw[u], p, dy, x, token + (TOKENS ? u * p.token_step : 0) < p.grid.prefix);
+        }
+        if (at.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, at.head, feature);
+        if (!TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
+#pragma unroll 1
+        for (int i = 0; i < steps; i += U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3], dx += p.out_stride[3]) {
+                if (i + u >= steps) break;
+                lk_lrpe_step<T> now = raw[u];
+                const int64_t next = token + (TOKENS ? U * p.token_step : 0);
+                if (i + u + U < count) lk_lrpe_load_step<ACT, DTHETA>(&raw[u], p, dy, x, next < p.grid.prefix);
+                if (TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
+                if (TOKENS) token += p.token_step;
+                float g[N], a[N], b[N];
+                lk_unpack(a, now.first), lk_unpack(b, now.second);
+                lk_lrpe_turn_back(g, angles, a, b);
+                if constexpr (ACT || DTHETA) {
+                    float x_of[N], act[N];
+                    lk_unpack(act, now.x);
+                    if (ACT) lk_lrpe_activate_row(act, p, at.owner);
+                    if (DTHETA && (!ACT || i + u < count)) lk_lrpe_add_dtheta(sum, lost, angles, act, a, b);
+                    lk_unpack(x_of, now.x);
+                    if (ACT) lk_lrpe_chain_row(g, x_of, act, p, at.owner);
+                }
+                lk_pack(&now.first, g);
+                if ((!DTHETA || p.write_dx) && (!ACT || i + u < count)) lk_store_vec(dx, now.first);
+            }
+        }
+    }
+    lk_griddepcontrol_launch_dependents();
+    if (DTHETA && at.owner) {
+        float *slot = p.partial + (at.slot * p.heads + at.head) * p.dim + feature;
+#pragma unroll
+        for (int j = 0; j < N; j++) slot[j] = sum[j];
+    }
+}
+
+/* A warp owns rows, and its lanes every 32nd feature. Up to LK_LRPE_ROW_FEATURES features a row is read once; a longer one piece by
+ * piece, and for softmax once more a piece, since what a feature needs of its row takes all of it. */
+#define LK_LRPE_ROW_N 4
+#define LK_LRPE_ROW_FEATURES (32 * LK_LRPE_ROW_N)
+
+/* Features first + lane, first + lane + 32, ... of a row; what lies beyond its end is `beyond`. */
+template <class T>
+LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], const T *row, int feature, int dim, float beyond)
+{
+#pragma unroll
+    for (int j = 0; j < LK_LRPE_ROW_N; j++) v[j] = feature + 32 * j < dim ? lk_to_float(row[feature + 32 * j]) : beyond;
+}
+
+/* act of a piece of a row: v holds it, with -inf beyond the row's end, where softmax makes 0 of it. */
+template <class T>
+LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, const lk_lrpe_plan &p, const T *row)
+{
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
+        lk_lrpe_activate(p.activation, v);
+        return;
+    }
+    lk_lse s = lk_lse_empty();
+    if (p.dim <= LK_LRPE_ROW_FEATURES) s = lk_lse_add(s, v);
+    for (int f = threadIdx.x % 32; p.dim > LK_LRPE_ROW_FEATURES && f < p.dim; f += LK_LRPE_ROW_FEATURES) {
+        float all[LK_LRPE_ROW_N];
+        lk_lrpe_load_row(all, row, f, p.dim, -INFINITY);
+        s = lk_lse_add(s, all);
+    }
+    *state = lk_lse_warp(s);
+    lk_lrpe_normalize(v, *state);
+}
+
+template <class T>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 3) lk_lrpe_forward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_LRPE_ROW_N;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
+    lk_griddepcontrol_wait();
+    if (!at.owner) return;
+    for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
+        lk_lrpe_turns<N> turns;
+        lk_lrpe_angles<N> angles;
+        lk_lrpe_load_turns<T, 32>(&turns, p, at.head, feature);
+        int64_t token = at.token;
+        for (int o = 0; o < at.tokens; o++, token += p.token_step) {
+            lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
+            for (int i = 0; i < at.batches; i++) {
+                const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + i, at.head, token);
+                T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + i, at.head, token);
+                float v[N];
+                lk_lse state;
+                lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
+                lk_lrpe_activate_piece(v, &state, p, x);
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                    const int f = feature + 32 * j;
+                    if (f >= p.dim) break;
+                    lk_put(y + f, v[j] * angles.cos[j]);
+                    lk_put(y + p.dim + f, angles.still ? 0.0f : v[j] * angles.sin[j]);
+                }
+            }
+        }
+    }
+    lk_griddepcontrol_launch_dependents();
+}
+
+/* A piece of dy: u and v, 0 beyond the row's end. */
+template <class T>
+LK_DEVICE void lk_lrpe_load_dy(float (&u)[LK_LRPE_ROW_N], float (&v)[LK_LRPE_ROW_N], const lk_lrpe_plan &p, const T *dy,
+                               int feature, bool still)
+{
+#pragma unroll
+    for (int j = 0; j < LK_LRPE_ROW_N; j++) {
+        const int f = feature + 32 * j;
+        u[j] = v[j] = f < p.dim && !p.read_dy ? 1.0f : 0.0f;
+        if (f < p.dim && p.read_dy) u[j] = lk_to_float(dy[f]);
+        if (f < p.dim && p.read_dy && !still) v[j] = lk_to_float(dy[p.dim + f]);
+        if (still) v[j] = 0.0f;
+    }
+}
+
+/* sum_f g[f] act(x[f]) over a row longer than a piece, angles and all. */
+template <class T>
+LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk_lse state, int64_t head, int64_t token)
+{
+    constexpr int N = LK_LRPE_ROW_N;
+    float dot = 0.0f;
+    for (int feature = threadIdx.x % 32; feature < p.dim; feature += LK_LRPE_ROW_FEATURES) {
+        lk_lrpe_turns<N> turns;
+        lk_lrpe_angles<N> angles;
+        lk_lrpe_load_turns<T, 32>(&turns, p, head, feature);
+        lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
+        float act[N], u[N], v[N], g[N];
+        lk_lrpe_load_row(act, x, feature, p.dim, -INFINITY);
+        lk_lrpe_normalize(act, state);
+        lk_lrpe_load_dy(u, v, p, dy, feature, angles.still);
+        lk_lrpe_turn_back(g, angles, u, v);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
+    }
+    return lk_sum_warp(dot);
+}
+
+template <class T>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 2) lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_LRPE_ROW_N;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
+    lk_griddepcontrol_wait();
+    if (!at.owner) return;
+    for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
+        lk_lrpe_turns<N> turns;
+        lk_lrpe_angles<N> angles;
+        lk_lrpe_load_turns<T, 32>(&turns, p, at.head, feature);
+        float sum[N] = {}, lost[N] = {};
+        int64_t token = at.token;
+        for (int o = 0; o < at.tokens; o++, token += p.token_step) {
+            lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
+            for (int i = 0; i < at.batches; i++) {
+                const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + i, at.head, token);
+                const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, at.batch + i, at.head, token);
+                T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + i, at.head, token);
+                float u[N], v[N], g[N], raw[N] = {}, act[N];
+                lk_lse state = lk_lse_empty();
+                lk_lrpe_load_dy(u, v, p, dy, feature, angles.still);
+                if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
+#pragma unroll
+                for (int j = 0; j < N; j++) act[j] = raw[j];
+                lk_lrpe_activate_piece(act, &state, p, x);
+                lk_lrpe_turn_back(g, angles, u, v);
+                if (p.partial) lk_lrpe_add_dtheta(sum, lost, angles, act, u, v);
+                if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+                    float dot = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < N; j++)
+                        if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
+                    dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, at.head, token);
+#pragma unroll
+                    for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+                } else {
+                    lk_lrpe_chain(p.activation, g, raw);
+                }
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            const int f = feature + 32 * j;
+            if (p.partial && f < p.dim) p.partial[(at.slot * p.heads + at.head) * p.dim + f] = sum[j];
+        }
+    }
+    lk_griddepcontrol_launch_dependents();
+}
+
+/* dtheta from the partial sums: a block owns 8 neighbouring elements, its warps' quarters take turns over slots and axes. */
+typedef struct {
+    const float *partial;
+    float *dtheta;
+    int64_t heads, e, dim, slots;
+    bool accumulate;
+} lk_lrpe_dtheta_plan;
+
+#define LK_LRPE_SIDE 8
+#define LK_LRPE_SHARERS (LK_LRPE_THREADS / LK_LRPE_SIDE)
+
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
+{
+    LK_SHARED(float, part, [LK_LRPE_THREADS]); /* [sharer][side] */
+    const int side = threadIdx.x % LK_LRPE_SIDE, sharer = threadIdx.x / LK_LRPE_SIDE;
+    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_SIDE + side, head = at / p.e;
+    float sum = 0.0f, lost = 0.0f;
+    lk_griddepcontrol_wait();
+    if (head < p.heads)
+        for (int64_t f = at - head * p.e; f < p.dim; f += p.e)
+#pragma unroll 8
+            for (int64_t slot = sharer; slot < p.slots; slot += LK_LRPE_SHARERS)
+                lk_lrpe_add(&sum, &lost, p.partial[(slot * p.heads + head) * p.dim + f]);
+    part[threadIdx.x] = sum;
+    for (int half = LK_LRPE_SHARERS / 2; half > 0; half /= 2) {
+        __syncthreads(); /* part is complete up to 2 half */
+        if (sharer < half) part[threadIdx.x] += part[threadIdx.x + half * LK_LRPE_SIDE];
+    }
+    lk_griddepcontrol_launch_dependents();
+    if (sharer > 0 || head >= p.heads) return;
+    p.dtheta[at] = p.accumulate ? p.dtheta[at] + part[side] : part[side];
+}
+
+/* ---- Launchers ------------------------------------------------------------------------------------------------------------------ */
+
+/* Threads an SM below which a walk is split; the fewest batches of a walk; the most tokens of one; up to how many batches a walk
+ * goes over tokens; threads an SM that share dtheta's sums. */
+#define LK_LRPE_FILL 1024
+#define LK_LRPE_BATCHES_LEAST 4
+#define LK_LRPE_TOKENS_MOST 8
+#define LK_LRPE_FEW_BATCHES 2
+#define LK_LRPE_DTHETA_FILL 384
+
+/* A tensor [batch, heads, tokens, width]: fills in packed strides and checks them. Distinct elements of a tensor that is written
+ * must have distinct addresses: each stride spans what the smaller ones reach. */
+LK_HOST lk_status lk_lrpe_check_strides(const char *op, const char *name, const int64_t (&size)[3], int64_t width,
+                                        int64_t *batch_stride, int64_t *head_stride, int64_t *token_stride, bool written)
+{
+    int64_t *const stride[3] = {batch_stride, head_stride, token_stride};
+    static const char *const axis[3] = {"batch", "head", "token"};
+    __extension__ typedef __int128 wide;
+    const wide limit = (wide)1 << 62;
+    wide packed = width, span = width;
+    for (int i = 2; i >= 0; i--) {
+        if (*stride[i] < 0)
+            return lk_fail(LK_ERR_SHAPE, op, "%s_%s_stride is %lld; it must be at least 0", name, axis[i],
+                           (long long)*stride[i]);
+        if (*stride[i] == 0 || size[i] <= 1) *stride[i] = (int64_t)packed; /* of a single one it does not matter */
+        packed = (wide)*stride[i] * (size[i] > 0 ? size[i] : 1);
+        span += (wide)*stride[i] * (size[i] > 0 ? size[i] - 1 : 0);
+        if (packed > limit || span > limit)
+            return lk_fail(LK_ERR_SHAPE, op, "%s spans more than 2^62 elements at %s_%s_stride", name, name, axis[i]);
+    }
+    if (!written || size[0] == 0 || size[1] == 0 || size[2] == 0) return LK_OK;
+    wide reach = width;
+    bool done[3] = {};
+    for (int round = 0; round < 3; round++) {
+        int least = -1;
+        for (int i = 0; i < 3; i++)
+            if (!done[i] && size[i] > 1 && (least < 0 || *stride[i] < *stride[least])) least = i;
+        if (least < 0) return LK_OK;
+        if (*stride[least] < reach)
+            return lk_fail(LK_ERR_SHAPE, op, "with %s_%s_stride %lld elements overlap", name, axis[least],
+                           (long long)*stride[least]);
+        reach += (wide)*stride[least] * (size[least] - 1);
+        done[least] = true;
+    }
+    return LK_OK;
+}
+
+/* What both directions have; a's defaults are filled in. */
+template <class Args> LK_HOST lk_status lk_lrpe_check_shape(const char *op, Args *a, int64_t *tokens)
+{
+    if (a->axes < 0 || a->axes > 8) return lk_fail(LK_ERR_SHAPE, op, "axes is %d; it must be 0 to 8", a->axes);
+    if (a->axes == 0) a->axes = 1;
+    if (a->batch < 0) return lk_fail(LK_ERR_SHAPE, op, "batch is %lld; it must be at least 0", (long long)a->batch);
+    if (a->heads < 0) return lk_fail(LK_ERR_SHAPE, op, "heads is %lld; it must be at least 0", (long long)a->heads);
+    if (a->dim < 1) return lk_fail(LK_ERR_SHAPE, op, "dim is %lld; it must be at least 1", (long long)a->dim);
+    if (a->dim > (int64_t)1 << 30) return lk_fail(LK_ERR_SHAPE, op, "dim is %lld; it must be at most 2^30", (long long)a->dim);
+    if (a->prefix < 0) return lk_fail(LK_ERR_SHAPE, op, "prefix is %lld; it must be at least 0", (long long)a->prefix);
+    if (a->e == 0) a->e = lk_ceil_div(a->dim, a->axes);
+    __extension__ typedef __int128 wide;
+    if (a->e < 0 || (wide)a->e * a->axes < a->dim)
+        return lk_fail(LK_ERR_SHAPE, op, "e is %lld; times axes %d it must reach dim %lld", (long long)a->e, a->axes,
+                       (long long)a->dim);
+    if ((wide)a->e * (a->heads > 0 ? a->heads : 1) > (wide)1 << 62)
+        return lk_fail(LK_ERR_SHAPE, op, "theta, heads x e, spans more than 2^62 elements");
+    wide cells = 1;
+    bool empty = false;
+    for (int i = 0; i < a->axes; i++) {
+        if (a->shape[i] < 0)
+            return lk_fail(LK_ERR_SHAPE, op, "shape[%d] is %lld; it must be at least 0", i, (long long)a->shape[i]);
+        empty = empty || a->shape[i] == 0;
+        if (cells <= (wide)1 << 62) cells *= a->shape[i] > 0 ? a->shape[i] : 1;
+    }
+    if (empty) cells = 0;
+    if (cells + a->prefix > (wide)1 << 62) return lk_fail(LK_ERR_SHAPE, op, "shape and prefix make more than 2^62 tokens");
+    *tokens = (int64_t)cells + a->prefix;
+    return LK_OK;
+}
+
+/* Whether there are tokens, of the grid and at all; before the sizes are known to be good. */
+template <class Args> LK_HOST void lk_lrpe_count_none(const Args *a, bool *cells, bool *tokens)
+{
+    *cells = a->batch != 0 && a->heads != 0;
+    for (int i = 0; i < (a->axes > 1 ? a->axes : 1) && i < 8; i++) *cells = *cells && a->shape[i] != 0;
+    *tokens = *cells || (a->batch != 0 && a->heads != 0 && a->prefix != 0);
+}
+
+LK_HOST bool lk_lrpe_is_dtype(const lk_f32 *, int dtype) { return dtype == LK_DTYPE_F32; }
+LK_HOST bool lk_lrpe_is_dtype(const lk_f16 *, int dtype) { return dtype == LK_DTYPE_F16; }
+LK_HOST bool lk_lrpe_is_dtype(const lk_bf16 *, int dtype) { return dtype == LK_DTYPE_BF16; }
+
+template <class T, class Args> LK_HOST lk_status lk_lrpe_check_values(const char *op, const Args *a)
+{
+    const int64_t limit = (int64_t)1 << 31;
+    bool empty = false;
+    for (int i = 0; i < a->axes; i++) empty = empty || a->shape[i] == 0;
+    for (int i = 0; i < a->axes && !empty; i++)
+        if (a->offset[i] <= -limit || a->offset[i] >= limit || a->shape[i] > limit || a->offset[i] + a->shape[i] > limit)
+            return lk_fail(LK_ERR_VALUE, op, "offset[%d] %lld and shape[%d] %lld make a position outside (-2^31, 2^31)", i,
+                           (long long)a->offset[i], i, (long long)a->shape[i]);
+    if (a->theta_dtype != LK_DTYPE_T && a->theta_dtype != LK_DTYPE_F32 && !lk_lrpe_is_dtype((const T *)NULL, a->theta_dtype))
+        return lk_fail(LK_ERR_VALUE, op, "theta_dtype is %d; it must be T or f32", a->theta_dtype);
+    if (a->activation < LK_MD_LRPE_COSINE_NONE || a->activation > LK_MD_LRPE_COSINE_SOFTMAX)
+        return lk_fail(LK_ERR_VALUE, op, "activation is %d; it must be LK_MD_LRPE_COSINE_NONE to SOFTMAX", a->activation);
+    if (a->path < LK_MD_LRPE_COSINE_AUTO || a->path > LK_MD_LRPE_COSINE_ROW)
+        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_MD_LRPE_COSINE_*", a->path);
+    return LK_OK;
+}
+
+LK_HOST lk_status lk_lrpe_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
+{
+    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
+    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
+}
+
+/* Whether a tensor's vectors are aligned; dim is known to be. */
+template <class T> LK_HOST bool lk_lrpe_aligned(const void *pointer, int64_t batch_stride, int64_t head_stride, int64_t token_stride)
+{
+    return ((uintptr_t)pointer % 16 | (uint64_t)(batch_stride | head_stride | token_stride) % LK_VEC<T>) == 0;
+}
+
+/* Resolves path 0, given that the tensors are aligned. */
+template <class T, class Args> LK_HOST lk_status lk_lrpe_choose_path(const char *op, Args *a, bool aligned)
+{
+    const bool vector = aligned && a->dim % LK_VEC<T> == 0 &&
+                        (a->activation != LK_MD_LRPE_COSINE_SOFTMAX || a->dim <= 32 * LK_VEC<T>);
+    if (a->path == LK_MD_LRPE_COSINE_VECTOR && !vector)
+        return lk_fail(LK_ERR_PATH, op, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s", a->path,
+                       a->activation == LK_MD_LRPE_COSINE_SOFTMAX ? ", and for softmax dim of 512 bytes at most" : "");
+    if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
+    return LK_OK;
+}
+
+template <class T>
+LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_forward_args *args,
+                                        lk_md_lrpe_cosine_forward_args *a, int64_t *tokens)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    bool cells, some;
+    lk_lrpe_count_none(a, &cells, &some);
+    if (some && !a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
+    if (some && !a->y) return lk_fail(LK_ERR_NULL, op, "y is NULL");
+    if (cells && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
+    lk_status status = lk_lrpe_check_shape(op, a, tokens);
+    if (status) return status;
+    const int64_t size[3] = {a->batch, a->heads, *tokens};
+    status = lk_lrpe_check_strides(op, "x", size, a->dim, &a->x_batch_stride, &a->x_head_stride, &a->x_token_stride, false);
+    if (!status)
+        status = lk_lrpe_check_strides(op, "y", size, 2 * a->dim, &a->y_batch_stride, &a->y_head_stride, &a->y_token_stride, true);
+    if (!status) status = lk_lrpe_check_values<T>(op, a);
+    if (!status)
+        status = lk_lrpe_choose_path<T>(op, a,
+                                        lk_lrpe_aligned<T>(a->x, a->x_batch_stride, a->x_head_stride, a->x_token_stride) &&
+                                            lk_lrpe_aligned<T>(a->y, a->y_batch_stride, a->y_head_stride, a->y_token_stride));
+    if (!status) status = lk_lrpe_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_lrpe_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
+    if (!status) status = lk_lrpe_check_aligned(op, "y", a->y, sizeof(T));
+    return status;
+}
+
+/* How much of the work an item does. Many tokens and batches of a head an item where dtheta is wanted, so that its partial sums,
+ * `dim` floats for each of `slots` items of a head, are few. */
+typedef struct {
+    int64_t token_step, stretch, slots;
+} lk_lrpe_share;
+
+LK_HOST lk_lrpe_share lk_lrpe_share_dtheta(int sms, int64_t batch, int64_t heads, int64_t tokens, int64_t dim)
+{
+    lk_lrpe_share share = {1, 1, 0};
+    if (batch == 0 || heads == 0 || tokens == 0) return share;
+    const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
+    int64_t slots = heads > features / dim ? 1 : lk_ceil_div(features, heads * dim);
+    while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
+    share.token_step = tokens < slots ? tokens : slots;
+    int64_t splits = slots / share.token_step;
+    if (splits > batch) splits = batch;
+    share.stretch = lk_ceil_div(batch, splits);
+    if (share.stretch >= 1 << 30) share.stretch = 1 << 30;
+    share.slots = share.token_step * lk_ceil_div(batch, share.stretch);
+    return share;
+}
+
+template <class T>
+LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine_backward_args *args,
+                                         lk_md_lrpe_cosine_backward_args *a, int64_t *tokens)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    bool cells, some;
+    lk_lrpe_count_none(a, &cells, &some);
+    if (some && !a->x && (a->dtheta || a->activation)) return lk_fail(LK_ERR_NULL, op, "x is NULL; dtheta and activations need it");
+    if (cells && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
+    if (a->heads != 0 && (a->batch != 0 || some) && !a->dx && !a->dtheta)
+        return lk_fail(LK_ERR_NULL, op, "dx and dtheta are both NULL");
+    lk_status status = lk_lrpe_check_shape(op, a, tokens);
+    if (status) return status;
+    const int64_t size[3] = {a->batch, a->heads, *tokens};
+    status =
+        lk_lrpe_check_strides(op, "dy", size, 2 * a->dim, &a->dy_batch_stride, &a->dy_head_stride, &a->dy_token_stride, false);
+    if (!status)
+        status = lk_lrpe_check_strides(op, "x", size, a->dim, &a->x_batch_stride, &a->x_head_stride, &a->x_token_stride, false);
+    if (!status)
+        status = lk_lrpe_check_strides(op, "dx", size, a->dim, &a->dx_batch_stride, &a->dx_head_stride, &a->dx_token_stride, true);
+    if (!status) status = lk_lrpe_check_values<T>(op, a);
+    if (status) return status;
+    const bool aligned = lk_lrpe_aligned<T>(a->dy, a->dy_batch_stride, a->dy_head_stride, a->dy_token_stride) &&
+                         lk_lrpe_aligned<T>(a->x, a->x_batch_stride, a->x_head_stride, a->x_token_stride) &&
+                         lk_lrpe_aligned<T>(a->dx, a->dx_batch_stride, a->dx_head_stride, a->dx_token_stride);
+    status = lk_lrpe_choose_path<T>(op, a, aligned);
+    if (!status) status = lk_lrpe_check_aligned(op, "dy", a->dy, sizeof(T));
+    if (!status) status = lk_lrpe_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_lrpe_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
+    if (!status) status = lk_lrpe_check_aligned(op, "dx", a->dx, sizeof(T));
+    if (!status) status = lk_lrpe_check_aligned(op, "dtheta", a->dtheta, sizeof(float));
+    return status;
+}
+
+/* Who owns what. */
+template <class T, class Args>
+LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, int sms, bool walk_tokens, const lk_lrpe_share *dtheta)
+{
+    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
+    int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
+    p->vecs = (int)lanes;
+    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team of a power of two, some of its lanes idle */
+        for (lanes = 1; lanes < p->vecs;) lanes *= 2;
+    const int64_t threads = a.heads * tokens * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* a batch */
+    p->token_step = tokens, p->stretch = 1;
+    if (dtheta) {
+        p->token_step = dtheta->token_step, p->stretch = dtheta->stretch;
+    } else if (walk_tokens) {
+        int64_t each = threads * a.batch / fill;
+        if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
+        if (each > 1) p->token_step = lk_ceil_div(tokens, each);
+    } else {
+        int64_t splits = lk_ceil_div(fill, threads);
+        const int64_t most = lk_ceil_div(a.batch, LK_LRPE_BATCHES_LEAST), least = lk_ceil_div(a.batch, 1 << 30);
+        splits = splits < most ? splits : most;
+        p->stretch = lk_ceil_div(a.batch, splits > least ? splits : least);
+        if (!vector) /* a warp a row: rows may outnumber the warps of a grid */
+            while (a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
+                p->token_step = lk_ceil_div(p->token_step, 2);
+    }
+    p->tokens_each = (int)lk_ceil_div(tokens, p->token_step);
+    p->heads_inner = p->in_stride[1] < p->in_stride[2];
+    p->lanes = lk_lrpe_make_divisor(lanes);
+    p->inner = lk_lrpe_make_divisor(p->heads_inner ? a.heads : p->token_step);
+    p->outer = lk_lrpe_make_divisor(p->heads_inner ? p->token_step : a.heads);
+    p->items = lanes * a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch);
+    p->steps = walk_tokens ? p->tokens_each : (int)p->stretch;
+    p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
+    int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
+    for (int i = 0; i < 3; i++) strides[i][3] = walk_tokens ? p->token_step * strides[i][2] : strides[i][0];
+}
+
+template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const Args &a, int64_t tokens)
+{
+    p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
+    p->heads = a.heads, p->tokens = tokens, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
+    p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
+    for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
+    p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
+    p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
+    p->grid.prefix = a.prefix;
+    int64_t behind = 1;
+    for (int i = a.axes - 1; i >= 0; i--) {
+        p->grid.behind[i] = lk_lrpe_make_divisor(behind);
+        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
+        if (a.shape[i] > 0) behind *= a.shape[i];
+    }
+}
+
+/* Over a few batches angles are worth less than theta's turns, which hold for all tokens. */
+LK_HOST bool lk_lrpe_walks_tokens(const lk_lrpe_plan &p, int path)
+{
+    return path == LK_MD_LRPE_COSINE_VECTOR && p.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
+}
+
+LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, int64_t token)
+{
+    to[0] = batch, to[1] = head, to[2] = token;
+}
+
+template <class T>
+LK_HOST lk_status lk_lrpe_forward(const char *op, const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream)
+{
+    lk_md_lrpe_cosine_forward_args a = {};
+    int64_t tokens = 0;
+    const lk_status status = lk_lrpe_forward_check<T>(op, args, &a, &tokens);
+    if (status || a.batch == 0 || a.heads == 0 || tokens == 0) return status;
+    lk_device device;
+    const cudaError_t error = lk_current_device(&device);
+    if (error) return lk_launched(op, error);
+
+    lk_lrpe_plan p = {};
+    lk_lrpe_start_plan<T>(&p, a, tokens);
+    p.in = a.x, p.out = a.y;
+    lk_lrpe_set_strides(p.in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
+    lk_lrpe_set_strides(p.out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
+    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, walk_tokens = lk_lrpe_walks_tokens(p, a.path);
+    lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, NULL);
+    void (*kernel)(lk_lrpe_plan) = lk_lrpe_forward_row_kernel<T>;
+    if (vector && a.activation)
+        kernel = walk_tokens ? lk_lrpe_forward_vector_kernel<T, true, true> : lk_lrpe_forward_vector_kernel<T, false, true>;
+    else if (vector)
+        kernel = walk_tokens ? lk_lrpe_forward_vector_kernel<T, true, false> : lk_lrpe_forward_vector_kernel<T, false, false>;
+    return lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, LK_LRPE_THREADS / (vector ? 1 : 32)), 1, LK_LRPE_THREADS, 0,
+                         stream, p);
+}
+
+template <class T> LK_HOST lk_status lk_lrpe_backward_query(const char *op, const lk_md_lrpe_cosine_backward_args *args, size_t *bytes)
+{
+    lk_md_lrpe_cosine_backward_args a = {};
+    int64_t tokens = 0;
+    const lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens);
+    if (status) return status;
+    lk_device device;
+    const cudaError_t error = lk_current_device(&device);
+    if (error) return lk_launched(op, error);
+    const lk_lrpe_share share = lk_lrpe_share_dtheta(device.sms, a.batch, a.heads, tokens, a.dim);
+    if (bytes) *bytes = a.dtheta ? (size_t)(share.slots * a.heads * a.dim) * sizeof(float) : 0;
+    return LK_OK;
+}
+
+template <class T, bool TOKENS> LK_HOST void (*lk_lrpe_backward_kernel_of(bool act, bool dtheta))(lk_lrpe_plan)
+{
+    if (act && dtheta) return lk_lrpe_backward_vector_kernel<T, TOKENS, true, true>;
+    if (act) return lk_lrpe_backward_vector_kernel<T, TOKENS, true, false>;
+    if (dtheta) return lk_lrpe_backward_vector_kernel<T, TOKENS, false, true>;
+    return lk_lrpe_backward_vector_kernel<T, TOKENS, false, false>;
+}
+
+template <class T>
+LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backward_args *args, cudaStream_t stream)
+{
+    lk_md_lrpe_cosine_backward_args a = {};
+    int64_t tokens = 0;
+    lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens);
+    if (status) return status;
+    lk_device device;
+    const cudaError_t error = lk_current_device(&device);
+    if (error) return lk_launched(op, error);
+    const lk_lrpe_share share = lk_lrpe_share_dtheta(device.sms, a.batch, a.heads, tokens, a.dim);
+    const size_t needed = a.dtheta ? (size_t)(share.slots * a.heads * a.dim) * sizeof(float) : 0;
+    if (needed && (!a.workspace || (uintptr_t)a.workspace % 256 || a.workspace_bytes < needed))
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes, aligned to 256; workspace_bytes is %zu", needed,
+                       a.workspace_bytes);
+    if (a.heads == 0) return LK_OK;
+
+    if (a.batch > 0 && tokens > 0) {
+        lk_lrpe_plan p = {};
+        lk_lrpe_start_plan<T>(&p, a, tokens);
+        p.read_dy = a.dy, p.read_x = a.dtheta || a.activation, p.write_dx = a.dx;
+        p.partial = a.dtheta ? (float *)a.workspace : NULL;
+        p.x = p.read_x ? a.x : a.dx, p.in = a.dy ? a.dy : p.x, p.out = a.dx ? a.dx : (void *)p.x;
+        lk_lrpe_set_strides(p.in_stride, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride);
+        if (p.read_x) lk_lrpe_set_strides(p.x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
+        lk_lrpe_set_strides(p.out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
+        const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, walk_tokens = lk_lrpe_walks_tokens(p, a.path);
+        lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, a.dtheta ? &share : NULL);
+        void (*kernel)(lk_lrpe_plan) = lk_lrpe_backward_row_kernel<T>;
+        if (vector)
+            kernel = walk_tokens ? lk_lrpe_backward_kernel_of<T, true>(a.activation || !a.dy, a.dtheta)
+                                 : lk_lrpe_backward_kernel_of<T, false>(a.activation || !a.dy, a.dtheta);
+        const int block = vector ? LK_LRPE_BACKWARD_THREADS(a.dtheta) : LK_LRPE_THREADS;
+        status = lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, block / (vector ? 1 : 32)), 1, block, 0, stream, p);
+    }
+    if (status || !a.dtheta) return status;
+    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, share.slots, a.accumulate != 0};
+    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, lk_ceil_div(a.heads * a.e, LK_LRPE_SIDE), 1, LK_LRPE_THREADS, 0,
+                         stream, sum);
+}
+
+/* Emits the four functions of LK_DECLARE_MD_LRPE_COSINE(T). */
+#define LK_DEFINE_MD_LRPE_COSINE(T)                                                                                            \
+    LK_DECLARE_MD_LRPE_COSINE(T)                                                                                               \
+    LK_API lk_status lk_md_lrpe_cosine_forward_##T(const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream)            \
+    {                                                                                                                          \
+        return lk_lrpe_forward<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, stream);                                         \
+    }                                                                                                                          \
+    LK_API lk_status lk_md_lrpe_cosine_backward_##T(const lk_md_lrpe_cosine_backward_args *args, cudaStream_t stream)          \
+    {                                                                                                                          \
+        return lk_lrpe_backward<lk_##T>("lk_md_lrpe_cosine_backward_" #T, args, stream);                                       \
+    }                                                                                                                          \
+    LK_API lk_status lk_md_lrpe_cosine_forward_workspace_bytes_##T(const lk_md_lrpe_cosine_forward_args *args, size_t *bytes)  \
+    {                                                                                                                          \
+        lk_md_lrpe_cosine_forward_args a = {};                                                                                 \
+        int64_t tokens = 0;                                                                                                    \
+        return lk_no_workspace(lk_lrpe_forward_check<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, &a, &tokens), bytes);      \
+    }                                                                                                                          \
+    LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args, size_t *bytes) \
+    {                                                                                                                          \
+        return lk_lrpe_backward_query<lk_##T>("lk_md_lrpe_cosine_backward_" #T, args, bytes);                                  \
+    }
+
+#endif /* CUDA or the simulator */
+#endif
