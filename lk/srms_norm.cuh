@@ -299,6 +299,18 @@ template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_plan &p, flo
     for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << p.team_log2);
 }
 
+/* A sum in short chains: long ones of like terms, as squares are, round one way. */
+typedef struct {
+    float sum, part;
+    int count;
+} lk_srms_norm_total;
+
+LK_DEVICE void lk_srms_norm_add(lk_srms_norm_total *total, float x)
+{
+    total->part += x;
+    if (++total->count % 16 == 0) total->sum += total->part, total->part = 0.0f;
+}
+
 #define LK_SRMS_NORM_THREADS 512 /* most threads a block */
 /* Vectors of a row for each thread, as far as THREADS goes. */
 #define LK_SRMS_NORM_FORWARD_VECS 4
@@ -313,13 +325,14 @@ typedef struct {
 
 /* Adds the squares of N elements of a row. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_forward_add(const lk_srms_norm_forward_plan &p, float *sum, const uint4 *slot, int64_t row, int col)
+LK_DEVICE void lk_srms_norm_forward_add(const lk_srms_norm_forward_plan &p, lk_srms_norm_total *sum, const uint4 *slot,
+                                        int64_t row, int col)
 {
-    float s[N], part = 0.0f; /* short chains: long ones of like terms round one way */
+    float s[N], part = 0.0f;
     lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
 #pragma unroll
     for (int j = 0; j < N; j++) part = fmaf(s[j], s[j], part);
-    *sum += part;
+    lk_srms_norm_add(sum, part);
 }
 
 /* Writes N elements of a row. */
@@ -353,15 +366,16 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
     if (owner) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, 0, row);
     lk_cp_async_commit_group();
 
-    float sum[1] = {0.0f};
+    lk_srms_norm_total total = {};
     for (int i = at.rank; i < split.edge; i += at.size)
-        lk_srms_norm_forward_add<T, R, 1>(p, sum, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
+        lk_srms_norm_forward_add<T, R, 1>(p, &total, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
     for (int vec = beyond; vec < split.vecs; vec += at.size)
-        lk_srms_norm_forward_add<T, R, N>(p, sum, NULL, row, first + vec * N);
+        lk_srms_norm_forward_add<T, R, N>(p, &total, NULL, row, first + vec * N);
     lk_cp_async_wait_group<0>();
     for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
-        lk_srms_norm_forward_add<T, R, N>(p, sum, lk_srms_norm_slot(p.p, smem.parts, 0, u), row, first + vec * N);
+        lk_srms_norm_forward_add<T, R, N>(p, &total, lk_srms_norm_slot(p.p, smem.parts, 0, u), row, first + vec * N);
     lk_cluster_ready();
+    float sum[1] = {total.sum + total.part};
     lk_srms_norm_sum(p.p, sum, 0);
     lk_griddepcontrol_launch_dependents();
 
@@ -411,8 +425,8 @@ LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[N], const lk_srms_norm_plan &p, c
 
 /* Adds N elements of a row to its sums of s^2 and g s. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, float (&sum)[2], const uint4 *slot, int64_t row,
-                                         int col)
+LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, lk_srms_norm_total (&sum)[2], const uint4 *slot,
+                                         int64_t row, int col)
 {
     float s[N], g[N], ss = 0.0f, gs = 0.0f;
     lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
@@ -420,7 +434,7 @@ LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, fl
     lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
 #pragma unroll
     for (int j = 0; j < N; j++) ss = fmaf(s[j], s[j], ss), gs = fmaf(g[j], s[j], gs);
-    sum[0] += ss, sum[1] += gs;
+    lk_srms_norm_add(&sum[0], ss), lk_srms_norm_add(&sum[1], gs);
 }
 
 /* Writes N elements of a row, from column begin + col on, column col of the block's segment. */
@@ -486,16 +500,17 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * slots};
-        float sum[2] = {0.0f, 0.0f};
+        lk_srms_norm_total total[2] = {};
         for (int i = at.rank; i < split.edge; i += at.size)
-            lk_srms_norm_backward_add<T, R, 1>(p, sum, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
+            lk_srms_norm_backward_add<T, R, 1>(p, total, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
         for (int vec = beyond; vec < split.vecs; vec += at.size)
-            lk_srms_norm_backward_add<T, R, N>(p, sum, NULL, row, at.begin + split.head + vec * N);
+            lk_srms_norm_backward_add<T, R, N>(p, total, NULL, row, at.begin + split.head + vec * N);
         if (p.p.stages > 1) lk_cp_async_wait_group<1>();
         else lk_cp_async_wait_group<0>();
         for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
-            lk_srms_norm_backward_add<T, R, N>(p, sum, lk_srms_norm_slot(p.p, smem.parts, stage, u), row,
+            lk_srms_norm_backward_add<T, R, N>(p, total, lk_srms_norm_slot(p.p, smem.parts, stage, u), row,
                                                at.begin + split.head + vec * N);
+        float sum[2] = {total[0].sum + total[0].part, total[1].sum + total[1].part};
         lk_srms_norm_sum(p.p, sum, turn);
         __syncwarp(); /* teams of one warp: a column of dweight may have had another owner in the row before */
         lk_griddepcontrol_launch_dependents();
@@ -647,7 +662,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
         if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
     }
     const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols, most = LK_SRMS_NORM_THREADS;
-    const int64_t room = LK_SRMS_NORM_HELD_BYTES / (16 * p->parts * stages); /* vectors a block */
+    const int64_t room = p->parts ? LK_SRMS_NORM_HELD_BYTES / (16 * p->parts * stages) : units; /* vectors a block */
     if (path == LK_SRMS_NORM_AUTO) {
         path = units <= 32 * want || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
         if (path == LK_SRMS_NORM_BLOCK && units > room && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
