@@ -86,7 +86,7 @@ const char *simt_last_report(void);                 /* text of the last error re
 void simt_clear_report(void);
 void simt_quiet(int quiet);                         /* 1: reports are kept for simt_last_report but not printed */
 void simt_set_schedule(const char *schedule);       /* "forward", "reverse", "random:SEED"; NULL: what the environment says */
-void simt_set_copies(const char *copies);           /* "lazy", "eager", "random:SEED"; NULL: the environment; "": by schedule */
+void simt_set_copies(const char *copies);      /* "lazy", "eager", "random:SEED"; NULL: the environment, else by schedule */
 
 /* ---- where the running thread is ------------------------------------------------------------------------------------------------------ */
 

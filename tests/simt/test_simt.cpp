@@ -702,7 +702,7 @@ template <int wrong> static cudaError_t launch_barrier(void) {
 template <int wrong> static cudaError_t launch_lazily(void) {
     simt_set_copies("lazy");
     cudaError_t error = launch_barrier<wrong>();
-    simt_set_copies("");
+    simt_set_copies(NULL);
     return error;
 }
 template <int wrong> static cudaError_t launch_st_async(void) {
@@ -733,7 +733,7 @@ static int case_ring_orders(void) {
         simt_set_copies(order);
         bad += case_ring();
     }
-    simt_set_copies("");
+    simt_set_copies(NULL);
     return bad;
 }
 static int case_st_async(void) {
