@@ -248,9 +248,11 @@ LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
 LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
 {
     const bool proper = s.sum > 0.0f && lk_is_finite(s.sum);
-    const float log_sum = lk_log(s.sum), above = o.scale * (s.max - s.target); /* above: +inf for a target at -inf */
+    const float log_sum = lk_log(s.sum), max = o.scale * s.max;
+    const float above = o.scale * (s.max - s.target); /* +inf for a target at -inf */
     lk_ce_result r;
-    r.lse = lk_lse_log({o.scale * s.max, s.sum});
+    r.lse = lk_lse_log({max, s.sum});
+    if (lk_is_finite(max)) r.lse += fmaf(o.scale, s.max, -max); /* what max was rounded by */
     r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
     r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_log({above, s.sum}) : above);
     if (o.label_smoothing > 0.0f) {
@@ -646,16 +648,22 @@ typedef struct {
  * NaN p is 1 and rise is that. */
 typedef struct {
     float scale, lse, rise, fall;
-    float of_own, of_rest, fixed; /* dlogits[y] = (of_own p[y] - of_rest S + fixed) slope[y] */
-    int y;                        /* -1: no column is special */
+    int y; /* -1: no column is special */
 } lk_ce_gradient;
+
+/* What a thread puts into shared memory while the row is streamed, since registers are for loads: the terms of the target's
+ * gradient, dlogits[y] = (own p[y] - rest S + fixed) slope[y], logit y for who has it, else 0, and its first single element. */
+typedef struct {
+    float own, rest, fixed, logit, single;
+    lk_split split;
+} lk_ce_backward_aside;
 
 /* weights: W. */
 template <bool plain>
-LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, int64_t row, lk_ce_label label, float weights)
+LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, int64_t row, lk_ce_label label, float weights,
+                                       lk_ce_backward_aside *aside)
 {
-    lk_ce_gradient g = {};
-    g.y = -1;
+    lk_ce_gradient g = {0.0f, 0.0f, 0.0f, 0.0f, -1};
     if (!label.counted) return g;
     const float lse = a.lse[row];
     if (label.bad || !lk_is_finite(lse)) {
@@ -675,35 +683,27 @@ LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, 
     g.lse = lse;
     g.scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     g.fall = f * (e / (float)a.vocab);
-    g.of_rest = fmaf(f * (1.0f - e), weight, g.fall * weights);
-    g.of_own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * h : 0.0f) + (a.dlse ? a.logit_scale * a.dlse[row] : 0.0f);
-    g.fixed = g.fall * (weights - weight);
-    g.rise = g.of_rest + g.of_own;
+    aside->rest = fmaf(f * (1.0f - e), weight, g.fall * weights);
+    aside->own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * h : 0.0f) + (a.dlse ? a.logit_scale * a.dlse[row] : 0.0f);
+    aside->fixed = g.fall * (weights - weight);
+    g.rise = aside->rest + aside->own;
     return g;
 }
 
-/* The logits x of columns col, col + 1, ... become their gradients. sum gets their p but p[y], target gets logit y. */
+/* The logits x of columns col, col + 1, ... become their gradients, and sum gets their p but p[y]. */
 template <bool plain, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_backward_args &a, int64_t col,
-                                   float *sum, float *target)
+                                   int hit, float *sum)
 {
-    const unsigned hit = (unsigned)(g.y - (int)col);
-    float slope[n], part[2] = {0.0f, 0.0f};
-    if (hit < (unsigned)n) {
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            if ((unsigned)j == hit) *target = x[j], x[j] = plain ? -INFINITY : x[j];
-    }
+    float part[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < n; j++) {
-        slope[j] = 1.0f;
-        if (!plain && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope[j]);
-        if (!plain && (unsigned)j == hit) x[j] = -INFINITY;
-        const float p = lk_exp(fmaf(g.scale, x[j], -g.lse));
-        part[j % 2] += p;
-        float fall = g.fall;
+        float slope = 1.0f, fall = g.fall;
+        if (!plain && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
         if (!plain && a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
-        x[j] = fmaf(g.rise, p, -fall) * slope[j];
+        const float p = j == hit ? 0.0f : lk_exp(fmaf(g.scale, x[j], -g.lse));
+        part[j % 2] += p;
+        x[j] = fmaf(g.rise, p, -fall) * slope;
     }
     *sum += part[0] + part[1];
 }
@@ -750,7 +750,7 @@ template <int N> LK_DEVICE void lk_ce_sum(float (&v)[N], int team)
  * stored, the thread with rank 0 writes the target's element. 16-bit gradients in place of f32 logits lie where earlier steps or
  * this one have read, so a barrier a step keeps the writes behind the reads. */
 template <class T, class D, bool plain>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4) lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3) lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
 {
     constexpr int U = LK_CROSS_ENTROPY_BACKWARD_U, N = LK_VEC<T>;
     const lk_cross_entropy_backward_args &a = p.a;
@@ -759,7 +759,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4) lk_cross_entropy_b
     const int rank = (int)thread & (team - 1);
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
-    const int steps = ((int)a.vocab / N + team * U - 1) / (team * U); /* the same for all rows, whatever their alignment */
+    const int steps = (int)a.vocab / N / (team * U); /* and one: the same for all rows, whatever their alignment */
+    LK_SHARED(lk_ce_backward_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
+    lk_ce_backward_aside *aside = &asides[threadIdx.x];
     lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_ce_label label = {-1, false, false};
@@ -768,14 +770,17 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4) lk_cross_entropy_b
         label = lk_ce_look_up(a, row);
         split = lk_split_row(logits, a.vocab);
     }
-    const int vecs = (int)split.vecs;
     const bool read = label.y >= 0, wide = (uintptr_t)(dlogits + split.head) % (N * sizeof(D)) == 0;
+    const int jump = team * N, vecs = (int)split.vecs;
+    const T *next = logits + split.head + rank * N;
     lk_vec<T> raw[U] = {};
-    float single[1] = {0.0f}, sums[2] = {0.0f, 0.0f}; /* sums: S and the target's logit */
+    float single[1] = {0.0f}, logit = 0.0f, sum = 0.0f;
 #pragma unroll
-    for (int u = 0; u < U; u++)
-        if (read && rank + u * team < vecs) raw[u] = lk_load_vec(logits + split.head + (rank + u * team) * N);
+    for (int u = 0; u < U; u++, next += jump)
+        if (read && rank + u * team < vecs) raw[u] = lk_load_vec(next);
     if (read && rank < split.edge) single[0] = lk_to_float(logits[lk_edge_col<T>(split, rank)]);
+    const int inner = label.y - split.head; /* whoever overwrites the target's logit reads it before */
+    if (inner >= 0 && inner / N < vecs && (inner / N & (team - 1)) == rank) logit = lk_to_float(logits[label.y]);
     lk_cluster_ready();
     float weights[1] = {(float)a.vocab};
     if (!plain && a.class_weight && a.label_smoothing > 0.0f) {
@@ -784,39 +789,45 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4) lk_cross_entropy_b
         lk_ce_sum(weights, team);
     }
     lk_ce_gradient g = {};
-    if (row < a.rows) g = lk_ce_prepare<plain>(a, row, label, weights[0]);
-    int first = rank;
-    for (int step = 0; step < steps || step == 0; step++, first += team * U) {
+    if (row < a.rows) g = lk_ce_prepare<plain>(a, row, label, weights[0], aside);
+    aside->logit = logit, aside->single = single[0], aside->split = split;
+    int col = split.head + rank * N, left = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
+    D *out = dlogits + col;
+    for (int step = steps; step >= 0; step--, left -= U) {
         if (p.ordered) lk_ce_sync(team); /* the logits that lie where this step writes have been read */
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            const int i = first + u * team, col = split.head + i * N;
-            if (i >= vecs) break;
+        for (int u = 0; u < U; u++, next += jump, out += jump, col += jump) {
+            if (u >= left) break;
             float x[N];
             lk_unpack(x, raw[u]);
-            if (read && i + team * U < vecs) raw[u] = lk_load_vec(logits + col + team * U * N);
-            lk_ce_differentiate<plain>(x, g, a, col, &sums[0], &sums[1]);
-            lk_ce_store(dlogits + col, x, wide);
+            if (read && U + u < left) raw[u] = lk_load_vec(next);
+            /* Two copies, since all vectors but one of a row's need not look which of their elements is the target. */
+            if ((unsigned)(g.y - col) < (unsigned)N) lk_ce_differentiate<plain>(x, g, a, col, g.y - col, &sum);
+            else lk_ce_differentiate<plain>(x, g, a, col, -1, &sum);
+            lk_ce_store(out, x, wide);
         }
     }
+    split = aside->split;
     for (int i = rank; i < split.edge; i += team) {
-        const int64_t col = lk_edge_col<T>(split, i);
-        if (read && i != rank) single[0] = lk_to_float(logits[col]);
-        lk_ce_differentiate<plain>(single, g, a, col, &sums[0], &sums[1]);
-        lk_put(dlogits + col, single[0]);
+        const int at = (int)lk_edge_col<T>(split, i);
+        single[0] = i == rank || !read ? aside->single : lk_to_float(logits[at]);
+        if (at == g.y) aside->logit = single[0];
+        lk_ce_differentiate<plain>(single, g, a, at, g.y - at, &sum);
+        lk_put(dlogits + at, single[0]);
     }
     if (row < a.rows)
-        for (int64_t col = a.vocab + rank; col < p.padded_end; col += team) lk_put(dlogits + col, 0.0f);
+        for (int64_t end = a.vocab + rank; end < p.padded_end; end += team) lk_put(dlogits + end, 0.0f);
     lk_griddepcontrol_launch_dependents();
+    float sums[2] = {sum, aside->logit};
     lk_ce_sum(sums, team);
     if (team <= 32) __syncwarp(); /* as lk_ce_sum's barrier in a block: the row is stored before its target is */
     if (rank != 0 || row >= a.rows) return;
-    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    if (a.bad_targets && lk_ce_look_up(a, row).bad) atomicAdd(a.bad_targets, 1);
     if (g.y < 0) return;
     float slope = 1.0f, v = sums[1];
     if (!plain && a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
-    const float own = lk_exp(fmaf(g.scale, v, -g.lse));
-    lk_put(dlogits + g.y, (fmaf(g.of_own, own, g.fixed) - g.of_rest * sums[0]) * slope);
+    v = fmaf(aside->own, lk_exp(fmaf(g.scale, v, -g.lse)), aside->fixed) - aside->rest * sums[0];
+    lk_put(dlogits + g.y, v * slope);
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
