@@ -41,9 +41,10 @@
  *            cancel, and the error is relative to the largest. Every result is rounded to its type once.
  *            Target at -inf: loss +inf, gradient finite. -inf elsewhere: as if it were not there, 0 in the entropy; with
  *            smoothing the loss is +inf (NaN where its class weight is 0), as in PyTorch. Under softcap -inf is -softcap and
- *            +inf is softcap. A counted row whose z are all -inf, or hold +inf or NaN: loss, entropy and all of dlogits NaN, lse
- *            as in logsumexp.cuh: -inf, +inf, NaN.
- * Traffic    forward reads the logits once; backward reads them once and writes dlogits once.
+ *            +inf is softcap. A counted row whose z are all -inf, or hold +inf or NaN: loss, entropy and all of dlogits are
+ *            NaN, lse is -inf, +inf, NaN.
+ * Traffic    forward reads the logits once; backward reads them once and writes dlogits once. Smoothing with class weights
+ *            reads class_weight along each row, backward twice.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch's cross_entropy has it; z-loss: Chowdhery et al., "PaLM", 2022;
  *            softcap: Gemma 2, 2024.
@@ -127,8 +128,8 @@ typedef struct {
 } lk_cross_entropy_backward_args;
 
 /* Errors, in the order of the checks; the forward's and the backward's alike where a field is in both:
- *   LK_ERR_NULL       args; logits; target; all eight outputs (forward); lse; dlogits; valid_rows or weight_sum where mean needs
- *                     it (backward). With rows = 0 each of them but args may be NULL
+ *   LK_ERR_NULL       args; logits; target; all eight outputs (forward); lse; dlogits; valid_rows or weight_sum where mean
+ *                     needs it (backward). With rows = 0 each of them but args may be NULL
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; logits or dlogits that
  *                     span more than 2^62 elements; dlogits = logits with rows that start at other bytes
  *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
@@ -151,10 +152,10 @@ typedef struct {
 
 /* ---- The state of a row ------------------------------------------------------------------------------------------------- */
 
-/* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves, and
- * z = scale v, so that differences of large logits are exact; with a softcap z does not follow from v by a factor, and v = z and
- * scale = 1. Every call for one row is given the same scale. The reference of the sums is max where that is finite, else 0; max
- * may be any value that is no more than 60 / scale below the largest.
+/* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves and
+ * z = scale v, so that differences of large logits are exact; only under a softcap v is z and scale 1. Every call for one row
+ * is given the same scale. The reference of the sums is max where that is finite, else 0. A kernel may take another value for max
+ * that is no more than 60 / scale below the largest, as those below do.
  * Two states of disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
  * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
 typedef struct {
@@ -326,8 +327,8 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 
 /* Plain rows (nothing but loss, z-loss and lse, without smoothing and softcap) are summed against a reference, a value of the
  * thread's share itself, and not against a running maximum: an element costs a multiply-add, an ex2 and an addition,
- * sum 2^(rate v - base) with rate = logit_scale log2 e and base = rate reference, rounded. A sum of floats does not care that its
- * terms are large as long as it stays below LK_CROSS_ENTROPY_LIMIT. Where it does not, or where there is a NaN or +inf, or
+ * sum 2^(rate v - base) with rate = logit_scale log2 e and base = rate reference, rounded. A sum of floats does not care that
+ * its terms are large as long as it stays below LK_CROSS_ENTROPY_LIMIT. Where it does not, or where there is a NaN or +inf, or
  * nothing but -inf in the first vector, the share is read again with a running maximum, as all other rows are at once. */
 #define LK_CROSS_ENTROPY_LIMIT 0x1p80f
 
@@ -447,7 +448,8 @@ template <class T, int U> LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], lk_ce
 
 /* The state of a share whose first U vectors are in raw. */
 template <class T, int U, bool plain>
-LK_DEVICE lk_ce_row lk_ce_read_share(lk_vec<T> (&raw)[U], lk_ce_share<T> share, const lk_cross_entropy_forward_plan &p, int rank)
+LK_DEVICE lk_ce_row lk_ce_read_share(lk_vec<T> (&raw)[U], lk_ce_share<T> share, int rank,
+                                     const lk_cross_entropy_forward_plan &p)
 {
     lk_ce_row s = lk_ce_row_empty();
     const int64_t step = (int64_t)LK_VEC<T> << p.team_log2;
@@ -477,9 +479,9 @@ LK_DEVICE lk_ce_row lk_ce_read_share(lk_vec<T> (&raw)[U], lk_ce_share<T> share, 
     return s;
 }
 
-/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a kernel,
- * with a state that is its warp's; before it, anywhere, lk_cluster_begin(). The first warp of the block with rank 0 gets all
- * states, blocks * THREADS / 32 of them, the others NULL. A peer may end after the call: nobody writes into its memory. */
+/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a
+ * kernel, with a state that is its warp's; before it, anywhere, lk_cluster_begin(). Who holds the result, blocks * THREADS / 32
+ * states: the first warp of the block with rank 0; the others get NULL. A peer may end after the call. */
 template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
     constexpr int WARPS = THREADS / 32;
@@ -525,7 +527,8 @@ typedef struct {
 
 /* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. */
 template <class T, int U, int BLOCKS, bool plain>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS) lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
+    lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
 {
     const lk_cross_entropy_forward_args &a = p.a;
     const int team = 1 << p.team_log2;
@@ -550,7 +553,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS) lk_cross_entr
     for (int u = 0; u < U; u++)
         if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
     if (rank == 0) aside[threadIdx.x] = {label, target, weight};
-    lk_ce_row s = lk_ce_read_share<T, U, plain>(raw, share, p, rank);
+    lk_ce_row s = lk_ce_read_share<T, U, plain>(raw, share, rank, p);
     lk_griddepcontrol_launch_dependents();
 
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
@@ -578,8 +581,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS) lk_cross_entr
     lk_ce_put(p, row, kept.label, kept.weight, s);
 }
 
-/* The sums over all rows, by one block or one cluster, started behind the row kernel: a second launch costs less than having the
- * last block of the first find out that it is the last, and needs no counter that somebody must have set to 0. */
+/* The sums over all rows, by one block or one cluster, started behind the row kernel: a second launch costs no more than having
+ * the last block of the first find out that it is the last, and needs no counter that somebody must have set to 0. */
 typedef struct {
     lk_cross_entropy_forward_args a; /* as the caller gave them */
     const float *row_loss, *row_z;   /* f32 [rows], the terms of each row; NULL: 0 */
@@ -612,6 +615,7 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
         if (a.class_weight && label.y >= 0) s.weight += a.class_weight[label.y];
         s.count += label.counted;
     }
+    lk_griddepcontrol_launch_dependents();
     const lk_ce_sums *inbox = lk_ce_collect<THREADS>(lk_ce_sums_warp(s));
     if (!inbox) return;
     s = {};
@@ -746,11 +750,12 @@ template <int N> LK_DEVICE void lk_ce_sum(float (&v)[N], int team)
     }
 }
 
-/* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. They stream it, and when all of it is
- * stored, the thread with rank 0 writes the target's element. 16-bit gradients in place of f32 logits lie where earlier steps or
- * this one have read, so a barrier a step keeps the writes behind the reads. */
+/* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. They stream it, and when all of it
+ * is stored, the thread with rank 0 writes the target's element. 16-bit gradients in place of f32 logits lie where earlier
+ * steps or this one have read, so a barrier a step keeps the writes behind the reads. */
 template <class T, class D, bool plain>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3) lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3)
+    lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
 {
     constexpr int U = LK_CROSS_ENTROPY_BACKWARD_U, N = LK_VEC<T>;
     const lk_cross_entropy_backward_args &a = p.a;

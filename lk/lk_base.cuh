@@ -172,7 +172,7 @@ template <class Args>
 LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
                                 int block, size_t smem, cudaStream_t stream, const Args &args)
 {
-    if (smem > 48 * 1024) { /* more than a kernel has without being asked */
+    if (smem > 32 * 1024) { /* with its static shared memory a kernel has 48 KiB without being asked */
         const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
         if (error) return lk_launched(op, error);
     }

@@ -472,5 +472,16 @@ template <int groups> LK_DEVICE void lk_cp_async_wait_group(void)
 #endif
 }
 
+/* No instruction: makes the compiler forget what it knows of a value in registers, so that it computes again what it would
+ * otherwise keep, such as the unpacked floats of a packed vector. */
+LK_DEVICE void lk_forget(uint4 *v)
+{
+#if !defined(LK_SIMT)
+    asm volatile("" : "+r"(v->x), "+r"(v->y), "+r"(v->z), "+r"(v->w));
+#else
+    (void)v;
+#endif
+}
+
 #endif /* CUDA or the simulator */
 #endif

@@ -115,7 +115,7 @@ typedef struct {
 
 /* Errors, in the order of the checks:
  *   LK_ERR_NULL       args; x, y (forward); x where it is needed, dx and dtheta both (backward); theta. Tensors without
- *                     elements may be NULL, and theta where there is no token of the grid
+ *                     elements may be NULL, and theta where there is no token
  *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans more than 2^62
  *                     elements; strides with which elements of y or dx overlap
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its enum
@@ -883,12 +883,12 @@ template <class Args> LK_HOST lk_status lk_lrpe_check_shape(const char *op, Args
     return LK_OK;
 }
 
-/* Whether there are tokens, of the grid and at all; before the sizes are known to be good. */
-template <class Args> LK_HOST void lk_lrpe_count_none(const Args *a, bool *cells, bool *tokens)
+/* Whether there are tokens; before the sizes are known to be good. */
+template <class Args> LK_HOST bool lk_lrpe_has_tokens(const Args *a)
 {
-    *cells = a->batch != 0 && a->heads != 0;
-    for (int i = 0; i < (a->axes > 1 ? a->axes : 1) && i < 8; i++) *cells = *cells && a->shape[i] != 0;
-    *tokens = *cells || (a->batch != 0 && a->heads != 0 && a->prefix != 0);
+    bool cells = true;
+    for (int i = 0; i < (a->axes > 1 ? a->axes : 1) && i < 8; i++) cells = cells && a->shape[i] != 0;
+    return a->batch != 0 && a->heads != 0 && (cells || a->prefix != 0);
 }
 
 LK_HOST bool lk_lrpe_is_dtype(const lk_f32 *, int dtype) { return dtype == LK_DTYPE_F32; }
@@ -943,11 +943,10 @@ LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    bool cells, some;
-    lk_lrpe_count_none(a, &cells, &some);
+    const bool some = lk_lrpe_has_tokens(a);
     if (some && !a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
     if (some && !a->y) return lk_fail(LK_ERR_NULL, op, "y is NULL");
-    if (cells && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
+    if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
     lk_status status = lk_lrpe_check_shape(op, a, tokens);
     if (status) return status;
     const int64_t size[3] = {a->batch, a->heads, *tokens};
@@ -993,11 +992,10 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    bool cells, some;
-    lk_lrpe_count_none(a, &cells, &some);
+    const bool some = lk_lrpe_has_tokens(a);
     if (some && !a->x && (a->dtheta || a->activation)) return lk_fail(LK_ERR_NULL, op, "x is NULL; dtheta and activations need it");
-    if (cells && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
-    if (a->heads != 0 && (a->batch != 0 || some) && !a->dx && !a->dtheta)
+    if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
+    if (some && !a->dx && !a->dtheta)
         return lk_fail(LK_ERR_NULL, op, "dx and dtheta are both NULL");
     lk_status status = lk_lrpe_check_shape(op, a, tokens);
     if (status) return status;

@@ -122,11 +122,15 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], cons
         for (int j = 0; j < LK_VEC<E>; j++) x[i * LK_VEC<E> + j] = part[j];
     }
 }
+template <class E, int N> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[N], const E *from)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) raw[i] = lk_load_vec(from + i * LK_VEC<E>);
+}
 template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
 {
     lk_vec<E> raw[N / LK_VEC<E>];
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i] = lk_load_vec(from + i * LK_VEC<E>);
+    lk_srms_norm_load_raw(raw, from);
     lk_srms_norm_unpack<E, N>(x, raw);
 }
 template <class E> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[1]) { lk_put(to, x[0]); }
@@ -167,24 +171,19 @@ template <class T, int N> LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const
     else if (weight) lk_srms_norm_scale(x, (const T *)weight + col);
 }
 
-/* A tensor that a kernel reads, and where a thread's first 16 bytes of a vector of it stand among those that it holds. */
+/* A tensor that a kernel reads; rows NULL: there is none. */
 typedef struct {
-    const void *rows; /* NULL: there is none */
+    const void *rows;
     int64_t stride;
-    int part;
 } lk_srms_norm_input;
 
 /* How the rows are shared out. A row's team is 1 to 32 lanes of a warp, several teams a block; or a block; or a cluster, of
- * which each block takes a segment of the columns. A thread copies its vectors of a row into shared memory, each into a place
- * of its own, where they stay from the sum to the scaling; so no register holds them and no barrier guards them. */
+ * which each block takes a segment of the columns. */
 typedef struct {
     lk_srms_norm_input x, r, dy, dr; /* of T, R, T, R: s = x + r, either may be missing; r is residual or residual_out; dr is
                                         dresidual_out */
     int team_log2;                   /* 0 to 5, or -1: the block or the cluster is the team */
     int segment;                     /* columns a block, a multiple of LK_VEC<T> in a cluster */
-    int held;                        /* vectors of a row that a thread holds; it reads what is beyond them twice */
-    int parts;                       /* 16-byte parts of a vector over all inputs */
-    int stages;                      /* rows that a thread has room for: 2 where its team takes several, else 1 */
     int aligned;                     /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;         /* row r starts offset + r offset_step elements, modulo LK_VEC<T>, behind a boundary */
     int weight_is_f32;
@@ -201,8 +200,9 @@ typedef struct {
 LK_DEVICE lk_srms_norm_place lk_srms_norm_stand(const lk_srms_norm_plan &p, int cols)
 {
     if (p.team_log2 >= 0) {
-        const int size = 1 << p.team_log2, teams = (int)blockDim.x / size, team = (int)threadIdx.x >> p.team_log2;
-        return {(int64_t)blockIdx.x * teams + team, (int64_t)gridDim.x * teams, 0, cols, team, (int)threadIdx.x % size, size};
+        const int size = 1 << p.team_log2, teams = (int)blockDim.x >> p.team_log2, team = (int)threadIdx.x >> p.team_log2;
+        const int64_t row = (int64_t)blockIdx.x * teams + team, step = (int64_t)gridDim.x * teams;
+        return {row, step, 0, cols, team, (int)threadIdx.x & (size - 1), size};
     }
     const unsigned blocks = lk_cluster_nctarank();
     const int begin = min((int)lk_cluster_ctarank() * p.segment, cols), left = cols - begin;
@@ -227,68 +227,47 @@ template <class T> LK_DEVICE int lk_srms_norm_edge(lk_srms_norm_split split, int
     return i < split.head ? i : split.vecs * LK_VEC<T> + i;
 }
 
-typedef struct {
-    uint4 parts[1]; /* as many as the launch says: [stage][held][part][thread] */
-} lk_srms_norm_smem;
-
-/* The thread's place for its u-th vector of the row in hand. */
-LK_DEVICE uint4 *lk_srms_norm_slot(const lk_srms_norm_plan &p, uint4 *parts, int stage, int u)
-{
-    return parts + (stage * p.held + u) * p.parts * (int)blockDim.x + (int)threadIdx.x;
-}
-
-/* Starts the copy of an input's N elements from column col on. */
-template <class E, int N> LK_DEVICE void lk_srms_norm_fetch_one(const lk_srms_norm_input &in, uint4 *slot, int64_t row, int col)
-{
-    if (!in.rows) return;
-    const E *from = (const E *)in.rows + row * in.stride + col;
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) lk_cp_async_16(slot + (in.part + i) * (int)blockDim.x, from + i * LK_VEC<E>);
-}
-
-/* Starts the copies of all that a thread holds of a row. */
-template <class T, class R>
-LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_plan &p, const lk_srms_norm_place &at, uint4 *parts, int stage,
-                                  int64_t row)
-{
-    const lk_srms_norm_split split = lk_srms_norm_split_row<T>(p, row, at.cols);
-    for (int u = 0, vec = at.rank; u < p.held && vec < split.vecs; u++, vec += at.size) {
-        uint4 *slot = lk_srms_norm_slot(p, parts, stage, u);
-        const int col = at.begin + split.head + vec * LK_VEC<T>;
-        lk_srms_norm_fetch_one<T, LK_VEC<T>>(p.x, slot, row, col);
-        lk_srms_norm_fetch_one<R, LK_VEC<T>>(p.r, slot, row, col);
-        lk_srms_norm_fetch_one<T, LK_VEC<T>>(p.dy, slot, row, col);
-        lk_srms_norm_fetch_one<R, LK_VEC<T>>(p.dr, slot, row, col);
-    }
-}
-
-/* An input's N elements as floats: from the thread's slot, or, slot NULL, from global memory. */
-template <class E, int N>
-LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, const uint4 *slot, int64_t row, int col)
-{
-    if constexpr (N > 1) {
-        if (slot) {
-            lk_vec<E> raw[N / LK_VEC<E>];
-#pragma unroll
-            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[(in.part + i) * (int)blockDim.x];
-            return lk_srms_norm_unpack<E, N>(x, raw);
-        }
-    }
-    lk_srms_norm_load(x, (const E *)in.rows + row * in.stride + col);
-}
-
-/* s = x + r, N elements of it. */
+/* N elements of s = x + r from global memory. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_get_s(float (&s)[N], const lk_srms_norm_plan &p, const uint4 *slot, int64_t row, int col)
+LK_DEVICE void lk_srms_norm_load_s(float (&s)[N], const lk_srms_norm_plan &p, int64_t row, int col)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] = 0.0f;
-    if (p.x.rows) lk_srms_norm_get<T>(s, p.x, slot, row, col);
+    if (p.x.rows) lk_srms_norm_load(s, (const T *)p.x.rows + row * p.x.stride + col);
     if (!p.r.rows) return;
     float r[N];
-    lk_srms_norm_get<R>(r, p.r, slot, row, col);
+    lk_srms_norm_load(r, (const R *)p.r.rows + row * p.r.stride + col);
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] += r[j];
+}
+
+/* What a thread holds of a vector of s from the sum to the scaling: PACKED, where s is one tensor of T, as it came; else the
+ * float sum. Unpacking again costs less than registers do. */
+template <class T, class R, bool PACKED> struct lk_srms_norm_held {
+    lk_vec<T> s;
+};
+template <class T, class R> struct lk_srms_norm_held<T, R, false> {
+    float s[LK_VEC<T>];
+};
+template <class T, class R>
+LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, R, true> *held, const lk_srms_norm_plan &p, int64_t row, int col)
+{
+    held->s = lk_load_vec((const T *)p.x.rows + row * p.x.stride + col);
+}
+template <class T, class R>
+LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, R, false> *held, const lk_srms_norm_plan &p, int64_t row, int col)
+{
+    lk_srms_norm_load_s<T, R>(held->s, p, row, col);
+}
+template <class T, class R> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, R, true> *held)
+{
+    lk_forget(&held->s.raw);
+    lk_unpack(s, held->s);
+}
+template <class T, class R> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, R, false> *held)
+{
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
 /* The sums over a row's team; turn as in lk_sum_cluster. */
@@ -311,10 +290,18 @@ LK_DEVICE void lk_srms_norm_add(lk_srms_norm_total *total, float x)
     if (++total->count % 16 == 0) total->sum += total->part, total->part = 0.0f;
 }
 
-#define LK_SRMS_NORM_THREADS 512 /* most threads a block */
-/* Vectors of a row for each thread, as far as THREADS goes. */
-#define LK_SRMS_NORM_FORWARD_VECS 4
-#define LK_SRMS_NORM_BACKWARD_VECS 2
+template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const float (&b)[N])
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < N; j++) sum = fmaf(a[j], b[j], sum);
+    return sum;
+}
+
+/* Most threads a block, and the vectors of a row that a thread holds. */
+#define LK_SRMS_NORM_THREADS 512
+template <class T, bool PACKED> constexpr int LK_SRMS_NORM_FORWARD_VECS = PACKED ? 8 : 4;
+template <class T, bool PACKED> constexpr int LK_SRMS_NORM_BACKWARD_VECS = PACKED ? 8 : 4;
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
@@ -323,24 +310,10 @@ typedef struct {
     lk_srms_norm_plan p;
 } lk_srms_norm_forward_plan;
 
-/* Adds the squares of N elements of a row. */
-template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_forward_add(const lk_srms_norm_forward_plan &p, lk_srms_norm_total *sum, const uint4 *slot,
-                                        int64_t row, int col)
-{
-    float s[N], part = 0.0f;
-    lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
-#pragma unroll
-    for (int j = 0; j < N; j++) part = fmaf(s[j], s[j], part);
-    lk_srms_norm_add(sum, part);
-}
-
 /* Writes N elements of a row. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, float rstd, const uint4 *slot, int64_t row, int col)
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, float rstd, float (&s)[N], int64_t row, int col)
 {
-    float s[N];
-    lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
     if (!p.a.y) return;
 #pragma unroll
@@ -349,31 +322,43 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
-/* A team owns a row. */
-template <class T, class R>
+/* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
+ * reads twice. */
+template <class T, class R, bool PACKED>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
-    constexpr int N = LK_VEC<T>;
-    LK_DYN_SMEM(lk_srms_norm_smem, smem);
+    constexpr int U = LK_SRMS_NORM_FORWARD_VECS<T, PACKED>, N = LK_VEC<T>;
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
     const int64_t row = at.row;
     const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
     const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
-    const int first = at.begin + split.head, beyond = at.rank + p.p.held * at.size;
+    const int first = at.begin + split.head;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (owner) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, 0, row);
-    lk_cp_async_commit_group();
 
+    lk_srms_norm_held<T, R, PACKED> held[U];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        const int vec = at.rank + u * at.size;
+        if (vec < split.vecs) lk_srms_norm_hold(&held[u], p.p, row, first + vec * N);
+    }
     lk_srms_norm_total total = {};
-    for (int i = at.rank; i < split.edge; i += at.size)
-        lk_srms_norm_forward_add<T, R, 1>(p, &total, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
-    for (int vec = beyond; vec < split.vecs; vec += at.size)
-        lk_srms_norm_forward_add<T, R, N>(p, &total, NULL, row, first + vec * N);
-    lk_cp_async_wait_group<0>();
-    for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
-        lk_srms_norm_forward_add<T, R, N>(p, &total, lk_srms_norm_slot(p.p, smem.parts, 0, u), row, first + vec * N);
+    float s[N], one[1];
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        if (at.rank + u * at.size >= split.vecs) break;
+        lk_srms_norm_get(s, &held[u]);
+        total.sum += lk_srms_norm_dot(s, s);
+    }
+    for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+        lk_srms_norm_load_s<T, R>(s, p.p, row, first + vec * N);
+        lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
+    }
+    for (int i = at.rank; i < split.edge; i += at.size) {
+        lk_srms_norm_load_s<T, R>(one, p.p, row, at.begin + lk_srms_norm_edge<T>(split, i));
+        lk_srms_norm_add(&total, one[0] * one[0]);
+    }
     lk_cluster_ready();
     float sum[1] = {total.sum + total.part};
     lk_srms_norm_sum(p.p, sum, 0);
@@ -381,12 +366,22 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
 
     const float rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
     if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[row] = rstd;
-    for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
-        lk_srms_norm_forward_put<T, R, N>(p, rstd, lk_srms_norm_slot(p.p, smem.parts, 0, u), row, first + vec * N);
-    for (int vec = beyond; vec < split.vecs; vec += at.size)
-        lk_srms_norm_forward_put<T, R, N>(p, rstd, NULL, row, first + vec * N);
-    for (int i = at.rank; i < split.edge; i += at.size)
-        lk_srms_norm_forward_put<T, R, 1>(p, rstd, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        const int vec = at.rank + u * at.size;
+        if (vec >= split.vecs) break;
+        lk_srms_norm_get(s, &held[u]);
+        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
+    }
+    for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+        lk_srms_norm_load_s<T, R>(s, p.p, row, first + vec * N);
+        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
+    }
+    for (int i = at.rank; i < split.edge; i += at.size) {
+        const int col = at.begin + lk_srms_norm_edge<T>(split, i);
+        lk_srms_norm_load_s<T, R>(one, p.p, row, col);
+        lk_srms_norm_forward_put<T, R>(p, rstd, one, row, col);
+    }
 }
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
@@ -398,10 +393,13 @@ typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, cols]: one a block or cluster */
-    int on_chip;      /* the sums are in shared memory, behind `sums` parts; else in the block's row of the workspace */
-    int sums;
+    int on_chip;      /* the sums are in shared memory; else in the block's row of the workspace */
     int skew_log2;    /* column c is at c + c >> skew_log2 */
 } lk_srms_norm_backward_plan;
+
+typedef struct {
+    float sums[4]; /* as many as the launch says */
+} lk_srms_norm_smem;
 
 LK_DEVICE int lk_srms_norm_sum_at(const lk_srms_norm_backward_plan &p, int col)
 {
@@ -411,77 +409,76 @@ LK_DEVICE int lk_srms_norm_sum_at(const lk_srms_norm_backward_plan &p, int col)
 /* What a row's threads know of it. */
 typedef struct {
     int64_t row;
-    float rstd, mean; /* of g h */
-    float *dweight;   /* the team's sums, from column 0 of the row on */
+    float rstd, slope; /* slope: mean(g h) rstd */
+    float *dweight;    /* the team's sums, from column 0 of the row on */
 } lk_srms_norm_row;
 
-template <class T, int N>
-LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int64_t row, int col)
+/* N elements of dresidual_out. */
+template <class R, int N> LK_DEVICE void lk_srms_norm_load_dr(float (&dr)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) dr[j] = 0.0f;
+    if (p.dr.rows) lk_srms_norm_load(dr, (const R *)p.dr.rows + row * p.dr.stride + col);
+}
+
+/* N elements of dy: from global memory, or a vector of them that is held. */
+template <class T, int N> LK_DEVICE void lk_srms_norm_load_dy(float (&dy)[N], const lk_srms_norm_plan &p, int64_t row, int col)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) dy[j] = 1.0f;
-    if (p.dy.rows) lk_srms_norm_get<T>(dy, p.dy, slot, row, col);
+    if (p.dy.rows) lk_srms_norm_load(dy, (const T *)p.dy.rows + row * p.dy.stride + col);
 }
 
-/* Adds N elements of a row to its sums of s^2 and g s. */
-template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, lk_srms_norm_total (&sum)[2], const uint4 *slot,
-                                         int64_t row, int col)
+template <class T> LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[LK_VEC<T>], const lk_srms_norm_plan &p, lk_vec<T> *held)
 {
-    float s[N], g[N], ss = 0.0f, gs = 0.0f;
-    lk_srms_norm_get_s<T, R>(s, p.p, slot, row, col);
-    lk_srms_norm_get_dy<T>(g, p.p, slot, row, col);
-    lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
 #pragma unroll
-    for (int j = 0; j < N; j++) ss = fmaf(s[j], s[j], ss), gs = fmaf(g[j], s[j], gs);
-    lk_srms_norm_add(&sum[0], ss), lk_srms_norm_add(&sum[1], gs);
+    for (int j = 0; j < LK_VEC<T>; j++) dy[j] = 1.0f;
+    lk_forget(&held->raw);
+    if (p.dy.rows) lk_unpack(dy, *held);
 }
 
-/* Writes N elements of a row, from column begin + col on, column col of the block's segment. */
-template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, const lk_srms_norm_row &at, const uint4 *slot,
-                                         int begin, int col)
+/* What N elements of a row, from column col on, add to its sums of s^2 and g s; dy becomes g. */
+template <class T, int N>
+LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, float (&sum)[2], const float (&s)[N],
+                                         float (&dy)[N], int col)
 {
-    float h[N], g[N];
-    lk_srms_norm_get_s<T, R>(h, p.p, slot, at.row, begin + col);
-    lk_srms_norm_get_dy<T>(g, p.p, slot, at.row, begin + col);
-#pragma unroll
-    for (int j = 0; j < N; j++) h[j] *= at.rstd;
+    lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, col);
+    sum[0] = lk_srms_norm_dot(s, s), sum[1] = lk_srms_norm_dot(s, dy);
+}
+
+/* Writes N elements of a row, from column begin + col on, column col of the block's segment. dr: of dresidual_out, or 0. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, const lk_srms_norm_row &at, const float (&s)[N],
+                                         float (&dy)[N], const float (&dr)[N], int begin, int col)
+{
     if (p.a.dweight) {
 #pragma unroll
         for (int j = 0; j < N; j++) {
             float *sum = at.dweight + lk_srms_norm_sum_at(p, col + j);
-            *sum = fmaf(g[j], h[j], *sum);
+            *sum = fmaf(dy[j], s[j] * at.rstd, *sum);
         }
     }
-    lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, begin + col);
+    lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, begin + col);
 #pragma unroll
-    for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-h[j], at.mean, g[j]);
-    if (p.p.dr.rows) {
-        lk_srms_norm_get<R>(h, p.p.dr, slot, at.row, begin + col);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] += h[j];
-    }
-    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + begin + col, g);
-    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + begin + col, g);
+    for (int j = 0; j < N; j++) dy[j] = fmaf(at.rstd, fmaf(-s[j], at.slope, dy[j]), dr[j]);
+    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + begin + col, dy);
+    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + begin + col, dy);
 }
 
-/* A team owns a row, or with dweight every step-th row; then it copies the next one while it works on this one. */
-template <class T, class R>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
+/* A team owns a row, or with dweight every step-th row. Holding and reading twice as in forward. */
+template <class T, class R, bool PACKED>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS<T, PACKED>, N = LK_VEC<T>;
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
     const int slots = lk_srms_norm_sum_at(p, p.p.segment) + 1; /* sums a team */
     const int teams = p.p.team_log2 < 0 ? 1 : (int)blockDim.x >> p.p.team_log2;
     float *partial = (float *)p.a.workspace + blockIdx.x / lk_cluster_nctarank() * p.a.cols + at.begin;
-    float *sums = p.on_chip ? (float *)(smem.parts + p.sums) : partial;
+    float *sums = p.on_chip ? smem.sums : partial;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (at.row < p.a.rows) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, 0, at.row);
-    lk_cp_async_commit_group();
     if (p.a.dweight) {
         const int count = p.on_chip ? teams * slots : at.cols;
         for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) sums[i] = 0.0f;
@@ -492,38 +489,82 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
     int turn = 0;
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, turn++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        const int stage = p.p.stages > 1 ? turn & 1 : 0;
         const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
-        const int beyond = at.rank + p.p.held * at.size;
-        if (p.p.stages > 1) {
-            if (row + at.step < p.a.rows) lk_srms_norm_fetch<T, R>(p.p, at, smem.parts, stage ^ 1, row + at.step);
-            lk_cp_async_commit_group();
+        lk_srms_norm_total total[2] = {};
+        float sum[2], s[N], dy[N], dr[N], one[1], dy_one[1], dr_one[1];
+        /* What is read twice comes first, while nothing is held. */
+        for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+            const int col = at.begin + split.head + vec * N;
+            lk_srms_norm_load_s<T, R>(s, p.p, row, col);
+            lk_srms_norm_load_dy<T>(dy, p.p, row, col);
+            lk_srms_norm_backward_add<T>(p, sum, s, dy, col);
+            lk_srms_norm_add(&total[0], sum[0]), lk_srms_norm_add(&total[1], sum[1]);
+        }
+        lk_srms_norm_held<T, R, PACKED> held[U];
+        lk_vec<T> held_dy[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const int vec = at.rank + u * at.size, col = at.begin + split.head + vec * N;
+            if (vec >= split.vecs) break;
+            lk_srms_norm_hold(&held[u], p.p, row, col);
+            if (p.p.dy.rows) held_dy[u] = lk_load_vec((const T *)p.p.dy.rows + row * p.p.dy.stride + col);
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * slots};
-        lk_srms_norm_total total[2] = {};
-        for (int i = at.rank; i < split.edge; i += at.size)
-            lk_srms_norm_backward_add<T, R, 1>(p, total, NULL, row, at.begin + lk_srms_norm_edge<T>(split, i));
-        for (int vec = beyond; vec < split.vecs; vec += at.size)
-            lk_srms_norm_backward_add<T, R, N>(p, total, NULL, row, at.begin + split.head + vec * N);
-        if (p.p.stages > 1) lk_cp_async_wait_group<1>();
-        else lk_cp_async_wait_group<0>();
-        for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
-            lk_srms_norm_backward_add<T, R, N>(p, total, lk_srms_norm_slot(p.p, smem.parts, stage, u), row,
-                                               at.begin + split.head + vec * N);
-        float sum[2] = {total[0].sum + total[0].part, total[1].sum + total[1].part};
+        for (int i = at.rank; i < split.edge; i += at.size) {
+            const int col = at.begin + lk_srms_norm_edge<T>(split, i);
+            lk_srms_norm_load_s<T, R>(one, p.p, row, col);
+            lk_srms_norm_load_dy<T>(dy_one, p.p, row, col);
+            lk_srms_norm_backward_add<T>(p, sum, one, dy_one, col);
+            lk_srms_norm_add(&total[0], sum[0]), lk_srms_norm_add(&total[1], sum[1]);
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const int vec = at.rank + u * at.size;
+            if (vec >= split.vecs) break;
+            lk_srms_norm_get(s, &held[u]);
+            lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
+            lk_srms_norm_backward_add<T>(p, sum, s, dy, at.begin + split.head + vec * N);
+            total[0].sum += sum[0], total[1].sum += sum[1];
+        }
+        sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
         lk_srms_norm_sum(p.p, sum, turn);
         __syncwarp(); /* teams of one warp: a column of dweight may have had another owner in the row before */
         lk_griddepcontrol_launch_dependents();
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
-        here.mean = sum[1] * here.rstd * p.p.inverse_cols;
-        for (int u = 0, vec = at.rank; u < p.p.held && vec < split.vecs; u++, vec += at.size)
-            lk_srms_norm_backward_put<T, R, N>(p, here, lk_srms_norm_slot(p.p, smem.parts, stage, u), at.begin,
-                                               split.head + vec * N);
-        for (int vec = beyond; vec < split.vecs; vec += at.size)
-            lk_srms_norm_backward_put<T, R, N>(p, here, NULL, at.begin, split.head + vec * N);
-        for (int i = at.rank; i < split.edge; i += at.size)
-            lk_srms_norm_backward_put<T, R, 1>(p, here, NULL, at.begin, lk_srms_norm_edge<T>(split, i));
+        here.slope = sum[1] * here.rstd * p.p.inverse_cols * here.rstd;
+        lk_vec<R> raw_dr[2][N / LK_VEC<R>]; /* two at a time: their loads do not wait for the stores between */
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+#pragma unroll
+            for (int ahead = u; u % 2 == 0 && ahead < u + 2 && ahead < U; ahead++) {
+                const int vec = at.rank + ahead * at.size, col = at.begin + split.head + vec * N;
+                if (p.p.dr.rows && vec < split.vecs)
+                    lk_srms_norm_load_raw(raw_dr[ahead % 2], (const R *)p.p.dr.rows + row * p.p.dr.stride + col);
+            }
+            const int vec = at.rank + u * at.size;
+            if (vec >= split.vecs) break;
+#pragma unroll
+            for (int j = 0; j < N; j++) dr[j] = 0.0f;
+            if (p.p.dr.rows) lk_srms_norm_unpack<R, N>(dr, raw_dr[u % 2]);
+            lk_srms_norm_get(s, &held[u]);
+            lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
+            lk_srms_norm_backward_put<T, R>(p, here, s, dy, dr, at.begin, split.head + vec * N);
+        }
+        for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+            const int col = split.head + vec * N;
+            lk_srms_norm_load_s<T, R>(s, p.p, row, at.begin + col);
+            lk_srms_norm_load_dy<T>(dy, p.p, row, at.begin + col);
+            lk_srms_norm_load_dr<R>(dr, p.p, row, at.begin + col);
+            lk_srms_norm_backward_put<T, R>(p, here, s, dy, dr, at.begin, col);
+        }
+        for (int i = at.rank; i < split.edge; i += at.size) {
+            const int col = lk_srms_norm_edge<T>(split, i);
+            lk_srms_norm_load_s<T, R>(one, p.p, row, at.begin + col);
+            lk_srms_norm_load_dy<T>(dy_one, p.p, row, at.begin + col);
+            lk_srms_norm_load_dr<R>(dr_one, p.p, row, at.begin + col);
+            lk_srms_norm_backward_put<T, R>(p, here, one, dy_one, dr_one, at.begin, col);
+        }
     }
     if (!p.a.dweight || !p.on_chip) return;
     __syncthreads(); /* every team's sums are complete */
@@ -630,67 +671,52 @@ typedef struct {
     lk_srms_norm_plan p;
     int threads, cluster;
     int64_t grid;
-    size_t smem;
 } lk_srms_norm_layout;
 
-/* Bytes of shared memory that a block may use, for a row's vectors and for dweight's sums each: three blocks fit an H200's
- * SM, and one fits any architecture's. */
-#define LK_SRMS_NORM_HELD_BYTES (64 * 1024)
-#define LK_SRMS_NORM_SUMS_BYTES (30 * 1024)
+#define LK_SRMS_NORM_WARP_THREADS 128 /* of a block with several teams */
 
-LK_HOST size_t lk_srms_norm_held_bytes(const lk_srms_norm_plan *p, int threads)
-{
-    return sizeof(lk_srms_norm_smem) * (size_t)(1 + p->held * threads * p->parts * p->stages); /* 1: never nothing */
-}
-
-/* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; `want` is the number of vectors a
- * thread that many rows call for. N: LK_VEC<T>. */
-LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N, int want,
-                                                 int stages, const lk_srms_norm_tensor *tensors, int count)
+/* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; U is the number of vectors that a
+ * thread holds, N is LK_VEC<T>. */
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N, int U,
+                                                 const lk_srms_norm_tensor *tensors, int count)
 {
     lk_srms_norm_layout l = {};
     lk_srms_norm_plan *p = &l.p;
     lk_srms_norm_input *const inputs[4] = {&p->x, &p->r, &p->dy, &p->dr};
     p->inverse_cols = 1.0f / (float)cols;
-    p->aligned = 1, p->stages = stages;
+    p->aligned = 1;
     for (int i = 0, base = -1; i < count; i++) {
         if (!tensors[i].pointer) continue;
         const int element = (int)tensors[i].element, vec = 16 / element;
         const int64_t offset = (int64_t)((uintptr_t)tensors[i].pointer / (size_t)element), stride = *tensors[i].stride;
         if (base < 0) base = i, p->offset = (int)(offset % N), p->offset_step = (int)(stride % N);
         else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
-        if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
+        if (i < 4) *inputs[i] = {tensors[i].pointer, stride};
     }
-    const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols, most = LK_SRMS_NORM_THREADS;
-    const int64_t room = p->parts ? LK_SRMS_NORM_HELD_BYTES / (16 * p->parts * stages) : units; /* vectors a block */
+    const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols;
     if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * want || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
-        if (path == LK_SRMS_NORM_BLOCK && units > room && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
+        path = units <= 32 * U || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        if (path == LK_SRMS_NORM_BLOCK && units > LK_SRMS_NORM_THREADS * U && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
     }
-    int64_t share = units, sharers; /* the vectors of a team, or of one block of a cluster, and its threads */
-    l.cluster = 1, l.threads = 256;
+    l.cluster = 1;
     p->segment = (int)cols;
     if (path == LK_SRMS_NORM_WARP) {
-        while (p->team_log2 < 5 && ((int64_t)want << p->team_log2) < units) p->team_log2++;
+        while (p->team_log2 < 5 && 2 << p->team_log2 < units) p->team_log2++;
+        l.threads = LK_SRMS_NORM_WARP_THREADS;
         l.grid = lk_ceil_div(rows, l.threads >> p->team_log2);
-        sharers = 1 << p->team_log2;
-    } else {
-        p->team_log2 = -1;
-        if (path == LK_SRMS_NORM_CLUSTER) {
-            l.cluster = 2;
-            while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > room) l.cluster *= 2;
-            p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), N) * N);
-            share = lk_ceil_div(units, l.cluster);
-        }
-        int64_t threads = lk_ceil_div(share, want);
-        while (threads < share && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
-        threads = lk_ceil_div(threads < share ? threads : share, 32) * 32;
-        sharers = l.threads = (int)(threads < most ? threads : most);
-        l.grid = rows * l.cluster;
+        return l;
     }
-    const int64_t held = p->aligned ? lk_ceil_div(share, sharers) : 0;
-    p->held = (int)(held < room / l.threads ? held : room / l.threads);
-    l.smem = lk_srms_norm_held_bytes(p, l.threads);
+    p->team_log2 = -1;
+    if (path == LK_SRMS_NORM_CLUSTER) {
+        l.cluster = 2;
+        while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > LK_SRMS_NORM_THREADS * U) l.cluster *= 2;
+        p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), N) * N);
+    }
+    const int64_t share = lk_ceil_div(units, l.cluster), most = share < LK_SRMS_NORM_THREADS ? share : LK_SRMS_NORM_THREADS;
+    int64_t threads = lk_ceil_div(share, U);
+    while (threads < most && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
+    l.threads = (int)lk_ceil_div(threads < most ? threads : most, 32) * 32;
+    l.grid = rows * l.cluster;
     return l;
 }
 
@@ -746,18 +772,26 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"dresidual_out", NULL, &none, element},
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
-    const lk_srms_norm_layout l =
-        lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, LK_SRMS_NORM_FORWARD_VECS, 1, tensors, 6);
+    const bool packed = !other && !a->residual;
+    const int U = packed ? LK_SRMS_NORM_FORWARD_VECS<T, true> : LK_SRMS_NORM_FORWARD_VECS<T, false>;
+    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, U, tensors, 6);
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
-    return lk_launch_pdl(op, &device, other ? lk_srms_norm_forward_kernel<T, float> : lk_srms_norm_forward_kernel<T, T>, l.grid,
-                         l.cluster, l.threads, l.smem, stream, plan);
+    return lk_launch_pdl(op, &device,
+                         packed  ? lk_srms_norm_forward_kernel<T, T, true>
+                         : other ? lk_srms_norm_forward_kernel<T, float, false>
+                                 : lk_srms_norm_forward_kernel<T, T, false>,
+                         l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
-/* Validates, fills in defaults and lays the launch out: plan->a.x becomes the source of s. */
+/* Most bytes of shared memory for a block's sums; every architecture has that much. */
+#define LK_SRMS_NORM_SUMS_BYTES (92 * 1024)
+
+/* Validates, fills in defaults and lays the launch out. */
 template <class T>
 LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_norm_backward_args *args, lk_device *device,
-                                                lk_srms_norm_layout *l, lk_srms_norm_backward_plan *plan, size_t *workspace)
+                                                lk_srms_norm_layout *l, lk_srms_norm_backward_plan *plan, size_t *smem,
+                                                size_t *workspace)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     lk_srms_norm_backward_args *a = &plan->a;
@@ -806,23 +840,20 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     if (a->path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
     constexpr int N = LK_VEC<T>;
-    if (a->residual_out) tensors[1] = tensors[6];
-    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, LK_SRMS_NORM_BACKWARD_VECS, a->dweight ? 2 : 1, tensors, 6);
+    const bool other = lk_srms_norm_other<T>(a->residual_dtype), packed = !other && !a->residual;
+    if (a->residual_out) tensors[packed ? 0 : 1] = tensors[6]; /* where s comes from */
+    const int U = packed ? LK_SRMS_NORM_BACKWARD_VECS<T, true> : LK_SRMS_NORM_BACKWARD_VECS<T, false>;
+    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, U, tensors, 6);
+    *smem = sizeof(lk_srms_norm_smem), *workspace = 0;
     plan->skew_log2 = 31;
-    *workspace = 0;
     if (a->dweight && a->rows > 0) {
         /* Persistent blocks, as many as fit, each with a row of the workspace. */
         const int teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
         const int64_t bytes = 4 * teams * ((int64_t)l->p.segment + l->p.segment / N + 1);
         plan->on_chip = bytes <= LK_SRMS_NORM_SUMS_BYTES;
-        if (plan->on_chip) {
-            plan->skew_log2 = N == 8 ? 3 : 2;
-            plan->sums = (int)(l->smem / 16);
-            l->smem += (size_t)lk_ceil_div(bytes, 16) * 16;
-        } else if (teams > 1) { /* one team a block, since a block has one row of the workspace */
-            l->threads = 32, l->grid = a->rows, l->smem = lk_srms_norm_held_bytes(&l->p, l->threads);
-        }
-        const int64_t room = 220 * 1024 / ((int64_t)l->smem + 5 * 1024), resident = 1024 / l->threads;
+        if (plan->on_chip) plan->skew_log2 = N == 8 ? 3 : 2, *smem = (size_t)bytes + sizeof(lk_srms_norm_smem);
+        else if (teams > 1) l->threads = 32, l->grid = a->rows; /* one team for the block's row of the workspace */
+        const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024), resident = 512 / l->threads;
         const int64_t most = (resident < room ? resident : room) * device->sms / l->cluster;
         const int64_t cap = (((int64_t)64 << 20) / 4 + 2 * a->cols) / a->cols;
         plan->partials = l->grid / l->cluster;
@@ -842,8 +873,8 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
     lk_srms_norm_backward_plan plan = {};
     lk_srms_norm_layout l;
     lk_device device;
-    size_t workspace;
-    lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &workspace);
+    size_t smem, workspace;
+    lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &smem, &workspace);
     if (status) return status;
     const lk_srms_norm_backward_args *a = &plan.a;
     if (workspace > 0) {
@@ -854,8 +885,11 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
     }
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     if (a->rows > 0)
-        status = lk_launch_pdl(op, &device, other ? lk_srms_norm_backward_kernel<T, float> : lk_srms_norm_backward_kernel<T, T>,
-                               l.grid, l.cluster, l.threads, l.smem, stream, plan);
+        status = lk_launch_pdl(op, &device,
+                               other           ? lk_srms_norm_backward_kernel<T, float, false>
+                               : a->residual   ? lk_srms_norm_backward_kernel<T, T, false>
+                                               : lk_srms_norm_backward_kernel<T, T, true>,
+                               l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
     return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
@@ -868,8 +902,8 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     lk_srms_norm_backward_plan plan = {};
     lk_srms_norm_layout l;
     lk_device device;
-    size_t workspace;
-    const lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &workspace);
+    size_t smem, workspace;
+    const lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &smem, &workspace);
     if (status) return status;
     if (!bytes) return lk_fail(LK_ERR_NULL, op, "bytes is NULL");
     *bytes = workspace;
