@@ -1,0 +1,1500 @@
+// SPDX-License-Identifier: MIT
+/* tests/md_lrpe_cosine.cu - lk/md_lrpe_cosine.cuh against its header's formula, on the GPU or on the simulator.
+ *
+ * The oracle takes angles from the exact product of position and theta: 31 bits times 24 fit in a long double, whose cosl and
+ * sinl reduce it exactly; all else is double. Each checked call runs twice, over different poison: the second must give the same
+ * bits, so that nothing stale passes for a result. Bytes that are not outputs (zones around every buffer, gaps between strided
+ * rows, the inputs) must not change.
+ *
+ * Limits are those of the header, besides half an ulp of T: 8e-7 |act(x)| for y, 8e-7 (|u| + |v|) for g, u and v the halves of
+ * dy; act errs by (|x| + 8) 2^-23 relative, softmax by (|x - max| + log dim + 8) 2^-23, and dx by what follows of it; dtheta by
+ * 16 2^-24 of the sum of its terms' magnitudes |s act(x)| (|u| + |v|), and what cos, sin and act err in each.
+ */
+#include "lk/md_lrpe_cosine.cuh"
+
+#include "tests/test.h"
+
+LK_DEFINE_MD_LRPE_COSINE(f32)
+LK_DEFINE_MD_LRPE_COSINE(f16)
+LK_DEFINE_MD_LRPE_COSINE(bf16)
+
+typedef lk_md_lrpe_cosine_forward_args forward_args;
+typedef lk_md_lrpe_cosine_backward_args backward_args;
+typedef lk_status (*forward_function)(const forward_args *, cudaStream_t);
+typedef lk_status (*backward_function)(const backward_args *, cudaStream_t);
+typedef lk_status (*forward_query)(const forward_args *, size_t *);
+typedef lk_status (*backward_query)(const backward_args *, size_t *);
+static const forward_function forward_of[] = {lk_md_lrpe_cosine_forward_f32, lk_md_lrpe_cosine_forward_f16,
+                                              lk_md_lrpe_cosine_forward_bf16};
+static const backward_function backward_of[] = {lk_md_lrpe_cosine_backward_f32, lk_md_lrpe_cosine_backward_f16,
+                                                lk_md_lrpe_cosine_backward_bf16};
+static const forward_query forward_query_of[] = {lk_md_lrpe_cosine_forward_workspace_bytes_f32,
+                                                 lk_md_lrpe_cosine_forward_workspace_bytes_f16,
+                                                 lk_md_lrpe_cosine_forward_workspace_bytes_bf16};
+static const backward_query backward_query_of[] = {lk_md_lrpe_cosine_backward_workspace_bytes_f32,
+                                                   lk_md_lrpe_cosine_backward_workspace_bytes_f16,
+                                                   lk_md_lrpe_cosine_backward_workspace_bytes_bf16};
+
+#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+
+enum { FORWARD, BACKWARD };
+static const char *const direction_name[] = {"forward", "backward"};
+static const char *const path_name[] = {"auto", "vector", "row"};
+static const char *const activation_name[] = {"none", "relu", "sigmoid", "silu", "softmax"};
+enum { ACTIVATIONS = 5 };
+
+/* How a tensor [batch, heads, tokens, width] lies in memory. */
+enum { PACKED, TOKENS_FIRST, ODD_GAPS, ALIGNED_GAPS, BATCH_INSIDE, OVERLAPPING, LAYOUTS };
+static const char *const layout_name[] = {"packed", "[b,n,h,d]", "odd gaps", "aligned gaps", "[n,h,b,d]", "overlapping"};
+/* USUAL: 10000^(-t / e), the signs alternating. HUGE: up to 1e6. BEYOND: 2^24 to 2^30, beyond the promise. WILD: some are
+ * infinite or NaN. */
+enum { USUAL, ZERO, LARGE, TINY, BEYOND, WILD, THETAS };
+static const char *const theta_name[] = {"usual", "0", "up to 1e6", "2^-60 to 2^-30", "2^24 to 2^30", "wild"};
+/* PREFIX: infinities and NaN in the prefix's x and in its second half of dy. The others stand at the places below. */
+enum { NOTHING, PREFIX, MINUS_INF, PLUS_INF, NOT_A_NUMBER, FAR, SPECIALS };
+static const char *const special_name[] = {"nothing", "prefix wild", "-inf", "+inf", "nan", "1e4"};
+enum { FIRST, LAST, VECTOR, LANE, EVEN, ALL, WHERES };
+static const char *const where_name[] = {"first", "last", "a vector", "a lane's", "even", "all"};
+
+/* One call. `.._at` is how many elements a pointer is past 256-byte alignment. */
+typedef struct {
+    int type, direction, path;
+    int64_t batch, heads, dim, e, prefix;
+    int axes;
+    int64_t shape[8], offset[8];
+    int x_layout, y_layout, dx_layout; /* y_layout: of dy too */
+    int x_at, y_at, dx_at, theta_at, dtheta_at;
+    bool theta_t; /* theta is of type T */
+    int theta, activation, special, where;
+    bool no_dx, dtheta, no_dy, accumulate;
+    uint64_t seed;
+} problem;
+
+static problem plain(int type, int direction, int path, int64_t batch, int64_t heads, int64_t length, int64_t dim)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.path = path;
+    p.batch = batch, p.heads = heads, p.dim = dim;
+    p.axes = 1, p.shape[0] = length;
+    p.seed = test_hash((uint64_t)(batch * 1000003 + heads * 10007 + length * 101 + dim));
+    return p;
+}
+
+static int64_t cells_of(const problem *p)
+{
+    int64_t cells = 1;
+    for (int i = 0; i < (p->axes ? p->axes : 1); i++) cells *= p->shape[i];
+    return cells;
+}
+
+static int64_t tokens_of(const problem *p) { return p->prefix + cells_of(p); }
+static int64_t e_of(const problem *p)
+{
+    const int axes = p->axes ? p->axes : 1;
+    return p->e ? p->e : (p->dim + axes - 1) / axes;
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[900];
+    int used = snprintf(text, sizeof text, "%s %s path=%s batch=%lld heads=%lld dim=%lld e=%lld prefix=%lld axes=%d shape=",
+                        direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->batch,
+                        (long long)p->heads, (long long)p->dim, (long long)p->e, (long long)p->prefix, p->axes);
+    for (int i = 0; i < p->axes; i++)
+        used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", i ? "x" : "", (long long)p->shape[i]);
+    for (int i = 0; i < p->axes; i++)
+        used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", i ? "," : " offset=", (long long)p->offset[i]);
+    snprintf(text + used, sizeof text - (size_t)used,
+             " x=%s y=%s dx=%s x_at=%d y_at=%d dx_at=%d theta_at=%d dtheta_at=%d theta=%s %s activation=%s special=%s at %s%s%s%s%s "
+             "seed=0x%llx",
+             layout_name[p->x_layout], layout_name[p->y_layout], layout_name[p->dx_layout], p->x_at, p->y_at, p->dx_at, p->theta_at,
+             p->dtheta_at, p->theta_t ? "T" : "f32", theta_name[p->theta], activation_name[p->activation],
+             special_name[p->special], where_name[p->where], p->no_dx ? " dx=NULL" : "", p->dtheta ? " dtheta" : "",
+             p->no_dy ? " dy=NULL" : "", p->accumulate ? " accumulate" : "", (unsigned long long)p->seed);
+    return text;
+}
+
+/* Strides of batch, head, token; given: as the args say them, 0 for packed. */
+typedef struct {
+    int64_t given[3], stride[3], span;
+} placing;
+
+static placing place(const problem *p, int layout, int64_t width)
+{
+    const int64_t b = p->batch, h = p->heads, n = tokens_of(p), vec = 16 / test_type_bytes[p->type];
+    const int64_t odd = width + 3, aligned = (width + vec - 1) / vec * vec + vec;
+    const int64_t strides[LAYOUTS][3] = {{h * n * width, n * width, width},
+                                         {n * h * width, width, h * width},
+                                         {h * (n * odd + 5), n * odd + 5, odd},
+                                         {h * n * aligned + vec, n * aligned, aligned},
+                                         {width, b * width, h * b * width},
+                                         {n * 2 + 1, 3, 1}};
+    placing at = {};
+    for (int i = 0; i < 3; i++) {
+        at.stride[i] = strides[layout][i];
+        at.given[i] = layout == PACKED ? 0 : at.stride[i];
+    }
+    at.span = b && h && n ? (b - 1) * at.stride[0] + (h - 1) * at.stride[1] + (n - 1) * at.stride[2] + width : 0;
+    return at;
+}
+
+static int64_t at_of(const placing *a, int64_t batch, int64_t head, int64_t token)
+{
+    return batch * a->stride[0] + head * a->stride[1] + token * a->stride[2];
+}
+
+/* Whether the vector path takes the problem; ones along an axis do not matter to it. */
+static bool vector_takes(const problem *p)
+{
+    const int64_t vec = 16 / test_type_bytes[p->type], size[3] = {p->batch, p->heads, tokens_of(p)};
+    if (p->dim % vec || (p->activation == LK_MD_LRPE_COSINE_SOFTMAX && p->dim > 32 * vec)) return false;
+    if (p->x_at % vec || p->y_at % vec || (p->direction == BACKWARD && p->dx_at % vec)) return false;
+    for (int which = 0; which < (p->direction == BACKWARD ? 3 : 2); which++) {
+        const placing a =
+            place(p, which == 0 ? p->x_layout : which == 1 ? p->y_layout : p->dx_layout, which == 1 ? 2 * p->dim : p->dim);
+        for (int i = 0; i < 3; i++)
+            if (size[i] > 1 && a.stride[i] % vec) return false;
+        /* What a single one of them is replaced by is packed from the strides inside it, which are multiples then. */
+    }
+    return true;
+}
+
+/* ---- Counts ---------------------------------------------------------------------------------------------------------- */
+
+/* Of layouts, activations, thetas and specials the first is what else is the case; no more than TEST_MOST_OPTIONS in all. */
+enum {
+    DID_F32, DID_F16, DID_BF16, DID_EMPTY, DID_ONLY_PREFIX, DID_ONE_BATCH, DID_FEW_BATCHES, DID_MANY_BATCHES, DID_PREFIX,
+    DID_AXES, DID_STRADDLE = DID_AXES + 5, DID_NARROW, DID_E, DID_ODD_DIM, DID_LONG_DIM, DID_ONE_LONG, DID_NEGATIVE,
+    DID_FARTHEST, DID_LAYOUT_X, DID_LAYOUT_Y = DID_LAYOUT_X + LAYOUTS - 1,
+    DID_X_OFF = DID_LAYOUT_Y + LAYOUTS - 1, DID_OTHER_OFF, DID_THETA_OFF, DID_THETA_T, DID_THETA,
+    DID_ACTIVATION = DID_THETA + THETAS - 1, DID_SPECIAL = DID_ACTIVATION + ACTIVATIONS - 1,
+    DID_DTHETA = DID_SPECIAL + SPECIALS - 1, DID_ACCUMULATE, DID_NO_DX, DID_NO_DY, DIDS
+};
+static_assert((int)DIDS <= (int)TEST_MOST_OPTIONS, "count fewer");
+static const char *const did_name[DIDS] = {
+    "f32", "f16", "bf16", "empty", "prefix alone", "batch 1", "batch 2 to 11", "batch 12 or more", "prefix", "1 axis", "2 axes",
+    "3 axes", "4 to 7 axes", "8 axes", "vector on 2 axes", "vector on 3 axes", "e given", "odd dim", "dim > 256",
+    "a length of 1", "position < 0", "position 2^31 - 1", "x [b,n,h,d]", "x odd gaps", "x aligned gaps", "x [n,h,b,d]",
+    "x overlaps", "y [b,n,h,d]", "y odd gaps", "y aligned gaps", "y [n,h,b,d]", "dy overlaps", "x off", "y off other",
+    "theta off", "theta of type T", "theta 0", "theta up to 1e6", "theta tiny", "theta beyond 2^24", "theta wild", "relu",
+    "sigmoid", "silu", "softmax", "prefix wild", "-inf", "+inf", "nan", "1e4", "dtheta", "accumulate", "dx NULL", "dy NULL"};
+static const char *const counted_paths[] = {"fwd auto", "vector", "row", "bwd auto", "vector", "row"};
+enum { COUNTED = 6 };
+static const int counted_direction[] = {FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD};
+static const int counted_path[] = {0, 1, 2, 0, 1, 2};
+static test_counts counts = {counted_paths, did_name, COUNTED, DIDS, {}, {}};
+
+/* Whether this direction and path can be asked for an option at all. */
+static bool possible(int counted, int did)
+{
+    const bool back = counted_direction[counted] == BACKWARD, vector = counted_path[counted] == LK_MD_LRPE_COSINE_VECTOR;
+    if (vector && (did == DID_ODD_DIM || did == DID_LAYOUT_X + ODD_GAPS - 1 || did == DID_LAYOUT_Y + ODD_GAPS - 1 ||
+                   did == DID_LAYOUT_X + OVERLAPPING - 1 || did == DID_LAYOUT_Y + OVERLAPPING - 1 || did == DID_X_OFF ||
+                   did == DID_OTHER_OFF))
+        return false;
+    if (did == DID_DTHETA || did == DID_ACCUMULATE || did == DID_NO_DX || did == DID_NO_DY ||
+        did == DID_LAYOUT_Y + OVERLAPPING - 1)
+        return back;
+    return true;
+}
+
+static void count(const problem *p)
+{
+    const int64_t vec = 16 / test_type_bytes[p->type], e = e_of(p), cells = cells_of(p);
+    const bool some = p->batch > 0 && p->heads > 0 && tokens_of(p) > 0, grid = some && cells > 0;
+    const int axes = p->axes ? p->axes : 1, at = 3 * p->direction + p->path;
+    bool did[DIDS] = {};
+    did[p->type] = true;
+    did[DID_EMPTY] = !some;
+    if (some) {
+        did[DID_ONLY_PREFIX] = cells == 0;
+        did[DID_ONE_BATCH] = p->batch == 1;
+        did[DID_FEW_BATCHES] = p->batch > 1 && p->batch < 12;
+        did[DID_MANY_BATCHES] = p->batch >= 12;
+        did[DID_PREFIX] = p->prefix > 0;
+        did[DID_AXES + (axes < 4 ? axes - 1 : axes < 8 ? 3 : 4)] = true;
+        did[DID_STRADDLE] = axes > 1 && e % vec && e > vec;
+        did[DID_NARROW] = axes > 1 && e % vec && e < vec;
+        did[DID_E] = p->e > 0;
+        did[DID_ODD_DIM] = p->dim % 2 == 1;
+        did[DID_LONG_DIM] = p->dim > 256;
+        if (p->x_layout) did[DID_LAYOUT_X + p->x_layout - 1] = true;
+        if (p->y_layout) did[DID_LAYOUT_Y + p->y_layout - 1] = true;
+        did[DID_X_OFF] = p->x_at % vec != 0;
+        did[DID_OTHER_OFF] = p->y_at % vec != p->x_at % vec;
+        did[DID_THETA_OFF] = p->theta_at > 0;
+        if (p->activation) did[DID_ACTIVATION + p->activation - 1] = true;
+        if (p->special) did[DID_SPECIAL + p->special - 1] = p->special != PREFIX || p->prefix > 0;
+        did[DID_DTHETA] = p->dtheta;
+        did[DID_ACCUMULATE] = p->dtheta && p->accumulate;
+        did[DID_NO_DX] = p->direction == BACKWARD && p->no_dx;
+        did[DID_NO_DY] = p->direction == BACKWARD && p->no_dy;
+    }
+    if (grid) {
+        did[DID_THETA_T] = p->theta_t;
+        if (p->theta) did[DID_THETA + p->theta - 1] = true;
+        for (int i = 0; i < axes; i++) {
+            did[DID_ONE_LONG] |= p->shape[i] == 1;
+            did[DID_NEGATIVE] |= p->offset[i] < 0;
+            did[DID_FARTHEST] |= p->offset[i] + p->shape[i] == (int64_t)1 << 31;
+        }
+    }
+    counts.runs[at]++;
+    for (int i = 0; i < DIDS; i++) counts.of[at][i] += did[i];
+}
+
+/* ---- The reference --------------------------------------------------------------------------------------------------- */
+
+static float theta_value(const problem *p, int64_t head, int64_t t)
+{
+    uint64_t random = p->seed + 31 * (uint64_t)(head * e_of(p) + t);
+    const double sign = (head + t) % 2 ? -1 : 1, u = test_uniform(&random);
+    float value = (float)(sign * pow(10000.0, -(double)t / (double)e_of(p)) * (1 + 0.1 * u));
+    if (p->theta == ZERO) value = 0;
+    if (p->theta == LARGE) value = (float)(1e6 * u);
+    if (p->theta == TINY) value = (float)ldexp(1.5 + 0.4 * u, -30 - (int)((head * 7 + t) % 31));
+    if (p->theta == BEYOND) value = (float)ldexp(sign * (1.5 + 0.4 * u), 24 + (int)((head * 7 + t) % 6));
+    if (p->theta == WILD && (head + t) % 3 == 0) value = t % 2 ? INFINITY : t % 4 ? -INFINITY : NAN;
+    return value;
+}
+
+/* The position on the axis of feature f at a cell. */
+static int64_t position_of(const problem *p, int64_t cell, int64_t f)
+{
+    const int axis = (int)(f / e_of(p));
+    for (int i = (p->axes ? p->axes : 1) - 1; i > axis; i--) cell /= p->shape[i];
+    return cell % p->shape[axis] + p->offset[axis];
+}
+
+/* cos and sin of the exact product. */
+static void exact_angle(int64_t s, float theta, double *cos_of, double *sin_of)
+{
+    const long double phi = (long double)s * (long double)theta;
+    *cos_of = (double)cosl(phi), *sin_of = (double)sinl(phi);
+}
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+/* a = act(x) of a row and how much it may err; slope of the elementwise ones likewise. */
+static void activate(int activation, const double *x, int64_t dim, double *a, double *err, double *slope, double *slope_err)
+{
+    double max = -INFINITY, sum = 0;
+    for (int64_t f = 0; f < dim; f++) max = fmax(max, x[f]);
+    for (int64_t f = 0; f < dim; f++) sum += exp(x[f] - max);
+    for (int64_t f = 0; f < dim; f++) {
+        const double v = x[f], s = sigmoid(v), back = sigmoid(-v), r = ((isfinite(v) ? fabs(v) : 0) + 8) * 0x1p-23;
+        const double flush = (isfinite(v) ? fabs(v) + 1 : 1) * 0x1p-126;
+        a[f] = v, slope[f] = 1, err[f] = slope_err[f] = 0;
+        if (activation == LK_MD_LRPE_COSINE_RELU) a[f] = v <= 0 ? 0 : v, slope[f] = v <= 0 ? 0 : 1;
+        if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
+            a[f] = s, err[f] = s * r + flush;
+            slope[f] = s * back, slope_err[f] = 2 * r * s * back + flush;
+        }
+        if (activation == LK_MD_LRPE_COSINE_SILU) {
+            a[f] = v * s, err[f] = fabs(a[f]) * r + flush;
+            slope[f] = s * (1 + v * back), slope_err[f] = 2 * r * s * (1 + fabs(v) * back) + flush;
+        }
+        if (activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+            a[f] = isfinite(max) ? exp(v - max) / sum : NAN;
+            err[f] = a[f] * ((isfinite(v) ? max - v : 0) + log((double)dim) + 8) * 0x1p-23 + 0x1p-126;
+        }
+    }
+}
+
+/* ---- One checked call ------------------------------------------------------------------------------------------------ */
+
+static const double ROTATION = 8e-7;
+
+static test_buffer x_buffer, y_buffer, dx_buffer, theta_buffer, dtheta_buffer, work_buffer; /* y_buffer: dy in backward */
+static unsigned char *kept, *kept_dtheta; /* the first run's outputs */
+static size_t kept_bytes, kept_dtheta_bytes;
+
+static void *room(void *pointer, size_t *have, size_t want)
+{
+    if (want <= *have) return pointer;
+    *have = 2 * want;
+    return realloc(pointer, *have);
+}
+
+static double *table(int which, int64_t count)
+{
+    static double *tables[16];
+    static size_t bytes[16];
+    tables[which] = (double *)room(tables[which], &bytes[which], (size_t)(count > 0 ? count : 1) * sizeof(double));
+    return tables[which];
+}
+
+static bool is_special(const problem *p, int64_t row, int64_t f)
+{
+    const int vec = 16 / test_type_bytes[p->type];
+    if (row % 3 == 0) return false;
+    switch (p->where) {
+    case FIRST: return f == 0;
+    case LAST: return f == p->dim - 1;
+    case VECTOR: return f / vec == (p->dim > vec ? 1 : 0);
+    case LANE: return f % 32 == 1;
+    case EVEN: return f % 2 == 0;
+    }
+    return true;
+}
+
+/* x, or the halves of dy when width is 2 dim: uniform in [-2, 2), but for what is special. */
+static void fill(const problem *p, const placing *a, int64_t width, uint64_t salt, void *out)
+{
+    static const float value[] = {0, 0, -INFINITY, INFINITY, NAN, 1e4f};
+    uint64_t random = p->seed + salt;
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t h = 0; h < p->heads; h++)
+            for (int64_t n = 0; n < tokens_of(p); n++)
+                for (int64_t f = 0; f < width; f++) {
+                    float v = (float)(2 * test_uniform(&random));
+                    const bool in_prefix = n < p->prefix && (width == p->dim || f >= p->dim);
+                    if (p->special == PREFIX && in_prefix) v = f % 3 ? NAN : f % 2 ? INFINITY : -INFINITY;
+                    if (p->special > PREFIX && is_special(p, (b * p->heads + h) * tokens_of(p) + n + (width != p->dim), f % p->dim))
+                        v = value[p->special];
+                    test_put(p->type, out, at_of(a, b, h, n) + f, v);
+                }
+}
+
+static bool launched(const problem *p, lk_status status)
+{
+    if (!test_that(status == LK_OK)) {
+        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
+        return false;
+    }
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    return true;
+}
+
+template <class Args> static void set_common(const problem *p, Args *args)
+{
+    args->theta = test_buffer_device(&theta_buffer);
+    args->batch = p->batch, args->heads = p->heads, args->dim = p->dim, args->e = p->e, args->prefix = p->prefix;
+    args->axes = p->axes;
+    for (int i = 0; i < 8; i++) args->shape[i] = p->shape[i], args->offset[i] = p->offset[i];
+    const placing x = place(p, p->x_layout, p->dim);
+    args->x_batch_stride = x.given[0], args->x_head_stride = x.given[1], args->x_token_stride = x.given[2];
+    args->theta_dtype = p->theta_t ? LK_DTYPE_T : LK_DTYPE_F32;
+    args->activation = p->activation, args->path = p->path;
+}
+
+static forward_args forward_of_problem(const problem *p)
+{
+    forward_args args = {};
+    set_common(p, &args);
+    const placing y = place(p, p->y_layout, 2 * p->dim);
+    args.x = test_buffer_device(&x_buffer), args.y = test_buffer_device(&y_buffer);
+    args.y_batch_stride = y.given[0], args.y_head_stride = y.given[1], args.y_token_stride = y.given[2];
+    return args;
+}
+
+static backward_args backward_of_problem(const problem *p)
+{
+    backward_args args = {};
+    set_common(p, &args);
+    const placing dy = place(p, p->y_layout, 2 * p->dim), dx = place(p, p->dx_layout, p->dim);
+    args.dy = p->no_dy ? NULL : test_buffer_device(&y_buffer);
+    args.x = p->dtheta || p->activation ? test_buffer_device(&x_buffer) : NULL;
+    args.dx = p->no_dx ? NULL : test_buffer_device(&dx_buffer);
+    args.dtheta = p->dtheta ? (float *)test_buffer_device(&dtheta_buffer) : NULL;
+    args.dy_batch_stride = dy.given[0], args.dy_head_stride = dy.given[1], args.dy_token_stride = dy.given[2];
+    args.dx_batch_stride = dx.given[0], args.dx_head_stride = dx.given[1], args.dx_token_stride = dx.given[2];
+    args.accumulate = p->accumulate;
+    return args;
+}
+
+static void prepare_theta(const problem *p, int poison)
+{
+    const int bytes = p->theta_t ? test_type_bytes[p->type] : 4;
+    const int64_t e = e_of(p);
+    test_buffer_size(&theta_buffer, (size_t)(p->heads * e * bytes), (size_t)(p->theta_at * bytes), poison);
+    for (int64_t h = 0; h < p->heads; h++)
+        for (int64_t t = 0; t < e; t++)
+            test_put(p->theta_t ? p->type : TEST_F32, test_buffer_host(&theta_buffer), h * e + t, theta_value(p, h, t));
+    test_buffer_upload(&theta_buffer);
+}
+
+/* cos and sin by (head, token, feature), 1 and 0 in the prefix, and the positions. Beyond 2^24 a doubling costs a bit of 2^-64
+ * turns: `extra` is what that makes of the angle. */
+static double angle_extra(const problem *p, double s) { return p->theta == BEYOND ? fabs(s) * 0x1p-58 * 6.3 : 0; }
+
+static void make_angles(const problem *p, double *cos_of, double *sin_of, double *s_of)
+{
+    const int type = p->theta_t ? p->type : TEST_F32;
+    const int64_t e = e_of(p), tokens = tokens_of(p);
+    for (int64_t h = 0; h < p->heads; h++)
+        for (int64_t n = 0; n < tokens; n++)
+            for (int64_t f = 0; f < p->dim; f++) {
+                const int64_t at = (h * tokens + n) * p->dim + f;
+                const int64_t s = n < p->prefix ? 0 : position_of(p, n - p->prefix, f);
+                const float theta = test_get(type, test_buffer_host(&theta_buffer), h * e + f % e);
+                cos_of[at] = 1, sin_of[at] = 0, s_of[at] = (double)s;
+                if (n >= p->prefix) exact_angle(s, theta, &cos_of[at], &sin_of[at]);
+            }
+}
+
+static void check_forward(const problem *p)
+{
+    const placing xs = place(p, p->x_layout, p->dim), ys = place(p, p->y_layout, 2 * p->dim);
+    const int bytes = test_type_bytes[p->type];
+    const int64_t tokens = tokens_of(p), dim = p->dim, angles = p->heads * tokens * dim;
+    double *x = table(0, dim), *a = table(1, dim), *err = table(2, dim), *slope = table(3, dim), *slope_err = table(4, dim);
+    double *cos_of = table(5, angles), *sin_of = table(6, angles), *s_of = table(7, angles);
+    for (int run = 0; run < 2; run++) {
+        test_buffer_size(&x_buffer, (size_t)(xs.span * bytes), (size_t)(p->x_at * bytes), run ? 0x7f : 0xff);
+        test_buffer_size(&y_buffer, (size_t)(ys.span * bytes), (size_t)(p->y_at * bytes), run ? 0xff : 0x5a);
+        fill(p, &xs, dim, 0, test_buffer_host(&x_buffer));
+        prepare_theta(p, run ? 0x7f : 0xff);
+        test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
+        if (run == 0) make_angles(p, cos_of, sin_of, s_of);
+        const forward_args args = forward_of_problem(p);
+        const bool ran = launched(p, forward_of[p->type](&args, test.stream));
+        test_buffer_download(&x_buffer), test_buffer_download(&y_buffer), test_buffer_download(&theta_buffer);
+        if (!ran) return;
+
+        const void *y = test_buffer_back(&y_buffer);
+        kept = (unsigned char *)room(kept, &kept_bytes, y_buffer.bytes);
+        for (int64_t b = 0; b < p->batch; b++)
+            for (int64_t h = 0; h < p->heads; h++)
+                for (int64_t n = 0; n < tokens; n++) {
+                    const int64_t row = at_of(&ys, b, h, n);
+                    if (run) {
+                        if (!test_that(!memcmp(kept + row * bytes, (const char *)y + row * bytes, (size_t)(2 * dim * bytes))))
+                            test_detail("a second run gives other bits for y[%lld,%lld,%lld]; %s", (long long)b, (long long)h,
+                                        (long long)n, describe(p));
+                    } else {
+                        for (int64_t f = 0; f < dim; f++)
+                            x[f] = (double)test_get(p->type, test_buffer_host(&x_buffer), at_of(&xs, b, h, n) + f);
+                        activate(p->activation, x, dim, a, err, slope, slope_err);
+                        memcpy(kept + row * bytes, (const char *)y + row * bytes, (size_t)(2 * dim * bytes));
+                    }
+                    for (int64_t f = 0; f < dim && run == 0; f++) {
+                        const int64_t at = (h * tokens + n) * dim + f;
+                        const double extra = angle_extra(p, s_of[at]);
+                        const double slack = n < p->prefix ? err[f] : err[f] + (ROTATION + extra) * fabs(a[f]);
+                        const double want[2] = {n < p->prefix ? a[f] : a[f] * cos_of[at], n < p->prefix ? 0 : a[f] * sin_of[at]};
+                        for (int half = 0; half < 2; half++) {
+                            const float got = test_get(p->type, y, row + half * dim + f);
+                            const bool exact = half == 1 && n < p->prefix;
+                            const bool good = exact ? test_that(got == 0) : test_near(p->type, got, want[half], isfinite(want[half]) ? slack : 0);
+                            if (!good)
+                                test_detail("y[%lld,%lld,%lld,%lld] is %.9g, want %.9g +- %.3g (position %.0f); %s", (long long)b,
+                                            (long long)h, (long long)n, (long long)(half * dim + f), (double)got, want[half],
+                                            slack, s_of[at], describe(p));
+                        }
+                    }
+                    for (int64_t f = 0; f < 2 * dim; f++) test_buffer_accept(&y_buffer, row + f, bytes);
+                }
+        test_buffer_untouched(&x_buffer, "x", describe(p));
+        test_buffer_untouched(&y_buffer, "y", describe(p));
+        test_buffer_untouched(&theta_buffer, "theta", describe(p));
+    }
+}
+
+/* Holds dx of one row against the formula and adds its terms of dtheta. u, v: the halves of dy. */
+typedef struct {
+    double *x, *a, *err, *slope, *slope_err, *g, *g_slack;
+    const double *cos_of, *sin_of, *s_of; /* of this row */
+    double *sum, *limit;                  /* dtheta of this head, by t */
+} backward_row;
+
+static void check_dx(const problem *p, const backward_row *r, const void *dx, int64_t at, const double *u, const double *v, bool still)
+{
+    double dot = 0, dot_slack = 0;
+    for (int64_t f = 0; f < p->dim; f++) {
+        const double extra = angle_extra(p, r->s_of[f]);
+        r->g[f] = still ? u[f] : u[f] * r->cos_of[f] + v[f] * r->sin_of[f];
+        r->g_slack[f] = still ? 0 : (ROTATION + extra) * (fabs(u[f]) + fabs(v[f]));
+        dot += r->a[f] * r->g[f];
+        dot_slack += r->a[f] * r->g_slack[f] + r->err[f] * fabs(r->g[f]) + 16 * 0x1p-24 * fabs(r->a[f] * r->g[f]);
+        if (!r->sum || still) continue;
+        const double s = r->s_of[f], w = v[f] * r->cos_of[f] - u[f] * r->sin_of[f], size = fabs(u[f]) + fabs(v[f]);
+        r->sum[f % e_of(p)] += s * (r->a[f] * w);
+        r->limit[f % e_of(p)] += fabs(s) * size * (fabs(r->a[f]) * (16 * 0x1p-24 + ROTATION + extra) + r->err[f]);
+    }
+    for (int64_t f = 0; f < p->dim && dx; f++) {
+        double want = r->g[f] * r->slope[f], slack = r->g_slack[f] * fabs(r->slope[f]) + fabs(r->g[f]) * r->slope_err[f];
+        if (p->activation == LK_MD_LRPE_COSINE_RELU && r->slope[f] == 0) want = slack = 0; /* whatever g is */
+        if (p->activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+            want = r->a[f] * (r->g[f] - dot);
+            slack = r->a[f] * (r->g_slack[f] + dot_slack + 0x1p-23 * (fabs(r->g[f]) + fabs(dot))) + r->err[f] * fabs(r->g[f] - dot);
+        }
+        slack = isfinite(want) ? slack + 0x1p-24 * fabs(want) + 0x1p-126 : 0;
+        const float got = test_get(p->type, dx, at + f);
+        if (!test_near(p->type, got, want, slack))
+            test_detail("dx feature %lld is %.9g, want %.9g +- %.3g (x %.9g, u %.9g, v %.9g, position %.0f); %s", (long long)f,
+                        (double)got, want, slack, r->x[f], u[f], v[f], r->s_of[f], describe(p));
+    }
+}
+
+static float initial_dtheta(int64_t at) { return (float)(at % 7) - 3.25f; }
+
+static void check_backward(const problem *p)
+{
+    const placing xs = place(p, p->x_layout, p->dim), ys = place(p, p->y_layout, 2 * p->dim), ds = place(p, p->dx_layout, p->dim);
+    const int bytes = test_type_bytes[p->type];
+    const int64_t tokens = tokens_of(p), dim = p->dim, angles = p->heads * tokens * dim, e = e_of(p);
+    double *u = table(8, dim), *v = table(9, dim), *cos_of = table(5, angles), *sin_of = table(6, angles), *s_of = table(7, angles);
+    double *sum = table(12, p->heads * e), *limit = table(13, p->heads * e);
+    for (int run = 0; run < 2; run++) {
+        test_buffer_size(&x_buffer, (size_t)(xs.span * bytes), (size_t)(p->x_at * bytes), run ? 0x7f : 0xff);
+        test_buffer_size(&y_buffer, (size_t)(ys.span * bytes), (size_t)(p->y_at * bytes), run ? 0x7f : 0xff);
+        test_buffer_size(&dx_buffer, (size_t)(ds.span * bytes), (size_t)(p->dx_at * bytes), run ? 0xff : 0x5a);
+        test_buffer_size(&dtheta_buffer, (size_t)(p->heads * e * 4), (size_t)(p->dtheta_at * 4), run ? 0xff : 0x5a);
+        fill(p, &xs, dim, 0, test_buffer_host(&x_buffer));
+        fill(p, &ys, 2 * dim, 77, test_buffer_host(&y_buffer));
+        for (int64_t i = 0; i < p->heads * e && p->accumulate; i++)
+            test_put(TEST_F32, test_buffer_host(&dtheta_buffer), i, initial_dtheta(i));
+        prepare_theta(p, run ? 0x7f : 0xff);
+        if (run == 0) make_angles(p, cos_of, sin_of, s_of);
+        backward_args args = backward_of_problem(p);
+        size_t needed = 12345;
+        const lk_status query = backward_query_of[p->type](&args, &needed);
+        if (!test_that(query == LK_OK && (needed > 0) == (p->dtheta && p->batch * p->heads * tokens > 0)))
+            test_detail("the query says %s, %zu bytes; %s", lk_status_string(query), needed, describe(p));
+        if (query) return;
+        test_buffer_size(&work_buffer, needed, 0, run ? 0xff : 0x5a);
+        args.workspace = needed ? test_buffer_device(&work_buffer) : NULL, args.workspace_bytes = needed;
+        test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &dtheta_buffer, &work_buffer, &theta_buffer};
+        for (int i = 0; i < 5; i++) test_buffer_upload(buffers[i]);
+        const bool ran = launched(p, backward_of[p->type](&args, test.stream));
+        for (int i = 0; i < 6; i++) test_buffer_download(buffers[i]);
+        if (!ran) return;
+
+        const void *dx = p->no_dx ? NULL : test_buffer_back(&dx_buffer);
+        kept = (unsigned char *)room(kept, &kept_bytes, dx_buffer.bytes);
+        kept_dtheta = (unsigned char *)room(kept_dtheta, &kept_dtheta_bytes, dtheta_buffer.bytes + 4);
+        for (int64_t i = 0; i < p->heads * e; i++) sum[i] = limit[i] = 0;
+        for (int64_t b = 0; b < p->batch; b++)
+            for (int64_t h = 0; h < p->heads; h++)
+                for (int64_t n = 0; n < tokens; n++) {
+                    const int64_t row = at_of(&ds, b, h, n), angle = (h * tokens + n) * dim;
+                    if (run == 0) {
+                        backward_row r = {table(0, dim), table(1, dim), table(2, dim), table(3, dim), table(4, dim), table(10, dim),
+                                          table(11, dim), cos_of + angle, sin_of + angle, s_of + angle,
+                                          p->dtheta ? sum + h * e : NULL, limit + h * e};
+                        for (int64_t f = 0; f < dim; f++) {
+                            const int64_t at = at_of(&ys, b, h, n) + f;
+                            r.x[f] = args.x ? (double)test_get(p->type, test_buffer_host(&x_buffer), at_of(&xs, b, h, n) + f) : 0;
+                            u[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), at);
+                            v[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), at + dim);
+                        }
+                        activate(p->activation, r.x, dim, r.a, r.err, r.slope, r.slope_err);
+                        check_dx(p, &r, dx, row, u, v, n < p->prefix);
+                        if (dx) memcpy(kept + row * bytes, (const char *)dx + row * bytes, (size_t)(dim * bytes));
+                    } else if (dx && !test_that(!memcmp(kept + row * bytes, (const char *)dx + row * bytes, (size_t)(dim * bytes)))) {
+                        test_detail("a second run gives other bits for dx[%lld,%lld,%lld]; %s", (long long)b, (long long)h,
+                                    (long long)n, describe(p));
+                    }
+                    for (int64_t f = 0; f < dim && dx; f++) test_buffer_accept(&dx_buffer, row + f, bytes);
+                }
+        for (int64_t i = 0; i < p->heads * e && p->dtheta; i++) {
+            const float got = test_get(TEST_F32, test_buffer_back(&dtheta_buffer), i);
+            const double had = p->accumulate ? (double)initial_dtheta(i) : 0, want = had + sum[i];
+            const double slack = isfinite(want) ? limit[i] + 0x1p-24 * fabs(had) : 0;
+            if (run == 0 && !test_near(TEST_F32, got, want, slack))
+                test_detail("dtheta[%lld,%lld] is %.9g, want %.9g +- %.3g; %s", (long long)(i / e), (long long)(i % e), (double)got,
+                            want, slack, describe(p));
+            if (run == 0) memcpy(kept_dtheta + 4 * i, &got, 4);
+            else if (!test_that(!memcmp(kept_dtheta + 4 * i, &got, 4)))
+                test_detail("a second run gives other bits for dtheta[%lld]; %s", (long long)i, describe(p));
+            test_buffer_accept(&dtheta_buffer, i, 4);
+        }
+        for (size_t i = 0; i < needed; i++) test_buffer_accept(&work_buffer, (int64_t)i, 1);
+        test_buffer_untouched(&x_buffer, "x", describe(p));
+        test_buffer_untouched(&y_buffer, "dy", describe(p));
+        test_buffer_untouched(&dx_buffer, "dx", describe(p));
+        test_buffer_untouched(&theta_buffer, "theta", describe(p));
+        test_buffer_untouched(&dtheta_buffer, "dtheta", describe(p));
+        test_buffer_untouched(&work_buffer, "workspace", describe(p));
+    }
+}
+
+/* Checks the problem; on the vector path only where it can run. Backward: dx, and dx with dtheta. */
+static void check(const problem *p)
+{
+    if (p->path == LK_MD_LRPE_COSINE_VECTOR && !vector_takes(p)) return;
+    count(p);
+    if (p->direction == FORWARD) check_forward(p);
+    else check_backward(p);
+}
+
+static void check_both(problem p)
+{
+    check(&p);
+    if (p.direction == FORWARD || p.dtheta) return;
+    p.dtheta = true;
+    check(&p);
+}
+
+/* ---- Themes: each on every path, in both directions ------------------------------------------------------------------ */
+
+static void empty(int type, int direction, int path)
+{
+    const int64_t sizes[][4] = {{0, 2, 3, 0}, {2, 0, 3, 0}, {2, 2, 0, 0}, {2, 2, 0, 3}, {0, 0, 0, 0}, {0, 2, 3, 2}};
+    for (int i = 0; i < LENGTH_OF(sizes); i++)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            problem p = plain(type, direction, path, sizes[i][0], sizes[i][1], sizes[i][2], 16);
+            p.prefix = sizes[i][3], p.accumulate = accumulate;
+            if (direction == BACKWARD) check_both(p);
+            else if (!accumulate) check(&p);
+        }
+    /* Tensors without elements may be NULL, and theta without tokens. */
+    forward_args f = {};
+    f.batch = 2, f.heads = 2, f.dim = 16, f.path = path;
+    const lk_status none = forward_of[type](&f, test.stream);
+    if (!test_that(none == LK_OK)) test_detail("no tokens and NULL tensors: %s, %s", lk_status_string(none), lk_last_error());
+    backward_args b = {};
+    b.batch = 0, b.heads = 2, b.dim = 16, b.shape[0] = 3, b.path = path;
+    const lk_status back = backward_of[type](&b, test.stream);
+    if (!test_that(back == LK_OK)) test_detail("no batch and NULL tensors: %s, %s", lk_status_string(back), lk_last_error());
+}
+
+/* Every number of axes, lengths of 1 in several places, e as it comes, larger, and so small that a vector lies on many axes. */
+static void axes(int type, int direction, int path)
+{
+    const int64_t vec = 16 / test_type_bytes[type];
+    const int64_t shapes[][8] = {{7}, {1}, {3, 4}, {1, 5}, {5, 1}, {2, 3, 2}, {1, 1, 6}, {3, 1, 2}, {2, 2, 2, 2}, {2, 1, 3, 1},
+                                 {1, 2, 1, 2, 3}, {2, 1, 2, 1, 2, 2}, {1, 2, 2, 1, 2, 1, 2}, {2, 1, 2, 1, 1, 2, 1, 2}, {1, 1, 1, 1, 1, 1, 1, 1}};
+    const int64_t dims[] = {2 * vec, 3 * vec, 8 * vec, 7};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int j = 0; j < LENGTH_OF(dims); j++) {
+            if (test.small && (i + j) % 3) continue;
+            problem p = plain(type, direction, path, 1 + (i + j) % 4, 1 + i % 3, 0, dims[j]);
+            for (p.axes = 0; p.axes < 8 && shapes[i][p.axes]; p.axes++)
+                p.shape[p.axes] = shapes[i][p.axes], p.offset[p.axes] = (i + j) % 2 ? 0 : 100 * p.axes - 150;
+            p.prefix = j;
+            check_both(p);
+            p.e = e_of(&p) + 1 + j;
+            check_both(p);
+        }
+}
+
+static void dims(int type, int direction, int path)
+{
+    const int64_t v = 16 / test_type_bytes[type];
+    const int64_t sizes[] = {1, v - 1, v, v + 1, 31, 33, 12 * v, 128, 127, 129, 256, 257, 300, 40 * v, 130 * v};
+    for (int i = 0; i < LENGTH_OF(sizes) - (test.small ? 1 : 0); i++)
+        for (int activation = 0; activation < ACTIVATIONS; activation += LK_MD_LRPE_COSINE_SOFTMAX) {
+            problem p = plain(type, direction, path, 3, 2, 3, sizes[i]);
+            p.activation = activation, p.axes = 1 + i % 2, p.shape[1] = 2;
+            check_both(p);
+        }
+}
+
+static void batches(int type, int direction, int path)
+{
+    const int64_t batch[] = {1, 2, 3, 5, 12, 13, 33}, tokens[] = {1, 9, 50};
+    for (int i = 0; i < LENGTH_OF(batch) - (test.small ? 1 : 0); i++)
+        for (int j = 0; j < LENGTH_OF(tokens); j++) {
+            if (test.small && j == 2 && i > 1) continue;
+            problem p = plain(type, direction, path, batch[i], 3, tokens[j], 32);
+            p.prefix = j;
+            check_both(p);
+        }
+    problem p = plain(type, direction, path, 1, 2, test.small ? 300 : 3000, 64); /* several tokens a thread */
+    p.prefix = 3;
+    check_both(p);
+    p.activation = LK_MD_LRPE_COSINE_SOFTMAX;
+    check_both(p);
+    p.axes = 3, p.shape[0] = test.small ? 5 : 50, p.shape[1] = 6, p.shape[2] = 10, p.activation = 0;
+    check_both(p);
+}
+
+static void prefixes(int type, int direction, int path)
+{
+    const int64_t prefix[] = {0, 1, 10};
+    for (int i = 0; i < LENGTH_OF(prefix); i++)
+        for (int activation = 0; activation < ACTIVATIONS; activation++)
+            for (int64_t batch = 1; batch < 7; batch += 5) {
+                if (test.small && activation % 2 && batch > 1) continue;
+                problem p = plain(type, direction, path, batch, 2, activation == 1 ? 0 : 5, 16);
+                p.prefix = prefix[i], p.special = PREFIX, p.activation = activation;
+                check_both(p);
+            }
+}
+
+static void activations(int type, int direction, int path)
+{
+    const int64_t sizes[] = {8, 96, 33, 300};
+    for (int activation = 1; activation < ACTIVATIONS; activation++)
+        for (int i = 0; i < LENGTH_OF(sizes); i++)
+            for (int64_t batch = 1; batch < 6; batch += 4) {
+                if (test.small && (i + activation) % 2 && batch > 1) continue;
+                problem p = plain(type, direction, path, batch, 3, 7, sizes[i]);
+                p.activation = activation, p.prefix = 2;
+                check_both(p);
+                p.special = FAR, p.where = EVEN, p.theta_t = true;
+                check_both(p);
+                p.no_dy = direction == BACKWARD;
+                if (p.no_dy) check_both(p);
+            }
+}
+
+static void layouts(int type, int direction, int path)
+{
+    const int64_t v = 16 / test_type_bytes[type];
+    for (int x = 0; x < LAYOUTS; x++)
+        for (int y = 0; y < LAYOUTS; y++) {
+            if (y == OVERLAPPING && direction == FORWARD) continue;
+            if (test.small && (x + 2 * y) % 3) continue;
+            problem p = plain(type, direction, path, 2 + (x + y) % 3, 3, 5, (x + y) % 2 ? 3 * v : 3 * v + 1);
+            p.x_layout = x, p.y_layout = y, p.dx_layout = (x + 2) % LAYOUTS == OVERLAPPING ? PACKED : (x + 2) % LAYOUTS;
+            p.prefix = 1;
+            check_both(p);
+            p.dim = 3 * v, p.dx_layout = x == OVERLAPPING ? TOKENS_FIRST : x, p.batch = 1 + y % 2;
+            check_both(p);
+        }
+    for (int one = 0; one < 3; one++) { /* a stride of a single batch, head or token does not matter */
+        problem p = plain(type, direction, path, one == 0 ? 1 : 4, one == 1 ? 1 : 3, one == 2 ? 1 : 5, 2 * v);
+        p.x_layout = p.y_layout = p.dx_layout = ODD_GAPS;
+        check_both(p);
+        p.x_layout = p.y_layout = p.dx_layout = TOKENS_FIRST;
+        check_both(p);
+    }
+}
+
+static void misaligned(int type, int direction, int path)
+{
+    const int v = 16 / test_type_bytes[type];
+    for (int at = 0; at < v; at += test.small && at > 0 ? v - 2 : 1) {
+        problem p = plain(type, direction, path, 3, 2, 4, 2 * v);
+        p.x_at = p.y_at = p.dx_at = at, p.theta_at = at % 2, p.dtheta_at = 1;
+        check_both(p);
+        p.theta_t = true, p.theta_at = 1;
+        check_both(p);
+        p.y_at = (at + 1) % v, p.dx_at = (at + 3) % v;
+        check_both(p);
+        p.x_at = 0, p.y_at = 0, p.dx_at = at;
+        check_both(p);
+    }
+}
+
+/* Where angles are hard: positions to both ends, theta of every size. */
+static void thetas(int type, int direction, int path)
+{
+    const int64_t last = (int64_t)1 << 31;
+    for (int theta = 0; theta < THETAS; theta++)
+        for (int i = 0; i < 6; i++) {
+            problem p = plain(type, direction, path, 1 + i % 3, 3, 4, 40);
+            p.theta = theta, p.axes = 2, p.shape[1] = 3, p.theta_t = i % 2;
+            if (type == TEST_F16 && (theta == LARGE || theta == BEYOND || theta == TINY)) p.theta_t = false; /* beyond f16 */
+            const int64_t offsets[][2] = {{0, 0}, {100000, 7}, {last - 4, -last + 1}, {-3, 1 << 20}, {-last + 1, last - 3}, {1 << 24, -(1 << 30)}};
+            p.offset[0] = offsets[i][0], p.offset[1] = offsets[i][1];
+            p.prefix = i % 2;
+            check_both(p);
+        }
+}
+
+static void specials(int type, int direction, int path)
+{
+    const int64_t sizes[] = {1, 16, 47, 80, 300};
+    for (int special = MINUS_INF; special < SPECIALS; special++)
+        for (int where = 0; where < WHERES; where++)
+            for (int i = 0; i < LENGTH_OF(sizes); i++) {
+                if (test.small && (i + special + where) % 4) continue;
+                problem p = plain(type, direction, path, 2 + where % 2 * 2, 2, 3, sizes[i]);
+                p.special = special, p.where = where, p.activation = (special + where + i) % ACTIVATIONS;
+                p.prefix = 1;
+                check_both(p);
+            }
+}
+
+static void outputs(int type, int direction, int path)
+{
+    if (direction == FORWARD) return;
+    for (int i = 0; i < 16; i++) {
+        problem p = plain(type, direction, path, 1 + i % 5, 2, 9, i % 4 == 3 ? 24 : 32);
+        p.dtheta = i & 1 || i & 2, p.no_dx = (i & 2) != 0, p.accumulate = (i & 4) != 0, p.no_dy = (i & 8) != 0;
+        p.activation = i % 3 == 0 ? LK_MD_LRPE_COSINE_SILU : 0, p.prefix = i % 3, p.axes = 1 + i % 3, p.shape[1] = 2, p.shape[2] = 2;
+        p.e = i % 5 == 0 ? p.dim + 3 : 0;
+        check(&p);
+    }
+    for (int i = 0; i < 3; i++) { /* more tokens and batches than slots: long sums */
+        problem p = plain(type, direction, path, i == 2 ? 40 : 1 + i, i == 2 ? 40 : 2, test.small ? 300 : 2000, i == 2 ? 8 : 128);
+        if (i == 2) p.shape[0] = test.small ? 2 : 12;
+        p.dtheta = true, p.no_dx = i > 0, p.prefix = 2;
+        check(&p);
+    }
+}
+
+typedef void (*theme_function)(int type, int direction, int path);
+typedef struct {
+    const char *name;
+    theme_function run;
+} theme;
+
+static void all_themes(void)
+{
+    static const theme themes[] = {{"empty", empty}, {"axes", axes}, {"dims", dims}, {"batches", batches}, {"prefix", prefixes},
+                                   {"activations", activations}, {"layouts", layouts}, {"off by elements", misaligned},
+                                   {"positions and thetas", thetas}, {"special values", specials}, {"outputs", outputs}};
+    for (int at = 0; at < COUNTED; at++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            for (int i = 0; i < LENGTH_OF(themes); i++) {
+                if (themes[i].run == outputs && counted_direction[at] == FORWARD) continue;
+                if (!test_begin("%s %s %s: %s", direction_name[counted_direction[at]], test_type_name[type],
+                                path_name[counted_path[at]], themes[i].name))
+                    continue;
+                themes[i].run(type, counted_direction[at], counted_path[at]);
+                test_finish();
+            }
+}
+
+/* ---- Angles of their own ------------------------------------------------------------------------------------------------ */
+
+#if defined(LK_SIMT)
+enum { SWEEP = 256 };
+#else
+enum { SWEEP = 4096 };
+#endif
+
+/* x = 1 in f32: y is the cosines and sines themselves. Many phases, at all sizes of s and theta; the line's error is the worst. */
+static void sweep(int64_t offset, int theta)
+{
+    problem p = plain(TEST_F32, FORWARD, LK_MD_LRPE_COSINE_AUTO, 1, 4, test.small ? 32 : SWEEP, 256);
+    p.theta = theta, p.offset[0] = offset;
+    const int64_t tokens = tokens_of(&p);
+    test_buffer_size(&x_buffer, (size_t)(p.heads * tokens * p.dim * 4), 0, 0);
+    test_buffer_size(&y_buffer, 2 * x_buffer.bytes, 0, 0x5a);
+    for (int64_t i = 0; i < p.heads * tokens * p.dim; i++) ((float *)test_buffer_host(&x_buffer))[i] = 1;
+    prepare_theta(&p, 0xff);
+    test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
+    const forward_args args = forward_of_problem(&p);
+    const bool ran = launched(&p, forward_of[TEST_F32](&args, test.stream));
+    test_buffer_download(&x_buffer), test_buffer_download(&y_buffer), test_buffer_download(&theta_buffer);
+    const float *y = (const float *)test_buffer_back(&y_buffer);
+    for (int64_t row = 0; row < p.heads * tokens && ran; row++)
+        for (int64_t f = 0; f < p.dim; f++) {
+            double cos_of, sin_of;
+            exact_angle(row % tokens + offset, theta_value(&p, row / tokens, f), &cos_of, &sin_of);
+            const float *got = y + row * 2 * p.dim + f;
+            if (!test_within(fmax(fabs((double)got[0] - cos_of), fabs((double)got[p.dim] - sin_of)), ROTATION))
+                test_detail("position %lld theta %.9g: (%.9g, %.9g), want (%.9g, %.9g)", (long long)(row % tokens + offset),
+                            (double)theta_value(&p, row / tokens, f), (double)got[0], (double)got[p.dim], cos_of, sin_of);
+        }
+}
+
+/* By how much a float product of position and theta is wrong at s = 10^5, as PyTorch computes it: printed beside lk's. */
+static void peers(void)
+{
+    double worst = 0, at_most = 0;
+    problem p = plain(TEST_F32, FORWARD, LK_MD_LRPE_COSINE_AUTO, 1, 4, 64, 128);
+    for (int64_t h = 0; h < p.heads; h++)
+        for (int64_t t = 0; t < p.dim; t++)
+            for (int64_t s = 100000; s < 100064; s++) {
+                const float theta = theta_value(&p, h, t), product = (float)s * theta;
+                double cos_of, sin_of;
+                exact_angle(s, theta, &cos_of, &sin_of);
+                worst = fmax(worst, fmax(fabs(cos((double)product) - cos_of), fabs(sin((double)product) - sin_of)));
+                at_most = fmax(at_most, fabs((double)product));
+            }
+    printf("     at s = 1e5 a float product (PyTorch's) errs by %.3g in cos and sin, on angles up to %.3g\n", worst, at_most);
+}
+
+typedef struct {
+    const int64_t *n;
+    int64_t *quotient;
+    lk_lrpe_divisor by;
+    int count;
+} division_plan;
+
+LK_KERNEL void division_kernel(division_plan p)
+{
+    for (int i = threadIdx.x; i < p.count; i += 32) p.quotient[i] = lk_lrpe_divide(p.n[i], p.by);
+}
+
+static void divisions(void)
+{
+    const int64_t sizes[] = {1, 2, 3, 5, 7, 10, 43, 64, 641, 65535, 65537, 1000003, (1ll << 31) - 1, 1ll << 31, (1ll << 31) + 1,
+                             (1ll << 40) + 3, 3ll << 55, (1ll << 61) + 1, 1ll << 62};
+    enum { N = 300 };
+    uint64_t random = 3;
+    for (int i = 0; i < LENGTH_OF(sizes); i++) {
+        test_buffer_size(&x_buffer, N * 8, 0, 0), test_buffer_size(&y_buffer, N * 8, 0, 0x5a);
+        int64_t *n = (int64_t *)test_buffer_host(&x_buffer);
+        for (int k = 0; k < N; k++) { /* around multiples of the size, of every magnitude */
+            const int64_t most = INT64_MAX >> (k % 60), multiple = test_below(&random, most / sizes[i] + 1) * sizes[i];
+            n[k] = k % 3 == 0 && multiple > 0 ? multiple - 1 : k % 3 == 1 ? multiple : test_below(&random, most);
+        }
+        n[0] = 0, n[1] = INT64_MAX, n[2] = sizes[i] - 1;
+        test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
+        const division_plan plan = {(const int64_t *)test_buffer_device(&x_buffer), (int64_t *)test_buffer_device(&y_buffer),
+                                    lk_lrpe_make_divisor(sizes[i]), N};
+        TEST_CUDA(lk_launch(division_kernel, 1, 32, 0, test.stream, plan));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        test_buffer_download(&x_buffer), test_buffer_download(&y_buffer);
+        const int64_t *got = (const int64_t *)test_buffer_back(&y_buffer);
+        for (int k = 0; k < N; k++)
+            if (!test_that(got[k] == n[k] / sizes[i]))
+                test_detail("%lld / %lld is %lld, got %lld", (long long)n[k], (long long)sizes[i], (long long)(n[k] / sizes[i]),
+                            (long long)got[k]);
+    }
+}
+
+static void all_angles(void)
+{
+    const int64_t offsets[] = {0, 100000, ((int64_t)1 << 31) - 4096, -((int64_t)1 << 31) + 1};
+    for (int i = 0; i < LENGTH_OF(offsets); i++)
+        for (int theta = USUAL; theta <= TINY; theta++) {
+            if (theta == ZERO || !test_begin("angles from %lld, theta %s", (long long)offsets[i], theta_name[theta])) continue;
+            sweep(offsets[i], theta);
+            test_finish();
+            if (i == 1 && theta == USUAL) peers();
+        }
+    if (test_begin("division by multiplication")) divisions(), test_finish();
+}
+
+/* ---- Decoding, differences, graphs --------------------------------------------------------------------------------------- */
+
+/* One token at a time, at its offset, gives the bits of the whole. */
+static void decoding(int type, int path)
+{
+    problem p = plain(type, FORWARD, path, 3, 2, 6, 48);
+    p.theta = LARGE, p.offset[0] = 1000000;
+    check(&p);
+    const int bytes = test_type_bytes[type];
+    unsigned char *whole = (unsigned char *)malloc(y_buffer.bytes);
+    memcpy(whole, kept, y_buffer.bytes);
+    for (int64_t n = 0; n < 6; n++) {
+        forward_args args = forward_of_problem(&p);
+        args.x = (const char *)args.x + n * p.dim * bytes;
+        args.y = (char *)args.y + n * 2 * p.dim * bytes;
+        args.shape[0] = 1, args.offset[0] = p.offset[0] + n;
+        args.x_head_stride = 6 * p.dim, args.x_batch_stride = p.heads * args.x_head_stride;
+        args.y_head_stride = 12 * p.dim, args.y_batch_stride = p.heads * args.y_head_stride;
+        test_buffer_upload(&y_buffer); /* poison */
+        if (!launched(&p, forward_of[type](&args, test.stream))) break;
+        test_buffer_download(&y_buffer);
+        for (int64_t row = 0; row < p.batch * p.heads; row++) {
+            const int64_t at = (row * 6 + n) * 2 * p.dim * bytes;
+            if (!test_that(!memcmp((char *)test_buffer_back(&y_buffer) + at, whole + at, (size_t)(2 * p.dim * bytes))))
+                test_detail("token %lld alone differs from the whole in row %lld; %s", (long long)n, (long long)row, describe(&p));
+        }
+    }
+    free(whole);
+}
+
+/* sum dy y of the formula in double, of a small problem whose tensors the last check left in the buffers. */
+static double weighed(const problem *p, const double *x, const double *theta, const double *dy)
+{
+    const int64_t tokens = tokens_of(p), dim = p->dim, e = e_of(p);
+    double total = 0, *a = table(1, dim), *err = table(2, dim), *slope = table(3, dim), *slope_err = table(4, dim);
+    for (int64_t row = 0; row < p->batch * p->heads * tokens; row++) {
+        const int64_t n = row % tokens, h = row / tokens % p->heads;
+        activate(p->activation, x + row * dim, dim, a, err, slope, slope_err);
+        for (int64_t f = 0; f < dim; f++) {
+            const double phi = n < p->prefix ? 0 : (double)position_of(p, n - p->prefix, f) * theta[h * e + f % e];
+            total += a[f] * (dy[row * 2 * dim + f] * cos(phi) + (n < p->prefix ? 0 : dy[row * 2 * dim + dim + f] * sin(phi)));
+        }
+    }
+    return total;
+}
+
+/* dx and dtheta against central differences: their own error is about 1e-9 with this step. */
+static void differences(int activation)
+{
+    problem p = plain(TEST_F32, BACKWARD, LK_MD_LRPE_COSINE_AUTO, 2, 2, 2, 7);
+    p.axes = 2, p.shape[1] = 3, p.prefix = 1, p.activation = activation, p.dtheta = true;
+    check(&p);
+    const int64_t count = p.batch * p.heads * tokens_of(&p) * p.dim, weights = p.heads * e_of(&p);
+    double *x = table(0, count), *dy = table(8, 2 * count), *theta = table(14, weights);
+    for (int64_t i = 0; i < count; i++) x[i] = (double)((const float *)test_buffer_host(&x_buffer))[i];
+    for (int64_t i = 0; i < 2 * count; i++) dy[i] = (double)((const float *)test_buffer_host(&y_buffer))[i];
+    for (int64_t i = 0; i < weights; i++) theta[i] = (double)((const float *)test_buffer_host(&theta_buffer))[i];
+    const double step = 1e-5;
+    for (int64_t i = 0; i < count + weights; i++) {
+        double *at = i < count ? &x[i] : &theta[i - count], middle = *at;
+        float got;
+        memcpy(&got, i < count ? kept + 4 * i : kept_dtheta + 4 * (i - count), 4);
+        if (i < count && activation == LK_MD_LRPE_COSINE_RELU && fabs(middle) < 2 * step) continue; /* the kink */
+        *at = middle + step;
+        const double above = weighed(&p, x, theta, dy);
+        *at = middle - step;
+        const double below = weighed(&p, x, theta, dy), want = (above - below) / (2 * step);
+        *at = middle;
+        if (!test_within(fabs((double)got - want), 1e-7 + 1e-5 * (1 + fabs(want))))
+            test_detail("%s[%lld] is %.9g, the difference quotient %.9g; %s", i < count ? "dx" : "dtheta",
+                        (long long)(i < count ? i : i - count), (double)got, want, describe(&p));
+    }
+}
+
+/* Captured once, replayed twice over poison: the bits of a plain call. */
+static void graphs(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 3, 2, 40, 64);
+    p.dtheta = direction == BACKWARD, p.prefix = 2;
+    check(&p);
+    test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
+    if (direction == FORWARD) test_buffer_size(&y_buffer, y_buffer.bytes, 0, 0x33);
+    else test_buffer_size(&dx_buffer, dx_buffer.bytes, 0, 0x33);
+    const forward_args f = forward_of_problem(&p);
+    backward_args b = backward_of_problem(&p);
+    b.workspace = test_buffer_device(&work_buffer), b.workspace_bytes = work_buffer.bytes;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
+    const lk_status status = direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream);
+    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
+    if (!test_that(status == LK_OK))
+        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
+    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    for (int run = 0; run < 2; run++) {
+        test_buffer_upload(out);
+        test_buffer_upload(&dtheta_buffer);
+        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        test_buffer_download(out);
+        test_buffer_download(&dtheta_buffer);
+        bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
+        if (direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
+        if (!test_that(same)) test_detail("replay %d differs from a plain call; %s", run, describe(&p));
+    }
+    TEST_CUDA(cudaGraphExecDestroy(replay));
+    TEST_CUDA(cudaGraphDestroy(graph));
+}
+
+static void all_sequences(void)
+{
+    for (int type = 0; type < TEST_TYPES; type++)
+        for (int path = 0; path < 3; path++)
+            if (test_begin("forward %s %s: token by token", test_type_name[type], path_name[path])) decoding(type, path), test_finish();
+    for (int activation = 0; activation < ACTIVATIONS; activation++)
+        if (test_begin("backward f32 auto: central differences, %s", activation_name[activation]))
+            differences(activation), test_finish();
+    for (int at = 0; at < COUNTED; at++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (test_begin("%s %s %s: graph", direction_name[counted_direction[at]], test_type_name[type], path_name[counted_path[at]]))
+                graphs(type, counted_direction[at], counted_path[at]), test_finish();
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+
+/* A change to good arguments that makes them bad. Pointers move by bytes, or become NULL with -1. */
+typedef struct {
+    lk_status want;
+    const char *field; /* what lk_last_error must name */
+    int x, y, theta, dx, dtheta, workspace, workspace_bytes;
+    problem p; /* good but for what is changed */
+    int64_t x_stride[3], y_stride[3], dx_stride[3];
+    int theta_dtype;
+    bool no_args;
+} bad_call;
+
+static void *moved(test_buffer *b, int by)
+{
+    return by == -1 ? NULL : (char *)test_buffer_device(b) + by;
+}
+
+static void expect_error(const bad_call *bad)
+{
+    const problem *p = &bad->p;
+    test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &theta_buffer, &dtheta_buffer, &work_buffer};
+    for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 65536, 0, 0x3c), test_buffer_upload(buffers[i]);
+    char op[64], said[300];
+    snprintf(op, sizeof op, "lk_md_lrpe_cosine_%s_%s", direction_name[p->direction], test_type_name[p->type]);
+    size_t asked = 12345;
+    lk_status status, query;
+    if (p->direction == FORWARD) {
+        forward_args f = {};
+        set_common(p, &f);
+        f.x = moved(&x_buffer, bad->x), f.y = moved(&y_buffer, bad->y), f.theta = moved(&theta_buffer, bad->theta);
+        f.x_batch_stride = bad->x_stride[0], f.x_head_stride = bad->x_stride[1], f.x_token_stride = bad->x_stride[2];
+        f.y_batch_stride = bad->y_stride[0], f.y_head_stride = bad->y_stride[1], f.y_token_stride = bad->y_stride[2];
+        f.theta_dtype = bad->theta_dtype;
+        status = forward_of[p->type](bad->no_args ? NULL : &f, test.stream);
+        snprintf(said, sizeof said, "%s", lk_last_error());
+        query = forward_query_of[p->type](bad->no_args ? NULL : &f, &asked);
+    } else {
+        backward_args b = {};
+        set_common(p, &b);
+        b.x = moved(&x_buffer, bad->x), b.dy = moved(&y_buffer, bad->y), b.theta = moved(&theta_buffer, bad->theta);
+        b.dx = moved(&dx_buffer, bad->dx), b.dtheta = (float *)moved(&dtheta_buffer, bad->dtheta);
+        b.workspace = moved(&work_buffer, bad->workspace), b.workspace_bytes = (size_t)bad->workspace_bytes;
+        b.x_batch_stride = bad->x_stride[0], b.x_head_stride = bad->x_stride[1], b.x_token_stride = bad->x_stride[2];
+        b.dy_batch_stride = bad->y_stride[0], b.dy_head_stride = bad->y_stride[1], b.dy_token_stride = bad->y_stride[2];
+        b.dx_batch_stride = bad->dx_stride[0], b.dx_head_stride = bad->dx_stride[1], b.dx_token_stride = bad->dx_stride[2];
+        b.theta_dtype = bad->theta_dtype;
+        status = backward_of[p->type](bad->no_args ? NULL : &b, test.stream);
+        snprintf(said, sizeof said, "%s", lk_last_error());
+        query = backward_query_of[p->type](bad->no_args ? NULL : &b, &asked);
+    }
+    if (!test_that(status == bad->want))
+        test_detail("%s, %s: status %s, want %s (%s)", op, bad->field, lk_status_string(status), lk_status_string(bad->want), said);
+    const bool named = bad->want == LK_OK || (strstr(said, op) && strstr(said, bad->field));
+    if (!test_that(named)) test_detail("%s: lk_last_error does not name %s: \"%s\"", op, bad->field, said);
+    const lk_status asking = bad->want == LK_ERR_WORKSPACE ? LK_OK : bad->want; /* a query needs no workspace */
+    if (!test_that(query == asking && (query ? asked == 12345 : asked < 65536)))
+        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, bad->field, lk_status_string(query), asked);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int i = 0; i < LENGTH_OF(buffers); i++) {
+        test_buffer_download(buffers[i]);
+        if (status) test_buffer_untouched(buffers[i], bad->field, op);
+    }
+}
+
+static void errors(int type, int direction)
+{
+    const int bytes = test_type_bytes[type], vec = 16 / bytes;
+    const bool back = direction == BACKWARD;
+    const int64_t big = (int64_t)1 << 62, last = (int64_t)1 << 31;
+    static bad_call bad[160];
+    int n = 0;
+    bad_call *c;
+    bad_call good = {};
+    good.p = plain(type, direction, 0, 2, 3, 4, 2 * vec);
+    good.theta_dtype = LK_DTYPE_F32, good.dtheta = -1, good.workspace = -1;
+#define BAD(status, what) (c = &bad[n++], *c = good, c->want = status, c->field = what, c)
+    BAD(LK_OK, "nothing");
+    BAD(LK_ERR_NULL, "args")->no_args = true;
+    BAD(LK_ERR_NULL, "theta")->theta = -1;
+    BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.shape[0] = 0, c->p.prefix = 2;
+    BAD(LK_OK, "nothing is needed without tokens")->theta = -1, c->x = -1, c->y = -1, c->dx = -1, c->p.shape[0] = 0;
+    if (back) {
+        BAD(LK_OK, "x is not needed")->x = -1;
+        BAD(LK_OK, "dy NULL is 1")->y = -1;
+        BAD(LK_ERR_NULL, "x")->x = -1, c->p.activation = 1;
+        BAD(LK_ERR_NULL, "x")->x = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536;
+        BAD(LK_ERR_NULL, "dx and dtheta")->dx = -1;
+        BAD(LK_OK, "dtheta alone")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536;
+    } else {
+        BAD(LK_ERR_NULL, "x")->x = -1;
+        BAD(LK_ERR_NULL, "y")->y = -1;
+    }
+    BAD(LK_ERR_SHAPE, "axes")->p.axes = -1;
+    BAD(LK_ERR_SHAPE, "axes")->p.axes = 9;
+    BAD(LK_OK, "axes 0 is 1")->p.axes = 0;
+    BAD(LK_ERR_SHAPE, "batch")->p.batch = -1;
+    BAD(LK_ERR_SHAPE, "heads")->p.heads = -1;
+    BAD(LK_ERR_SHAPE, "dim")->p.dim = 0;
+    BAD(LK_ERR_SHAPE, "dim")->p.dim = -5;
+    BAD(LK_ERR_SHAPE, "dim")->p.dim = ((int64_t)1 << 30) + 1;
+    BAD(LK_ERR_SHAPE, "prefix")->p.prefix = -1;
+    BAD(LK_ERR_SHAPE, "e is")->p.e = 2 * vec - 1;
+    BAD(LK_ERR_SHAPE, "e is")->p.e = -2 * vec;
+    BAD(LK_ERR_SHAPE, "e is")->p.e = vec - 1, c->p.axes = 2, c->p.shape[1] = 2;
+    BAD(LK_OK, "e reaches dim")->p.e = vec, c->p.axes = 2, c->p.shape[1] = 2;
+    BAD(LK_ERR_SHAPE, "theta")->p.e = big;
+    BAD(LK_ERR_SHAPE, "shape[0]")->p.shape[0] = -1;
+    BAD(LK_ERR_SHAPE, "shape[2]")->p.shape[2] = -1, c->p.axes = 3, c->p.shape[1] = 1;
+    BAD(LK_ERR_SHAPE, "2^62 tokens")->p.shape[0] = big, c->p.shape[1] = big, c->p.axes = 2;
+    BAD(LK_ERR_SHAPE, "2^62 tokens")->p.prefix = big;
+    BAD(LK_ERR_SHAPE, "2^62 elements")->p.batch = INT64_MAX;
+    BAD(LK_ERR_SHAPE, "2^62 elements")->p.heads = (int64_t)1 << 60;
+    BAD(LK_ERR_SHAPE, "2^62 elements")->p.shape[0] = (int64_t)1 << 60;
+    static const char *const axis[] = {"batch_stride", "head_stride", "token_stride"};
+    for (int i = 0; i < 3; i++) {
+        BAD(LK_ERR_SHAPE, axis[i])->x_stride[i] = -1;
+        BAD(LK_ERR_SHAPE, axis[i])->y_stride[i] = -1;
+        BAD(LK_ERR_SHAPE, axis[i])->x_stride[i] = big;
+        BAD(LK_ERR_SHAPE, axis[i])->y_stride[i] = big;
+        if (back) BAD(LK_ERR_SHAPE, axis[i])->dx_stride[i] = -1;
+        int64_t *const out = back ? BAD(LK_ERR_SHAPE, axis[i])->dx_stride : BAD(LK_ERR_SHAPE, axis[i])->y_stride;
+        const int64_t width = (back ? 2 : 4) * vec;
+        out[2] = width, out[1] = 4 * width, out[0] = 12 * width, out[i]--; /* packed but for one element */
+        BAD(LK_OK, "inputs may overlap")->x_stride[i] = 1, c->p.path = LK_MD_LRPE_COSINE_ROW;
+    }
+    BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = last - 3;
+    BAD(LK_OK, "up to 2^31 - 1")->p.offset[0] = last - 4;
+    BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = -last;
+    BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = INT64_MAX;
+    BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = INT64_MIN;
+    BAD(LK_ERR_VALUE, "offset[1]")->p.offset[1] = last, c->p.axes = 2, c->p.shape[1] = 1;
+    BAD(LK_OK, "no position, no rule")->p.offset[0] = last, c->p.shape[0] = 0, c->p.prefix = 1;
+    BAD(LK_ERR_VALUE, "theta_dtype")->theta_dtype = -1;
+    BAD(LK_ERR_VALUE, "theta_dtype")->theta_dtype = 9;
+    BAD(LK_ERR_VALUE, "theta_dtype")->theta_dtype = type == TEST_BF16 ? LK_DTYPE_F16 : LK_DTYPE_BF16;
+    BAD(LK_OK, "T spelt out")->theta_dtype = type == TEST_F32 ? LK_DTYPE_F32 : type == TEST_F16 ? LK_DTYPE_F16 : LK_DTYPE_BF16;
+    BAD(LK_ERR_VALUE, "activation")->p.activation = -1;
+    BAD(LK_ERR_VALUE, "activation")->p.activation = ACTIVATIONS;
+    BAD(LK_ERR_VALUE, "path")->p.path = -1;
+    BAD(LK_ERR_VALUE, "path")->p.path = LK_MD_LRPE_COSINE_ROW + 1;
+    BAD(LK_OK, "the vector path")->p.path = LK_MD_LRPE_COSINE_VECTOR;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->p.dim = 2 * vec + 1;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = bytes;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y = bytes;
+    if (back) BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->dx = bytes;
+    for (int i = 0; i < 3; i++) {
+        BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x_stride[i] = 1000 * vec + 1;
+        BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y_stride[2] = 8 * vec, c->y_stride[1] = 64 * vec,
+                                  c->y_stride[0] = 512 * vec, c->y_stride[i]++;
+    }
+    BAD(LK_ERR_PATH, "512 bytes")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->p.dim = 33 * vec, c->p.activation = LK_MD_LRPE_COSINE_SOFTMAX;
+    BAD(LK_ERR_ALIGNMENT, "x is")->x = 1;
+    BAD(LK_ERR_ALIGNMENT, back ? "dy is" : "y is")->y = 1;
+    BAD(LK_ERR_ALIGNMENT, "theta is")->theta = 2;
+    BAD(LK_ERR_ALIGNMENT, "theta is")->theta = 1, c->theta_dtype = 0;
+    if (bytes == 2) BAD(LK_OK, "theta of type T")->theta = 2, c->theta_dtype = 0;
+    if (back) {
+        BAD(LK_ERR_ALIGNMENT, "dx is")->dx = 1;
+        BAD(LK_ERR_ALIGNMENT, "dtheta is")->dtheta = 2, c->workspace = 0, c->workspace_bytes = 65536;
+        BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0;
+        BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 16, c->workspace_bytes = 65536;
+        BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4 - 1;
+        BAD(LK_OK, "just enough")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4;
+    }
+    /* Two rules broken at once: the earlier one speaks. */
+    BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.batch = -1;
+    BAD(LK_ERR_SHAPE, "dim")->p.dim = 0, c->p.path = 77;
+    BAD(LK_ERR_VALUE, "activation")->p.activation = 99, c->x = 1;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = 1;
+    if (back) BAD(LK_ERR_ALIGNMENT, "dx is")->dx = 1, c->dtheta = 0;
+#undef BAD
+    for (int i = 0; i < n; i++) expect_error(&bad[i]);
+}
+
+static void all_errors(void)
+{
+    for (int type = 0; type < TEST_TYPES; type++)
+        for (int direction = 0; direction < 2; direction++)
+            if (test_begin("%s %s: errors", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
+}
+
+/* ---- Random draws ---------------------------------------------------------------------------------------------------- */
+
+static problem draw(uint64_t seed)
+{
+    uint64_t state = test_hash(seed), *const r = &state;
+    const int at = (int)test_below(r, COUNTED), type = (int)test_below(r, 3);
+    problem p = plain(type, counted_direction[at], counted_path[at], 0, 0, 0, 0);
+    const bool back = p.direction == BACKWARD, vector = p.path == LK_MD_LRPE_COSINE_VECTOR;
+    const int64_t vec = 16 / test_type_bytes[type];
+    p.seed = seed;
+    const int64_t batches_drawn[] = {1, 1, 2, 3, 4, 7, 12, 17}, dims_drawn[] = {1, 3, 31, 33, 64, 100, 127, 257, 300};
+    p.batch = batches_drawn[test_below(r, 8)], p.heads = 1 + test_below(r, 4);
+    p.dim = vector || test_below(r, 2) ? vec * (1 + test_below(r, 17)) : dims_drawn[test_below(r, LENGTH_OF(dims_drawn))];
+    p.axes = test_below(r, 3) ? 1 + (int)test_below(r, 3) : (int)test_below(r, 9);
+    int64_t cells = 1;
+    for (int i = 0; i < (p.axes ? p.axes : 1); i++) {
+        const int64_t most = 40 / cells > 1 ? 40 / cells : 1;
+        p.shape[i] = 1 + test_below(r, most < 9 || p.axes < 2 ? most : 9);
+        cells *= p.shape[i];
+        if (test_below(r, 3) == 0) p.offset[i] = test_below(r, 1 << 20);
+        if (test_below(r, 8) == 0) p.offset[i] = -test_below(r, ((int64_t)1 << 31) - 1);
+        if (test_below(r, 8) == 0) p.offset[i] = ((int64_t)1 << 31) - p.shape[i];
+    }
+    if (test_below(r, 3) == 0) p.prefix = 1 + test_below(r, 11);
+    if (test_below(r, 30) == 0) p.batch = 0;
+    if (test_below(r, 30) == 0) p.shape[0] = 0;
+    if (test_below(r, 60) == 0) p.shape[0] = 0, p.prefix = 0;
+    if (test_below(r, 4) == 0) p.e = e_of(&p) + test_below(r, p.dim + 5);
+    do {
+        p.x_layout = test_below(r, 2) ? (int)test_below(r, LAYOUTS) : PACKED;
+        p.y_layout = test_below(r, 2) ? (int)test_below(r, back ? LAYOUTS : OVERLAPPING) : PACKED;
+        p.dx_layout = back && test_below(r, 2) ? (int)test_below(r, OVERLAPPING) : PACKED;
+        if (test_below(r, 4) == 0 && !vector) p.x_at = (int)test_below(r, vec), p.y_at = p.dx_at = p.x_at;
+        if (test_below(r, 8) == 0 && !vector) p.y_at = (int)test_below(r, vec);
+        p.activation = test_below(r, 2) ? (int)test_below(r, ACTIVATIONS) : 0;
+    } while (vector && !vector_takes(&p));
+    p.theta_at = test_below(r, 3) ? 0 : 1, p.dtheta_at = (int)test_below(r, 3);
+    p.theta = test_below(r, 2) ? USUAL : (int)test_below(r, THETAS);
+    p.theta_t = test_below(r, 2) && !(type == TEST_F16 && p.theta != USUAL && p.theta != ZERO && p.theta != WILD);
+    if (test_below(r, 3) == 0) p.special = (int)test_below(r, SPECIALS), p.where = (int)test_below(r, WHERES);
+    /* An angle below 2^-32 turns is 0 to lk, and its sine times an infinity NaN. */
+    if (p.theta == TINY && (p.special == MINUS_INF || p.special == PLUS_INF)) p.special = NOTHING;
+    p.dtheta = back && test_below(r, 2), p.accumulate = test_below(r, 2), p.no_dx = p.dtheta && test_below(r, 4) == 0;
+    p.no_dy = back && test_below(r, 8) == 0;
+    return p;
+}
+
+static void fuzz(void)
+{
+    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 60 : 200;
+    char name[128];
+    snprintf(name, sizeof name, "fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed,
+             test.fuzz < 0 ? " (default)" : "");
+    if (!test_begin("%s", name)) return;
+    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    for (long i = 0; i < n; i++) {
+        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
+        check(&p);
+    }
+    for (int o = 0; o < DIDS && n >= 1000; o++) {
+        long total = 0;
+        for (int at = 0; at < COUNTED; at++) total += counts.of[at][o];
+        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
+    }
+    for (int at = 0; at < COUNTED && n >= 1000; at++)
+        if (!test_that(counts.runs[at] > 0)) test_detail("path %s was never drawn", counted_paths[at]);
+    test_finish();
+    test_counts_print(&counts, "drawn");
+}
+
+/* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
+
+#if !defined(LK_SIMT)
+
+/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
+static __host__ __device__ float huge_value(int64_t i)
+{
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    return (float)(h >> 56) / 32.0f - 4.0f;
+}
+
+typedef struct {
+    lk_bf16 *x;
+    int64_t n;
+} huge_fill;
+
+LK_KERNEL void huge_fill_kernel(huge_fill p)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x)
+        lk_put(p.x + i, huge_value(i));
+}
+
+static double bf16_at(const lk_bf16 *x, int64_t at)
+{
+    uint16_t bits;
+    TEST_CUDA(cudaMemcpy(&bits, x + at, 2, cudaMemcpyDeviceToHost));
+    return (double)test_decode(TEST_BF16, bits);
+}
+
+/* Forward, then backward of what forward wrote: g = x (cos^2 + sin^2) = x up to roundings. Sampled elements. */
+static void huge(const problem *p)
+{
+    const int64_t tokens = tokens_of(p), n = p->batch * p->heads * tokens * p->dim;
+    lk_bf16 *x, *y, *dx;
+    TEST_CUDA(cudaMalloc((void **)&x, (size_t)n * 2));
+    TEST_CUDA(cudaMalloc((void **)&y, (size_t)n * 4));
+    TEST_CUDA(cudaMalloc((void **)&dx, (size_t)n * 2));
+    TEST_CUDA(cudaMemset(y, 0xff, (size_t)n * 4));
+    TEST_CUDA(cudaMemset(dx, 0xff, (size_t)n * 2));
+    const huge_fill fill_x = {x, n};
+    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_x));
+    prepare_theta(p, 0xff);
+    forward_args f = {};
+    backward_args b = {};
+    set_common(p, &f), set_common(p, &b);
+    f.x = x, f.y = y, b.dy = y, b.dx = dx;
+    const lk_status first = forward_of[TEST_BF16](&f, test.stream), second = backward_of[TEST_BF16](&b, test.stream);
+    uint64_t random = p->seed;
+    for (int k = 0; k < 2000 && launched(p, first ? first : second); k++) {
+        const int64_t at = k == 0 ? n - 1 : k == 1 ? 0 : k == 2 ? ((int64_t)1 << 31) + 5 : test_below(&random, n);
+        const int64_t row = at / p->dim, column = at % p->dim, token = row % tokens, h = row / tokens % p->heads;
+        const double value = (double)huge_value(at);
+        double cos_of = 1, sin_of = 0;
+        if (token >= p->prefix)
+            exact_angle(position_of(p, token - p->prefix, column), theta_value(p, h, column % e_of(p)), &cos_of, &sin_of);
+        const double got[2] = {bf16_at(y, row * 2 * p->dim + column), bf16_at(y, row * 2 * p->dim + p->dim + column)};
+        const double want[2] = {value * cos_of, value * sin_of};
+        for (int half = 0; half < 2; half++)
+            if (!test_near(TEST_BF16, (float)got[half], want[half], ROTATION * fabs(value)))
+                test_detail("half %d of y at element %lld is %.9g, want %.9g; %s", half, (long long)at, got[half], want[half],
+                            describe(p));
+        const double g = token < p->prefix ? got[0] : got[0] * cos_of + got[1] * sin_of;
+        if (!test_near(TEST_BF16, (float)bf16_at(dx, at), g, ROTATION * (fabs(got[0]) + fabs(got[1]))))
+            test_detail("dx at element %lld is %.9g, want %.9g; %s", (long long)at, bf16_at(dx, at), g, describe(p));
+    }
+    TEST_CUDA(cudaFree(x)), TEST_CUDA(cudaFree(y)), TEST_CUDA(cudaFree(dx));
+}
+
+/* Holds its SMs until the flag is set, a few seconds at most. */
+typedef struct {
+    volatile int *flag;
+} spin_plan;
+
+LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
+{
+    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
+}
+
+static void busy(int type, int direction, int path)
+{
+    static int *flag;
+    static cudaStream_t spinning, setting;
+    const int smem = 160 << 10; /* an SM has room for one such block */
+    if (!flag) {
+        TEST_CUDA(cudaMalloc((void **)&flag, 4));
+        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
+        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
+        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    }
+    problem p = plain(type, direction, path, 4, 6, 300, 64);
+    p.dtheta = direction == BACKWARD;
+    check(&p); /* leaves its bits in kept and kept_dtheta */
+    test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
+    test_buffer_upload(out); /* the poison again */
+    test_buffer_upload(&dtheta_buffer);
+    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(setting));
+    const spin_plan plan = {flag};
+    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, plan));
+    const forward_args f = forward_of_problem(&p);
+    backward_args b = backward_of_problem(&p);
+    b.workspace = test_buffer_device(&work_buffer), b.workspace_bytes = work_buffer.bytes;
+    launched(&p, direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream));
+    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
+        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
+    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(spinning));
+    test_buffer_download(out), test_buffer_download(&dtheta_buffer);
+    bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
+    if (direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
+    if (!test_that(same)) test_detail("other bits beside a spinning kernel; %s", describe(&p));
+}
+
+static void all_huge(void)
+{
+    typedef struct {
+        int64_t batch, heads, prefix, shape[3], dim;
+        int axes, path;
+    } huge_case;
+    static const huge_case cases[] = {
+        {12, 12, 10, {140000}, 128, 1, LK_MD_LRPE_COSINE_VECTOR},       {12, 12, 10, {140000}, 128, 1, LK_MD_LRPE_COSINE_ROW},
+        {1, 3, 3, {50000, 40, 6}, 64, 3, LK_MD_LRPE_COSINE_VECTOR},     {1, 3, 3, {50000, 40, 6}, 63, 3, LK_MD_LRPE_COSINE_ROW},
+        {1, 1, 1, {1 << 16, 1 << 15, 2}, 8, 3, LK_MD_LRPE_COSINE_VECTOR}, {400000, 6, 0, {7}, 128, 1, LK_MD_LRPE_COSINE_VECTOR},
+        {1, 1, 2, {1ll << 30, 4}, 1, 2, LK_MD_LRPE_COSINE_ROW},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const huge_case c = cases[i];
+        if (!test_begin("huge: batch %lld, %lld tokens, dim %lld %s", (long long)c.batch,
+                        (long long)(c.prefix + c.shape[0] * (c.axes > 1 ? c.shape[1] : 1) * (c.axes > 2 ? c.shape[2] : 1)),
+                        (long long)c.dim, path_name[c.path]))
+            continue;
+        problem p = plain(TEST_BF16, FORWARD, c.path, c.batch, c.heads, c.shape[0], c.dim);
+        p.axes = c.axes, p.prefix = c.prefix, p.shape[1] = c.shape[1], p.shape[2] = c.shape[2];
+        huge(&p);
+        test_finish();
+    }
+    for (int at = 0; at < COUNTED; at++)
+        for (int type = 0; type < TEST_TYPES; type++) {
+            if (!test_begin("%s %s %s: half of the SMs held", direction_name[counted_direction[at]], test_type_name[type],
+                            path_name[counted_path[at]]))
+                continue;
+            busy(type, counted_direction[at], counted_path[at]);
+            test_finish();
+        }
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    all_errors();
+    all_themes();
+    all_angles();
+    all_sequences();
+#if defined(LK_SIMT)
+    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
+#else
+    if (test.small) test_skip("huge", "left out of --small");
+    else all_huge();
+#endif
+    if (!test.selected) {
+        test_counts_print(&counts, "calls by path and option");
+        if (test_begin("every option ran on every path that has it")) {
+            for (int at = 0; at < COUNTED; at++)
+                for (int o = 0; o < DIDS; o++)
+                    if (possible(at, o) && !test_that(counts.of[at][o] > 0))
+                        test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
+            test_finish();
+        }
+    }
+    fuzz();
+    return test_end();
+}
