@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - dresidual is written with the stride of dx
+s/at\.row \* p\.a\.dresidual_stride/at.row * p.a.dx_stride/

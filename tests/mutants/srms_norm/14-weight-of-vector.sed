@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - weight is taken from the vector's boundary, where rows start at another
+s/(const T \*)weight + col)/(const T *)weight + col \/ N * N)/

@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - the teams' sums for dweight are added before all are complete
+/every team's sums are complete/d

@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - without rows dweight is left as it is
+s/if (status || !a->dweight) return status;/if (status || !a->dweight || a->rows == 0) return status;/
