@@ -154,8 +154,8 @@ typedef struct {
 
 /* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves and
  * z = scale v, so that differences of large logits are exact; only under a softcap v is z and scale 1. Every call for one row
- * is given the same scale. The reference of the sums is max where that is finite, else 0. A kernel may take another value for max
- * that is no more than 60 / scale below the largest, as those below do.
+ * is given the same scale. The reference of the sums is max where that is finite, else 0. A kernel may take another value for
+ * max that is no more than 60 / scale below the largest, as those below do.
  * Two states of disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
  * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
 typedef struct {
@@ -338,21 +338,6 @@ typedef struct {
     int apart;                       /* not 0: loss holds the class term alone */
 } lk_cross_entropy_forward_plan;
 
-/* The share of thread `rank` in a row that 1 << team_log2 threads read together: `count` vectors, the first at `first` and then
- * every team-th, and of the single elements at both ends numbers rank, rank + team, ... */
-template <class T> struct lk_ce_share {
-    const T *row, *first;
-    lk_split split;
-    int count;
-};
-
-template <class T> LK_DEVICE lk_ce_share<T> lk_ce_aim(const T *row, int64_t vocab, int rank, int team_log2)
-{
-    const lk_split split = lk_split_row(row, vocab);
-    const int over = (int)split.vecs & ((1 << team_log2) - 1);
-    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> team_log2) + (rank < over)};
-}
-
 /* sum_j 2^(rate v_j - base) over a vector, added pairwise. */
 template <class T> LK_DEVICE float lk_ce_terms(lk_vec<T> raw, float rate, float base)
 {
@@ -409,11 +394,11 @@ template <class T> LK_NOINLINE lk_lse lk_ce_read_slowly(const T *next, int count
     return {s.max, s.sum};
 }
 
-/* The max and sum of a plain share's vectors; raw holds its first U. U loads are always in flight: each vector is used and the
- * next one loaded into its registers. */
-template <class T, int U> LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], lk_ce_share<T> share, float scale, int team_log2)
+/* The max and sum of a plain share: `count` vectors, `step` elements apart, of which raw holds the first U. U loads are always
+ * in flight: each vector is used and the next one loaded into its registers. */
+template <class T, int U>
+LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], const T *first, int count, int64_t step, float scale)
 {
-    const int64_t step = (int64_t)LK_VEC<T> << team_log2;
     const float rate = scale * LK_LOG2E;
     float v[LK_VEC<T>], reference = -INFINITY;
     lk_unpack(v, raw[0]);
@@ -421,8 +406,8 @@ template <class T, int U> LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], lk_ce
     for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
     const float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = 0.0f;
-    const T *next = share.first + U * step;
-    int left = share.count;
+    const T *next = first + U * step;
+    int left = count;
     while (left > U) {
         for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
 #pragma unroll
@@ -440,43 +425,10 @@ template <class T, int U> LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], lk_ce
     for (int u = 0; u < U; u++)
         if (u < left) part += lk_ce_terms(raw[u], rate, base);
     sum += part - lost;
-    if (share.count == 0) return {-INFINITY, 0.0f};
+    if (count == 0) return {-INFINITY, 0.0f};
     /* base differs from rate reference by a rounding error, which is known exactly. */
     if (lk_is_finite(base) && sum < LK_CROSS_ENTROPY_LIMIT) return {reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
-    return lk_ce_read_slowly(share.first, share.count, step, scale);
-}
-
-/* The state of a share whose first U vectors are in raw. */
-template <class T, int U, bool plain>
-LK_DEVICE lk_ce_row lk_ce_read_share(lk_vec<T> (&raw)[U], lk_ce_share<T> share, int rank,
-                                     const lk_cross_entropy_forward_plan &p)
-{
-    lk_ce_row s = lk_ce_row_empty();
-    const int64_t step = (int64_t)LK_VEC<T> << p.team_log2;
-    float single[1] = {0.0f};
-    if (rank < share.split.edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
-    if constexpr (plain) {
-        const lk_lse read = lk_ce_read(raw, share, p.a.logit_scale, p.team_log2);
-        s.max = read.max, s.sum = read.sum;
-    } else {
-        const T *next = share.first;
-        for (int left = share.count; left > 0; left -= U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += step) {
-                if (u >= left) break;
-                float x[LK_VEC<T>];
-                lk_unpack(x, raw[u]);
-                if (U + u < left) raw[u] = lk_load_vec(next + U * step);
-                s = lk_ce_take<plain>(s, x, next - share.row, p.a);
-            }
-        }
-    }
-    for (int i = rank; i < share.split.edge; i += 1 << p.team_log2) {
-        const int64_t col = lk_edge_col<T>(share.split, i);
-        if (i != rank) single[0] = lk_to_float(share.row[col]);
-        s = lk_ce_take<plain>(s, single, col, p.a);
-    }
-    return s;
+    return lk_ce_read_slowly(first, count, step, scale);
 }
 
 /* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a
@@ -519,10 +471,12 @@ LK_DEVICE void lk_ce_put(const lk_cross_entropy_forward_plan &p, int64_t row, lk
     if (a.argmax) a.argmax[row] = r.argmax;
 }
 
-/* What the thread with rank 0 puts into shared memory while the row is read, since registers are for loads. */
+/* What a thread puts into shared memory while the row is read, since registers are for loads: what only the thread with rank 0
+ * needs, the target and its logit and class weight, and how the row splits, with the thread's first single element. */
 typedef struct {
     lk_ce_label label;
-    float target, weight;
+    float target, weight, single;
+    lk_split split;
 } lk_ce_aside;
 
 /* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. */
@@ -533,27 +487,50 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const lk_cross_entropy_forward_args &a = p.a;
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
-    const int rank = (int)thread & (team - 1);
+    const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
-    const int64_t step = (int64_t)LK_VEC<T> << p.team_log2;
-    LK_SHARED(lk_ce_aside, aside, [LK_CROSS_ENTROPY_THREADS]); /* each thread reads its own only */
+    LK_SHARED(lk_ce_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
+    lk_ce_aside *aside = &asides[threadIdx.x];
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    lk_ce_label label = {-1, false, false};
-    if (row < a.rows) label = lk_ce_look_up(a, row); /* lanes without a row still take part in the warp's reduction */
-    lk_ce_share<T> share = {};
-    if (label.counted) share = lk_ce_aim(logits, a.vocab, rank, p.team_log2);
-    float target = -INFINITY, weight = 1.0f, slope;
-    if (rank == 0 && label.y >= 0) {
-        target = lk_to_float(logits[label.y]);
-        if (a.class_weight) weight = a.class_weight[label.y];
+    lk_ce_aside own = {{-1, false, false}, -INFINITY, 1.0f, 0.0f, {}};
+    if (row < a.rows) own.label = lk_ce_look_up(a, row); /* lanes without a row still take part in the warp's reduction */
+    if (own.label.counted) own.split = lk_split_row(logits, a.vocab);
+    if (rank == 0 && own.label.y >= 0) {
+        own.target = lk_to_float(logits[own.label.y]);
+        if (a.class_weight) own.weight = a.class_weight[own.label.y];
     }
+    const int vecs = (int)own.split.vecs, count = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
+    const T *first = logits + own.split.head + rank * LK_VEC<T>;
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++)
-        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
-    if (rank == 0) aside[threadIdx.x] = {label, target, weight};
-    lk_ce_row s = lk_ce_read_share<T, U, plain>(raw, share, rank, p);
+        if (u < count) raw[u] = lk_load_vec(first + u * step);
+    if (rank < own.split.edge) own.single = lk_to_float(logits[lk_edge_col<T>(own.split, rank)]);
+    *aside = own;
+
+    lk_ce_row s = lk_ce_row_empty();
+    if constexpr (plain) {
+        const lk_lse read = lk_ce_read(raw, first, count, step, a.logit_scale);
+        s.max = read.max, s.sum = read.sum;
+    } else {
+        int col = own.split.head + rank * LK_VEC<T>;
+        for (int left = count; left > 0; left -= U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, col += step) {
+                if (u >= left) break;
+                float x[LK_VEC<T>];
+                lk_unpack(x, raw[u]);
+                if (U + u < left) raw[u] = lk_load_vec(logits + col + U * step);
+                s = lk_ce_take<plain>(s, x, col, a);
+            }
+        }
+    }
+    for (int i = rank; i < aside->split.edge; i += team) {
+        const int64_t col = lk_edge_col<T>(aside->split, i);
+        const float single[1] = {i == rank ? aside->single : lk_to_float(logits[col])};
+        s = lk_ce_take<plain>(s, single, col, a);
+    }
     lk_griddepcontrol_launch_dependents();
 
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
@@ -576,9 +553,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
         s = lk_ce_row_warp<!plain>(all, scale);
     }
     if (rank != 0 || row >= a.rows) return;
-    const lk_ce_aside kept = aside[threadIdx.x];
-    s.target = !plain && a.softcap > 0.0f ? lk_ce_cap(kept.target, a.logit_scale, a.softcap, &slope) : kept.target;
-    lk_ce_put(p, row, kept.label, kept.weight, s);
+    float slope;
+    s.target = !plain && a.softcap > 0.0f ? lk_ce_cap(aside->target, a.logit_scale, a.softcap, &slope) : aside->target;
+    lk_ce_put(p, row, aside->label, aside->weight, s);
 }
 
 /* The sums over all rows, by one block or one cluster, started behind the row kernel: a second launch costs no more than having
@@ -607,14 +584,16 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
     lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_ce_sums s = {};
-#pragma unroll 4
+    int count = 0;
+#pragma unroll 8
     for (int64_t row = rank; row < a.rows; row += threads) {
         const lk_ce_label label = lk_ce_look_up(a, row);
         if (p.row_loss) s.loss += p.row_loss[row];
         if (p.row_z) s.z += p.row_z[row];
         if (a.class_weight && label.y >= 0) s.weight += a.class_weight[label.y];
-        s.count += label.counted;
+        count += label.counted;
     }
+    s.count = count;
     lk_griddepcontrol_launch_dependents();
     const lk_ce_sums *inbox = lk_ce_collect<THREADS>(lk_ce_sums_warp(s));
     if (!inbox) return;
@@ -652,14 +631,16 @@ typedef struct {
  * NaN p is 1 and rise is that. */
 typedef struct {
     float scale, lse, rise, fall;
-    int y; /* -1: no column is special */
 } lk_ce_gradient;
 
 /* What a thread puts into shared memory while the row is streamed, since registers are for loads: the terms of the target's
- * gradient, dlogits[y] = (own p[y] - rest S + fixed) slope[y], logit y for who has it, else 0, and its first single element. */
+ * gradient, dlogits[y] = (own p[y] - rest S + fixed) slope[y], y or -1 where no column is special, logit y for who has it, else
+ * 0, how the row splits, with the thread's first single element, and where its gradients are. */
 typedef struct {
     float own, rest, fixed, logit, single;
+    int y;
     lk_split split;
+    void *dlogits;
 } lk_ce_backward_aside;
 
 /* weights: W. */
@@ -667,7 +648,7 @@ template <bool plain>
 LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, int64_t row, lk_ce_label label, float weights,
                                        lk_ce_backward_aside *aside)
 {
-    lk_ce_gradient g = {0.0f, 0.0f, 0.0f, 0.0f, -1};
+    lk_ce_gradient g = {};
     if (!label.counted) return g;
     const float lse = a.lse[row];
     if (label.bad || !lk_is_finite(lse)) {
@@ -683,7 +664,7 @@ LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, 
         h = over != 0.0f ? __fdiv_rn(upstream, valid) : 0.0f;
     }
     f *= a.logit_scale, h *= a.logit_scale;
-    g.y = label.y;
+    aside->y = label.y;
     g.lse = lse;
     g.scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     g.fall = f * (e / (float)a.vocab);
@@ -794,30 +775,33 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3)
         lk_ce_sum(weights, team);
     }
     lk_ce_gradient g = {};
+    aside->y = -1;
     if (row < a.rows) g = lk_ce_prepare<plain>(a, row, label, weights[0], aside);
-    aside->logit = logit, aside->single = single[0], aside->split = split;
-    int col = split.head + rank * N, left = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
+    aside->logit = logit, aside->single = single[0], aside->split = split, aside->dlogits = dlogits;
+    const int col = split.head + rank * N;
+    int left = (vecs >> p.team_log2) + (rank < (vecs & (team - 1))), hit = aside->y - col;
     D *out = dlogits + col;
     for (int step = steps; step >= 0; step--, left -= U) {
         if (p.ordered) lk_ce_sync(team); /* the logits that lie where this step writes have been read */
 #pragma unroll
-        for (int u = 0; u < U; u++, next += jump, out += jump, col += jump) {
+        for (int u = 0; u < U; u++, next += jump, out += jump, hit -= jump) {
             if (u >= left) break;
             float x[N];
             lk_unpack(x, raw[u]);
             if (read && U + u < left) raw[u] = lk_load_vec(next);
             /* Two copies, since all vectors but one of a row's need not look which of their elements is the target. */
-            if ((unsigned)(g.y - col) < (unsigned)N) lk_ce_differentiate<plain>(x, g, a, col, g.y - col, &sum);
-            else lk_ce_differentiate<plain>(x, g, a, col, -1, &sum);
+            if ((unsigned)hit < (unsigned)N) lk_ce_differentiate<plain>(x, g, a, out - dlogits, hit, &sum);
+            else lk_ce_differentiate<plain>(x, g, a, out - dlogits, -1, &sum);
             lk_ce_store(out, x, wide);
         }
     }
-    split = aside->split;
+    split = aside->split, dlogits = (D *)aside->dlogits;
+    const int y = aside->y;
     for (int i = rank; i < split.edge; i += team) {
         const int at = (int)lk_edge_col<T>(split, i);
-        single[0] = i == rank || !read ? aside->single : lk_to_float(logits[at]);
-        if (at == g.y) aside->logit = single[0];
-        lk_ce_differentiate<plain>(single, g, a, at, g.y - at, &sum);
+        single[0] = i == rank || !read ? aside->single : lk_to_float(((const T *)a.logits + row * a.logits_stride)[at]);
+        if (at == y) aside->logit = single[0];
+        lk_ce_differentiate<plain>(single, g, a, at, y - at, &sum);
         lk_put(dlogits + at, single[0]);
     }
     if (row < a.rows)
@@ -828,11 +812,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3)
     if (team <= 32) __syncwarp(); /* as lk_ce_sum's barrier in a block: the row is stored before its target is */
     if (rank != 0 || row >= a.rows) return;
     if (a.bad_targets && lk_ce_look_up(a, row).bad) atomicAdd(a.bad_targets, 1);
-    if (g.y < 0) return;
+    if (y < 0) return;
     float slope = 1.0f, v = sums[1];
     if (!plain && a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
     v = fmaf(aside->own, lk_exp(fmaf(g.scale, v, -g.lse)), aside->fixed) - aside->rest * sums[0];
-    lk_put(dlogits + g.y, v * slope);
+    lk_put(dlogits + y, v * slope);
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
@@ -1015,14 +999,14 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
         const int64_t grid = lk_cross_entropy_grid(a.rows, plan.team_log2);
         const bool alone = plan.team_log2 == LK_CROSS_ENTROPY_THREADS_LOG2;
         status = lk_launch_pdl(op, &device,
-                               !plain  ? lk_cross_entropy_forward_kernel<T, 2, 4, false>
+                               !plain  ? lk_cross_entropy_forward_kernel<T, 2, 3, false>
                                : alone ? lk_cross_entropy_forward_kernel<T, 8, 4, true>
                                        : lk_cross_entropy_forward_kernel<T, 2, 5, true>,
                                grid, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
     if (status || !(reduced || a.valid_rows || a.weight_sum)) return status;
     const int cluster = device.arch >= 90 && a.rows > 16384 ? 8 : 1;
-    return lk_launch_pdl(op, &device, lk_cross_entropy_sum_kernel<1024>, cluster, cluster, 1024, 0, stream, sum);
+    return lk_launch_pdl(op, &device, lk_cross_entropy_sum_kernel<512>, cluster, cluster, 512, 0, stream, sum);
 }
 
 /* LK_DTYPE_* of T. */
