@@ -154,7 +154,7 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const
     if (N > 1 && (uintptr_t)weight % 16 == 0) {
 #pragma unroll
         for (int i = 0; i < N / LK_VEC<E>; i++) {
-            const lk_vec<E> raw = {__ldg((const uint4 *)weight + i)};
+            const lk_vec<E> raw = {((const uint4 *)weight)[i]};
             float w[LK_VEC<E>];
             lk_unpack(w, raw);
 #pragma unroll
@@ -184,6 +184,7 @@ typedef struct {
                                         dresidual_out */
     int team_log2;                   /* 0 to 5, or -1: the block or the cluster is the team */
     int segment;                     /* columns a block, a multiple of LK_VEC<T> in a cluster */
+    int stretch;                     /* vectors a warp of a block, a multiple of 32 */
     int aligned;                     /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;         /* row r starts offset + r offset_step elements, modulo LK_VEC<T>, behind a boundary */
     int weight_is_f32;
@@ -191,10 +192,11 @@ typedef struct {
 } lk_srms_norm_plan;
 
 /* Where a thread stands: its team's first row and the step to the next, of each row columns begin .. begin + cols, which `size`
- * threads share. */
+ * threads share. Of the vectors a warp has a stretch, each lane every 32nd of it: vec, vec + 32, ... below stop. A step known
+ * to the compiler saves registers and instructions. */
 typedef struct {
     int64_t row, step;
-    int begin, cols, team, rank, size;
+    int begin, cols, team, rank, size, vec, stop;
 } lk_srms_norm_place;
 
 LK_DEVICE lk_srms_norm_place lk_srms_norm_stand(const lk_srms_norm_plan &p, int cols)
@@ -202,12 +204,14 @@ LK_DEVICE lk_srms_norm_place lk_srms_norm_stand(const lk_srms_norm_plan &p, int 
     if (p.team_log2 >= 0) {
         const int size = 1 << p.team_log2, teams = (int)blockDim.x >> p.team_log2, team = (int)threadIdx.x >> p.team_log2;
         const int64_t row = (int64_t)blockIdx.x * teams + team, step = (int64_t)gridDim.x * teams;
-        return {row, step, 0, cols, team, (int)threadIdx.x & (size - 1), size};
+        const int rank = (int)threadIdx.x & (size - 1);
+        return {row, step, 0, cols, team, rank, size, rank, cols};
     }
     const unsigned blocks = lk_cluster_nctarank();
     const int begin = min((int)lk_cluster_ctarank() * p.segment, cols), left = cols - begin;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     return {blockIdx.x / blocks, gridDim.x / blocks, begin, left < p.segment ? left : p.segment, 0, (int)threadIdx.x,
-            (int)blockDim.x};
+            (int)blockDim.x, warp * p.stretch + lane, (warp + 1) * p.stretch};
 }
 
 /* How a segment of a row splits into vectors, as lk_split; rows that do not agree go element by element. */
@@ -243,31 +247,58 @@ LK_DEVICE void lk_srms_norm_load_s(float (&s)[N], const lk_srms_norm_plan &p, in
 
 /* What a thread holds of a vector of s from the sum to the scaling: PACKED, where s is one tensor of T, as it came; else the
  * float sum. Unpacking again costs less than registers do. */
-template <class T, class R, bool PACKED> struct lk_srms_norm_held {
+template <class T, bool PACKED> struct lk_srms_norm_held {
     lk_vec<T> s;
 };
-template <class T, class R> struct lk_srms_norm_held<T, R, false> {
+template <class T> struct lk_srms_norm_held<T, false> {
     float s[LK_VEC<T>];
 };
-template <class T, class R>
-LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, R, true> *held, const lk_srms_norm_plan &p, int64_t row, int col)
-{
-    held->s = lk_load_vec((const T *)p.x.rows + row * p.x.stride + col);
-}
-template <class T, class R>
-LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, R, false> *held, const lk_srms_norm_plan &p, int64_t row, int col)
-{
-    lk_srms_norm_load_s<T, R>(held->s, p, row, col);
-}
-template <class T, class R> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, R, true> *held)
+template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, true> *held)
 {
     lk_forget(&held->s.raw);
     lk_unpack(s, held->s);
 }
-template <class T, class R> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, R, false> *held)
+template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, false> *held)
 {
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
+}
+
+/* Loads the first U vectors of a thread: `count` vectors are left from the first on, which is at column col. */
+template <class T, class R, int U>
+LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
+                                 int count)
+{
+    const T *x = (const T *)p.x.rows + row * p.x.stride + col;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u * 32 < count) held[u].s = lk_load_vec(x + u * 32 * LK_VEC<T>);
+}
+template <class T, class R, int U>
+LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
+                                 int count)
+{
+    constexpr int N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
+    const T *x = (const T *)p.x.rows + row * p.x.stride + col;
+    const R *r = (const R *)p.r.rows + row * p.r.stride + col;
+    lk_vec<T> raw[U];
+    lk_vec<R> more[U][PARTS];
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u * 32 < count && p.x.rows) raw[u] = lk_load_vec(x + u * 32 * N);
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u * 32 < count && p.r.rows) lk_srms_norm_load_raw(more[u], r + u * 32 * N);
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+#pragma unroll
+        for (int j = 0; j < N; j++) held[u].s[j] = 0.0f;
+        if (p.x.rows) lk_unpack(held[u].s, raw[u]);
+        float add[N];
+        lk_srms_norm_unpack<R, N>(add, more[u]);
+#pragma unroll
+        for (int j = 0; j < N && p.r.rows; j++) held[u].s[j] += add[j];
+    }
 }
 
 /* The sums over a row's team; turn as in lk_sum_cluster. */
@@ -300,8 +331,9 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 
 /* Most threads a block, and the vectors of a row that a thread holds. */
 #define LK_SRMS_NORM_THREADS 512
-template <class T, bool PACKED> constexpr int LK_SRMS_NORM_FORWARD_VECS = PACKED ? 8 : 4;
-template <class T, bool PACKED> constexpr int LK_SRMS_NORM_BACKWARD_VECS = PACKED ? 8 : 4;
+#define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
+/* as many as 128 registers take */
+#define LK_SRMS_NORM_BACKWARD_VECS(packed, weight) ((packed) ? ((weight) ? 4 : 8) : (weight) ? 2 : 3)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
@@ -325,33 +357,29 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
  * reads twice. */
 template <class T, class R, bool PACKED>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, PACKED ? 2 : 1)
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
-    constexpr int U = LK_SRMS_NORM_FORWARD_VECS<T, PACKED>, N = LK_VEC<T>;
+    constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED), N = LK_VEC<T>;
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
     const int64_t row = at.row;
     const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
     const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
-    const int first = at.begin + split.head;
+    const int first = at.begin + split.head, stop = min(split.vecs, at.stop);
     lk_cluster_begin();
     lk_griddepcontrol_wait();
 
-    lk_srms_norm_held<T, R, PACKED> held[U];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        const int vec = at.rank + u * at.size;
-        if (vec < split.vecs) lk_srms_norm_hold(&held[u], p.p, row, first + vec * N);
-    }
+    lk_srms_norm_held<T, PACKED> held[U];
+    lk_srms_norm_hold<T, R>(held, p.p, row, first + at.vec * N, stop - at.vec);
     lk_srms_norm_total total = {};
     float s[N], one[1];
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (at.rank + u * at.size >= split.vecs) break;
-        lk_srms_norm_get(s, &held[u]);
+        if (at.vec + u * 32 >= stop) break;
+        lk_srms_norm_get<T>(s, &held[u]);
         total.sum += lk_srms_norm_dot(s, s);
     }
-    for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+    for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
         lk_srms_norm_load_s<T, R>(s, p.p, row, first + vec * N);
         lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
     }
@@ -368,12 +396,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
     if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[row] = rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        const int vec = at.rank + u * at.size;
-        if (vec >= split.vecs) break;
-        lk_srms_norm_get(s, &held[u]);
+        const int vec = at.vec + u * 32;
+        if (vec >= stop) break;
+        lk_srms_norm_get<T>(s, &held[u]);
         lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
     }
-    for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+    for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
         lk_srms_norm_load_s<T, R>(s, p.p, row, first + vec * N);
         lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
     }
@@ -386,31 +414,55 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 2)
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
-/* A block's sums for dweight over its rows, a float a column of its segment for each team: column c is at c + c / LK_VEC<T> in
- * shared memory, so that the lanes of a warp, a vector apart each, meet different banks. Whoever holds a column in a row adds
- * to it; a row's reduction lies between that and the next row's. */
+/* A block's sums for dweight over its rows, for each team a float a column of its segment. Whoever holds a column in a row adds
+ * to it; a row's reduction lies between that and the next row's. In shared memory the vectors' first four columns stand
+ * together, and their next four, so that the 16-byte accesses of a warp's lanes meet different banks. */
 typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, cols]: one a block or cluster */
     int on_chip;      /* the sums are in shared memory; else in the block's row of the workspace */
-    int skew_log2;    /* column c is at c + c >> skew_log2 */
+    int team_sums;    /* floats a team there, a multiple of 8: column c is at (c / 4 % 2) team_sums / 2 + c / 8 4 + c % 4 */
 } lk_srms_norm_backward_plan;
 
 typedef struct {
-    float sums[4]; /* as many as the launch says */
+    float4 sums[1]; /* as many as the launch says */
 } lk_srms_norm_smem;
 
 LK_DEVICE int lk_srms_norm_sum_at(const lk_srms_norm_backward_plan &p, int col)
 {
-    return col + (col >> p.skew_log2);
+    return p.on_chip ? (col >> 2 & 1) * (p.team_sums / 2) + (col >> 3) * 4 + (col & 3) : col;
+}
+
+/* sums[col .. col + N) += dy h for the columns of a vector or for one. */
+template <int N>
+LK_DEVICE void lk_srms_norm_add_dweight(const lk_srms_norm_backward_plan &p, float *sums, int col, const float (&dy)[N],
+                                        const float (&s)[N], float rstd)
+{
+    if (N % 4 == 0 && p.on_chip && col % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            float4 *four = (float4 *)(sums + lk_srms_norm_sum_at(p, col + i)), sum = *four;
+            sum.x = fmaf(dy[i % N], s[i % N] * rstd, sum.x);
+            sum.y = fmaf(dy[(i + 1) % N], s[(i + 1) % N] * rstd, sum.y);
+            sum.z = fmaf(dy[(i + 2) % N], s[(i + 2) % N] * rstd, sum.z);
+            sum.w = fmaf(dy[(i + 3) % N], s[(i + 3) % N] * rstd, sum.w);
+            *four = sum;
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float *one = sums + lk_srms_norm_sum_at(p, col + j);
+            *one = fmaf(dy[j], s[j] * rstd, *one);
+        }
+    }
 }
 
 /* What a row's threads know of it. */
 typedef struct {
     int64_t row;
     float rstd, slope; /* slope: mean(g h) rstd */
-    float *dweight;    /* the team's sums, from column 0 of the row on */
+    float *dweight;    /* the team's sums */
 } lk_srms_norm_row;
 
 /* N elements of dresidual_out. */
@@ -438,49 +490,43 @@ template <class T> LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[LK_VEC<T>], co
 }
 
 /* What N elements of a row, from column col on, add to its sums of s^2 and g s; dy becomes g. */
-template <class T, int N>
+template <class T, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, float (&sum)[2], const float (&s)[N],
                                          float (&dy)[N], int col)
 {
-    lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, col);
+    if (WEIGHT) lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, col);
     sum[0] = lk_srms_norm_dot(s, s), sum[1] = lk_srms_norm_dot(s, dy);
 }
 
 /* Writes N elements of a row, from column begin + col on, column col of the block's segment. dr: of dresidual_out, or 0. */
-template <class T, class R, int N>
+template <class T, class R, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, const lk_srms_norm_row &at, const float (&s)[N],
                                          float (&dy)[N], const float (&dr)[N], int begin, int col)
 {
-    if (p.a.dweight) {
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            float *sum = at.dweight + lk_srms_norm_sum_at(p, col + j);
-            *sum = fmaf(dy[j], s[j] * at.rstd, *sum);
-        }
-    }
-    lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, begin + col);
+    if (WEIGHT && p.a.dweight) lk_srms_norm_add_dweight(p, at.dweight, col, dy, s, at.rstd);
+    if (WEIGHT) lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, begin + col);
 #pragma unroll
     for (int j = 0; j < N; j++) dy[j] = fmaf(at.rstd, fmaf(-s[j], at.slope, dy[j]), dr[j]);
     if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + begin + col, dy);
     if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + begin + col, dy);
 }
 
-/* A team owns a row, or with dweight every step-th row. Holding and reading twice as in forward. */
-template <class T, class R, bool PACKED>
+/* A team owns a row, or with dweight every step-th row. Holding and reading twice as in forward. WEIGHT: there is weight or
+ * dweight. */
+template <class T, class R, bool PACKED, bool WEIGHT>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
-    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS<T, PACKED>, N = LK_VEC<T>;
+    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(PACKED, WEIGHT), N = LK_VEC<T>;
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
-    const int slots = lk_srms_norm_sum_at(p, p.p.segment) + 1; /* sums a team */
     const int teams = p.p.team_log2 < 0 ? 1 : (int)blockDim.x >> p.p.team_log2;
     float *partial = (float *)p.a.workspace + blockIdx.x / lk_cluster_nctarank() * p.a.cols + at.begin;
-    float *sums = p.on_chip ? smem.sums : partial;
+    float *sums = p.on_chip ? &smem.sums[0].x : partial;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (p.a.dweight) {
-        const int count = p.on_chip ? teams * slots : at.cols;
+    if (WEIGHT && p.a.dweight) {
+        const int count = p.on_chip ? teams * p.team_sums : at.cols;
         for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) sums[i] = 0.0f;
         __syncthreads(); /* nobody adds to a sum before it is 0 */
     }
@@ -490,40 +536,41 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, turn++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
         const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
+        const int stop = min(split.vecs, at.stop);
         lk_srms_norm_total total[2] = {};
         float sum[2], s[N], dy[N], dr[N], one[1], dy_one[1], dr_one[1];
         /* What is read twice comes first, while nothing is held. */
-        for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+        for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
             const int col = at.begin + split.head + vec * N;
             lk_srms_norm_load_s<T, R>(s, p.p, row, col);
             lk_srms_norm_load_dy<T>(dy, p.p, row, col);
-            lk_srms_norm_backward_add<T>(p, sum, s, dy, col);
+            lk_srms_norm_backward_add<T, WEIGHT>(p, sum, s, dy, col);
             lk_srms_norm_add(&total[0], sum[0]), lk_srms_norm_add(&total[1], sum[1]);
         }
-        lk_srms_norm_held<T, R, PACKED> held[U];
+        lk_srms_norm_held<T, PACKED> held[U];
         lk_vec<T> held_dy[U];
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            const int vec = at.rank + u * at.size, col = at.begin + split.head + vec * N;
-            if (vec >= split.vecs) break;
-            lk_srms_norm_hold(&held[u], p.p, row, col);
-            if (p.p.dy.rows) held_dy[u] = lk_load_vec((const T *)p.p.dy.rows + row * p.p.dy.stride + col);
+            const int vec = at.vec + u * 32, col = at.begin + split.head + vec * N;
+            if (vec < stop && p.p.dy.rows)
+                held_dy[u] = lk_load_vec((const T *)p.p.dy.rows + row * p.p.dy.stride + col);
         }
-        lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * slots};
+        lk_srms_norm_hold<T, R>(held, p.p, row, at.begin + split.head + at.vec * N, stop - at.vec);
+        lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * p.team_sums};
         for (int i = at.rank; i < split.edge; i += at.size) {
             const int col = at.begin + lk_srms_norm_edge<T>(split, i);
             lk_srms_norm_load_s<T, R>(one, p.p, row, col);
             lk_srms_norm_load_dy<T>(dy_one, p.p, row, col);
-            lk_srms_norm_backward_add<T>(p, sum, one, dy_one, col);
+            lk_srms_norm_backward_add<T, WEIGHT>(p, sum, one, dy_one, col);
             lk_srms_norm_add(&total[0], sum[0]), lk_srms_norm_add(&total[1], sum[1]);
         }
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            const int vec = at.rank + u * at.size;
-            if (vec >= split.vecs) break;
-            lk_srms_norm_get(s, &held[u]);
+            const int vec = at.vec + u * 32;
+            if (vec >= stop) break;
+            lk_srms_norm_get<T>(s, &held[u]);
             lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
-            lk_srms_norm_backward_add<T>(p, sum, s, dy, at.begin + split.head + vec * N);
+            lk_srms_norm_backward_add<T, WEIGHT>(p, sum, s, dy, at.begin + split.head + vec * N);
             total[0].sum += sum[0], total[1].sum += sum[1];
         }
         sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
@@ -538,39 +585,39 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
         for (int u = 0; u < U; u++) {
 #pragma unroll
             for (int ahead = u; u % 2 == 0 && ahead < u + 2 && ahead < U; ahead++) {
-                const int vec = at.rank + ahead * at.size, col = at.begin + split.head + vec * N;
-                if (p.p.dr.rows && vec < split.vecs)
+                const int vec = at.vec + ahead * 32, col = at.begin + split.head + vec * N;
+                if (p.p.dr.rows && vec < stop)
                     lk_srms_norm_load_raw(raw_dr[ahead % 2], (const R *)p.p.dr.rows + row * p.p.dr.stride + col);
             }
-            const int vec = at.rank + u * at.size;
-            if (vec >= split.vecs) break;
+            const int vec = at.vec + u * 32;
+            if (vec >= stop) break;
 #pragma unroll
             for (int j = 0; j < N; j++) dr[j] = 0.0f;
             if (p.p.dr.rows) lk_srms_norm_unpack<R, N>(dr, raw_dr[u % 2]);
-            lk_srms_norm_get(s, &held[u]);
+            lk_srms_norm_get<T>(s, &held[u]);
             lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
-            lk_srms_norm_backward_put<T, R>(p, here, s, dy, dr, at.begin, split.head + vec * N);
+            lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, s, dy, dr, at.begin, split.head + vec * N);
         }
-        for (int vec = at.rank + U * at.size; vec < split.vecs; vec += at.size) {
+        for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
             const int col = split.head + vec * N;
             lk_srms_norm_load_s<T, R>(s, p.p, row, at.begin + col);
             lk_srms_norm_load_dy<T>(dy, p.p, row, at.begin + col);
             lk_srms_norm_load_dr<R>(dr, p.p, row, at.begin + col);
-            lk_srms_norm_backward_put<T, R>(p, here, s, dy, dr, at.begin, col);
+            lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, s, dy, dr, at.begin, col);
         }
         for (int i = at.rank; i < split.edge; i += at.size) {
             const int col = lk_srms_norm_edge<T>(split, i);
             lk_srms_norm_load_s<T, R>(one, p.p, row, at.begin + col);
             lk_srms_norm_load_dy<T>(dy_one, p.p, row, at.begin + col);
             lk_srms_norm_load_dr<R>(dr_one, p.p, row, at.begin + col);
-            lk_srms_norm_backward_put<T, R>(p, here, one, dy_one, dr_one, at.begin, col);
+            lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, one, dy_one, dr_one, at.begin, col);
         }
     }
-    if (!p.a.dweight || !p.on_chip) return;
+    if (!WEIGHT || !p.a.dweight || !p.on_chip) return;
     __syncthreads(); /* every team's sums are complete */
     for (int col = (int)threadIdx.x; col < at.cols; col += (int)blockDim.x) {
         float sum = 0.0f;
-        for (int team = 0; team < teams; team++) sum += sums[team * slots + lk_srms_norm_sum_at(p, col)];
+        for (int team = 0; team < teams; team++) sum += sums[team * p.team_sums + lk_srms_norm_sum_at(p, col)];
         partial[col] = sum;
     }
 }
@@ -701,7 +748,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     l.cluster = 1;
     p->segment = (int)cols;
     if (path == LK_SRMS_NORM_WARP) {
-        while (p->team_log2 < 5 && 2 << p->team_log2 < units) p->team_log2++;
+        while (p->team_log2 < 5 && 1 << p->team_log2 < units) p->team_log2++;
         l.threads = LK_SRMS_NORM_WARP_THREADS;
         l.grid = lk_ceil_div(rows, l.threads >> p->team_log2);
         return l;
@@ -716,6 +763,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     int64_t threads = lk_ceil_div(share, U);
     while (threads < most && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
     l.threads = (int)lk_ceil_div(threads < most ? threads : most, 32) * 32;
+    p->stretch = (int)lk_ceil_div(share, l.threads) * 32;
     l.grid = rows * l.cluster;
     return l;
 }
@@ -773,7 +821,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
     const bool packed = !other && !a->residual;
-    const int U = packed ? LK_SRMS_NORM_FORWARD_VECS<T, true> : LK_SRMS_NORM_FORWARD_VECS<T, false>;
+    const int U = LK_SRMS_NORM_FORWARD_VECS(packed);
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, U, tensors, 6);
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
@@ -842,16 +890,15 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     constexpr int N = LK_VEC<T>;
     const bool other = lk_srms_norm_other<T>(a->residual_dtype), packed = !other && !a->residual;
     if (a->residual_out) tensors[packed ? 0 : 1] = tensors[6]; /* where s comes from */
-    const int U = packed ? LK_SRMS_NORM_BACKWARD_VECS<T, true> : LK_SRMS_NORM_BACKWARD_VECS<T, false>;
+    const int U = LK_SRMS_NORM_BACKWARD_VECS(packed, a->weight || a->dweight);
     *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, U, tensors, 6);
     *smem = sizeof(lk_srms_norm_smem), *workspace = 0;
-    plan->skew_log2 = 31;
     if (a->dweight && a->rows > 0) {
         /* Persistent blocks, as many as fit, each with a row of the workspace. */
         const int teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
-        const int64_t bytes = 4 * teams * ((int64_t)l->p.segment + l->p.segment / N + 1);
+        const int64_t team_sums = lk_ceil_div(l->p.segment, 8) * 8, bytes = 4 * teams * team_sums;
         plan->on_chip = bytes <= LK_SRMS_NORM_SUMS_BYTES;
-        if (plan->on_chip) plan->skew_log2 = N == 8 ? 3 : 2, *smem = (size_t)bytes + sizeof(lk_srms_norm_smem);
+        if (plan->on_chip) plan->team_sums = (int)team_sums, *smem = (size_t)bytes;
         else if (teams > 1) l->threads = 32, l->grid = a->rows; /* one team for the block's row of the workspace */
         const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024), resident = 512 / l->threads;
         const int64_t most = (resident < room ? resident : room) * device->sms / l->cluster;
@@ -865,6 +912,13 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     plan->p = l->p;
     plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     return LK_OK;
+}
+
+template <class T, bool WEIGHT>
+LK_HOST void (*lk_srms_norm_backward_choose(bool other, bool packed))(lk_srms_norm_backward_plan)
+{
+    if (other) return lk_srms_norm_backward_kernel<T, float, false, WEIGHT>;
+    return packed ? lk_srms_norm_backward_kernel<T, T, true, WEIGHT> : lk_srms_norm_backward_kernel<T, T, false, WEIGHT>;
 }
 
 template <class T>
@@ -886,9 +940,8 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     if (a->rows > 0)
         status = lk_launch_pdl(op, &device,
-                               other           ? lk_srms_norm_backward_kernel<T, float, false>
-                               : a->residual   ? lk_srms_norm_backward_kernel<T, T, false>
-                                               : lk_srms_norm_backward_kernel<T, T, true>,
+                               a->weight || a->dweight ? lk_srms_norm_backward_choose<T, true>(other, a->residual == NULL)
+                                                       : lk_srms_norm_backward_choose<T, false>(other, a->residual == NULL),
                                l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
