@@ -915,7 +915,7 @@ static void divisions(void)
         test_buffer_size(&x_buffer, N * 8, 0, 0), test_buffer_size(&y_buffer, N * 8, 0, 0x5a);
         int64_t *n = (int64_t *)test_buffer_host(&x_buffer);
         for (int k = 0; k < N; k++) { /* around multiples of the size, of every magnitude */
-            const int64_t most = INT64_MAX >> (k % 60), multiple = test_below(&random, most / sizes[i] + 1) * sizes[i];
+            const int64_t most = INT64_MAX >> (k % 60), times = most / sizes[i], multiple = (times ? test_below(&random, times) : 0) * sizes[i];
             n[k] = k % 3 == 0 && multiple > 0 ? multiple - 1 : k % 3 == 1 ? multiple : test_below(&random, most);
         }
         n[0] = 0, n[1] = INT64_MAX, n[2] = sizes[i] - 1;
