@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - every warp takes its vectors up to the row's end, its neighbours' too
+s/stop = min(split\.vecs, at\.stop);/stop = split.vecs;/
