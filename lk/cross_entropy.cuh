@@ -127,6 +127,43 @@ typedef struct {
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
 } lk_cross_entropy_backward_args;
 
+/* Both at once: one read and one write of the logits. The fields are those of forward and backward. */
+typedef struct {
+    const void *logits;        /* in   T [rows, vocab] */
+    const void *target;        /* in   target_dtype [rows] */
+    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
+    const float *upstream;     /* in   f32 [1], or [rows] with upstream_per_row, the gradient of loss; NULL means 1 */
+    const float *dlse;         /* in   f32 [rows], a gradient of lse from elsewhere, added; NULL: none */
+    float *loss;               /* out  f32 [rows], or [1] when reduced; NULL to skip */
+    float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [rows], or [1] when reduced; NULL to skip */
+    float *lse;                /* out  f32 [rows]; NULL to skip */
+    float *entropy;            /* out  f32 [rows]; NULL to skip */
+    int64_t *argmax;           /* out  int64 [rows]; NULL to skip */
+    int64_t *valid_rows;       /* out  int64 [1]; NULL to skip */
+    float *weight_sum;         /* out  f32 [1]; NULL to skip */
+    void *dlogits;             /* out  dlogits_dtype [rows, vocab]; may be logits, with rows that start at the same bytes */
+    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
+    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    size_t workspace_bytes;
+    int64_t rows;              /* at least 0 */
+    int64_t vocab;             /* 1 to 2^30 */
+    int64_t logits_stride;     /* elements between rows; 0 means packed, vocab */
+    int64_t dlogits_stride;    /* likewise, in elements of dlogits; 0 means packed, and the rows of logits when in place */
+    int64_t ignore_index;      /* any value */
+    float logit_scale;         /* finite, at least 0; 0 means 1 */
+    float softcap;             /* finite, at least 0; 0: off */
+    float label_smoothing;     /* 0 to 1; 0: off */
+    float z_loss;              /* finite, at least 0; 0: off */
+    int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
+    int reduction;             /* LK_REDUCTION_* */
+    int zero_when_empty;       /* not 0: a mean over nothing is 0 instead of NaN */
+    int upstream_per_row;      /* not 0: upstream is [rows] */
+    int zero_padding;          /* not 0: columns from vocab on become 0, as in backward */
+    int dlogits_dtype;         /* LK_DTYPE_*, as in backward */
+    int target_dtype;          /* LK_TARGET_* */
+    int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
+} lk_cross_entropy_forward_backward_args;
+
 /* Errors, in the order of the checks; the forward's and the backward's alike where a field is in both:
  *   LK_ERR_NULL       args; logits; target; all eight outputs (forward); lse; dlogits; valid_rows or weight_sum where mean
  *                     needs it (backward). With rows = 0 each of them but args may be NULL
@@ -258,7 +295,7 @@ LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
     r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_log({above, s.sum}) : above);
     if (o.label_smoothing > 0.0f) {
         const float others = fmaf(s.weights, log_sum, -o.scale * s.weighted);
-        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, o.label_smoothing / (float)o.vocab * others);
+        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * others);
     }
     r.entropy = log_sum - o.scale * __fdiv_rn(s.entropic, s.sum);
     if (!proper) r.class_loss = r.entropy = NAN;
@@ -667,7 +704,7 @@ LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, 
     aside->y = label.y;
     g.lse = lse;
     g.scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    g.fall = f * (e / (float)a.vocab);
+    g.fall = f * __fdiv_rn(e, (float)a.vocab);
     aside->rest = fmaf(f * (1.0f - e), weight, g.fall * weights);
     aside->own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * h : 0.0f) + (a.dlse ? a.logit_scale * a.dlse[row] : 0.0f);
     aside->fixed = g.fall * (weights - weight);
