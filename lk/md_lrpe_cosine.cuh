@@ -246,7 +246,7 @@ typedef struct {
     void *out;
     int64_t in_stride[4], x_stride[4], out_stride[4];
     bool read_dy, read_x, write_dx;
-    int activation, axes_a_vector; /* at most, 3 for more than two */
+    int activation, axes, axes_a_vector; /* axes that a vector may lie on, 3 for more than two */
     float *partial; /* [slot, head, feature], or NULL */
 } lk_lrpe_plan;
 
@@ -327,12 +327,22 @@ template <int STEP, int N>
 LK_DEVICE void lk_lrpe_turn_to(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
                                int feature)
 {
-    angles->still = token < p.grid.prefix;
+    const int64_t cell = token - p.grid.prefix;
+    angles->still = cell < 0;
+    if (p.axes == 1) { /* one position for all: not worth a select an element */
+        const int s = angles->still ? 0 : (int)cell + p.grid.offset[0];
 #pragma unroll
-    for (int j = 0; j < N; j++) angles->s[j] = 0;
-    if (!angles->still) lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
+        for (int j = 0; j < N; j++) {
+            angles->s[j] = s;
+            lk_lrpe_rotation(turns.of[j], s, &angles->cos[j], &angles->sin[j]);
+        }
+    } else {
 #pragma unroll
-    for (int j = 0; j < N; j++) lk_lrpe_rotation(turns.of[j], angles->s[j], &angles->cos[j], &angles->sin[j]);
+        for (int j = 0; j < N; j++) angles->s[j] = 0;
+        if (!angles->still) lk_lrpe_positions<STEP>(angles->s, p, cell, feature);
+#pragma unroll
+        for (int j = 0; j < N; j++) lk_lrpe_rotation(turns.of[j], angles->s[j], &angles->cos[j], &angles->sin[j]);
+    }
     if (turns.wild && !angles->still) {
 #pragma unroll
         for (int j = 0; j < N; j++)
@@ -430,6 +440,10 @@ LK_DEVICE void lk_lrpe_add_dtheta(float (&sum)[N], float (&lost)[N], const lk_lr
 #define LK_LRPE_FORWARD_U 2
 #define LK_LRPE_BACKWARD_U 2
 #define LK_LRPE_TOKENS_U 1
+/* Blocks an SM, which is what bounds a thread's registers. */
+#define LK_LRPE_FORWARD_BLOCKS 4
+#define LK_LRPE_BACKWARD_BLOCKS 3
+#define LK_LRPE_TOKENS_BLOCKS 3
 
 typedef struct {
     int64_t head, token, batch, slot; /* the first token and batch */
@@ -463,7 +477,7 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
  * with the angles of one token. ACT: with an activation; then all lanes of a warp take the same steps, since softmax is theirs
  * together. U vectors are always on their way: each one is used and the one U steps on loaded in its place. */
 template <class T, bool TOKENS, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, TOKENS && ACT ? 3 : 4)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, TOKENS ? LK_LRPE_TOKENS_BLOCKS : LK_LRPE_FORWARD_BLOCKS)
     lk_lrpe_forward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = TOKENS ? LK_LRPE_TOKENS_U : LK_LRPE_FORWARD_U;
@@ -550,9 +564,9 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
 }
 
 /* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few slots
- * of dtheta's partial sums. */
+ * of dtheta's partial sums. The two that need most registers get a block less. */
 template <class T, bool TOKENS, bool ACT, bool DTHETA>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), DTHETA ? (TOKENS && ACT ? 2 : 3) : ACT ? 2 : 3)
+LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - (ACT && DTHETA == TOKENS))
     lk_lrpe_backward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = TOKENS || DTHETA ? LK_LRPE_TOKENS_U : LK_LRPE_BACKWARD_U;
@@ -807,8 +821,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_
 
 /* ---- Launchers ------------------------------------------------------------------------------------------------------------------ */
 
-/* Threads an SM below which a walk is split; the fewest batches of a walk; the most tokens of one; up to how many batches a walk
- * goes over tokens; threads an SM that share dtheta's sums. */
+/* Threads an SM up to which walks are split; the fewest batches of a walk; the most tokens of one; up to how many batches walks go
+ * over tokens; threads an SM that share dtheta's sums. */
 #define LK_LRPE_FILL 1024
 #define LK_LRPE_BATCHES_LEAST 4
 #define LK_LRPE_TOKENS_MOST 8
@@ -1038,7 +1052,7 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
         if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
         if (each > 1) p->token_step = lk_ceil_div(tokens, each);
     } else {
-        int64_t splits = lk_ceil_div(fill, threads);
+        int64_t splits = fill / threads;
         const int64_t most = lk_ceil_div(a.batch, LK_LRPE_BATCHES_LEAST), least = lk_ceil_div(a.batch, 1 << 30);
         splits = splits < most ? splits : most;
         p->stretch = lk_ceil_div(a.batch, splits > least ? splits : least);
@@ -1065,7 +1079,7 @@ template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, 
     p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
     for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
+    p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
     p->grid.prefix = a.prefix;
     int64_t behind = 1;
     for (int i = a.axes - 1; i >= 0; i--) {

@@ -151,19 +151,20 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
  * may stay in the caches. */
 template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
 {
-    if (N > 1 && (uintptr_t)weight % 16 == 0) {
+    if constexpr (N > 1) {
+        if ((uintptr_t)weight % 16 == 0) {
+            lk_vec<E> raw[N / LK_VEC<E>];
+            float w[N];
 #pragma unroll
-        for (int i = 0; i < N / LK_VEC<E>; i++) {
-            const lk_vec<E> raw = {((const uint4 *)weight)[i]};
-            float w[LK_VEC<E>];
-            lk_unpack(w, raw);
+            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)weight)[i];
+            lk_srms_norm_unpack<E, N>(w, raw);
 #pragma unroll
-            for (int j = 0; j < LK_VEC<E>; j++) x[(i * LK_VEC<E> + j) % N] *= w[j];
+            for (int j = 0; j < N; j++) x[j] *= w[j];
+            return;
         }
-    } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
     }
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
 }
 template <class T, int N> LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const void *weight, int is_f32, int col)
 {
@@ -333,7 +334,7 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
 /* as many as 128 registers take */
-#define LK_SRMS_NORM_BACKWARD_VECS(packed, weight) ((packed) ? ((weight) ? 4 : 8) : (weight) ? 2 : 3)
+#define LK_SRMS_NORM_BACKWARD_VECS(packed, weight) ((packed) ? ((weight) ? 6 : 8) : (weight) ? 2 : 3)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
@@ -434,26 +435,21 @@ LK_DEVICE int lk_srms_norm_sum_at(const lk_srms_norm_backward_plan &p, int col)
     return p.on_chip ? (col >> 2 & 1) * (p.team_sums / 2) + (col >> 3) * 4 + (col & 3) : col;
 }
 
-/* sums[col .. col + N) += dy h for the columns of a vector or for one. */
+/* sums[col .. col + N) += q rstd for the columns of a vector or for one. */
 template <int N>
-LK_DEVICE void lk_srms_norm_add_dweight(const lk_srms_norm_backward_plan &p, float *sums, int col, const float (&dy)[N],
-                                        const float (&s)[N], float rstd)
+LK_DEVICE void lk_srms_norm_add_dweight(const lk_srms_norm_backward_plan &p, float *sums, int col, const float (&q)[N],
+                                        float rstd)
 {
-    if (N % 4 == 0 && p.on_chip && col % 4 == 0) {
+    if constexpr (N == 1) {
+        sums += lk_srms_norm_sum_at(p, col);
+        *sums = fmaf(q[0], rstd, *sums);
+    } else {
 #pragma unroll
         for (int i = 0; i < N; i += 4) {
             float4 *four = (float4 *)(sums + lk_srms_norm_sum_at(p, col + i)), sum = *four;
-            sum.x = fmaf(dy[i % N], s[i % N] * rstd, sum.x);
-            sum.y = fmaf(dy[(i + 1) % N], s[(i + 1) % N] * rstd, sum.y);
-            sum.z = fmaf(dy[(i + 2) % N], s[(i + 2) % N] * rstd, sum.z);
-            sum.w = fmaf(dy[(i + 3) % N], s[(i + 3) % N] * rstd, sum.w);
+            sum.x = fmaf(q[i], rstd, sum.x), sum.y = fmaf(q[i + 1], rstd, sum.y);
+            sum.z = fmaf(q[i + 2], rstd, sum.z), sum.w = fmaf(q[i + 3], rstd, sum.w);
             *four = sum;
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            float *one = sums + lk_srms_norm_sum_at(p, col + j);
-            *one = fmaf(dy[j], s[j] * rstd, *one);
         }
     }
 }
@@ -489,13 +485,17 @@ template <class T> LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[LK_VEC<T>], co
     if (p.dy.rows) lk_unpack(dy, *held);
 }
 
-/* What N elements of a row, from column col on, add to its sums of s^2 and g s; dy becomes g. */
+/* What N elements of a row, from column col on, add to its sums of g s and, where rstd is not given, of s^2. */
 template <class T, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, float (&sum)[2], const float (&s)[N],
-                                         float (&dy)[N], int col)
+                                         const float (&dy)[N], int col)
 {
-    if (WEIGHT) lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, col);
-    sum[0] = lk_srms_norm_dot(s, s), sum[1] = lk_srms_norm_dot(s, dy);
+    float g[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) g[j] = dy[j];
+    if (WEIGHT) lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
+    sum[0] = lk_srms_norm_dot(s, g);
+    sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
 /* Writes N elements of a row, from column begin + col on, column col of the block's segment. dr: of dresidual_out, or 0. */
@@ -503,8 +503,15 @@ template <class T, class R, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, const lk_srms_norm_row &at, const float (&s)[N],
                                          float (&dy)[N], const float (&dr)[N], int begin, int col)
 {
-    if (WEIGHT && p.a.dweight) lk_srms_norm_add_dweight(p, at.dweight, col, dy, s, at.rstd);
-    if (WEIGHT) lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, begin + col);
+    if constexpr (WEIGHT) {
+        if (p.a.dweight) {
+            float q[N];
+#pragma unroll
+            for (int j = 0; j < N; j++) q[j] = dy[j] * s[j];
+            lk_srms_norm_add_dweight(p, at.dweight, col, q, at.rstd);
+        }
+        lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, begin + col);
+    }
 #pragma unroll
     for (int j = 0; j < N; j++) dy[j] = fmaf(at.rstd, fmaf(-s[j], at.slope, dy[j]), dr[j]);
     if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + begin + col, dy);
@@ -517,7 +524,7 @@ template <class T, class R, bool PACKED, bool WEIGHT>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
-    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(PACKED, WEIGHT), N = LK_VEC<T>;
+    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(PACKED, WEIGHT), N = LK_VEC<T>, AHEAD = WEIGHT || sizeof(R) != sizeof(T) ? 1 : 2;
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
     const int teams = p.p.team_log2 < 0 ? 1 : (int)blockDim.x >> p.p.team_log2;
@@ -556,6 +563,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
                 held_dy[u] = lk_load_vec((const T *)p.p.dy.rows + row * p.p.dy.stride + col);
         }
         lk_srms_norm_hold<T, R>(held, p.p, row, at.begin + split.head + at.vec * N, stop - at.vec);
+        /* dresidual_out is wanted last: AHEAD vectors are on their way at any time. */
+        const R *held_dr_from = (const R *)p.p.dr.rows + row * p.p.dr.stride + at.begin + split.head + at.vec * N;
+        lk_vec<R> held_dr[AHEAD][N / LK_VEC<R>];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++)
+            if (p.p.dr.rows && at.vec + u * 32 < stop) lk_srms_norm_load_raw(held_dr[u], held_dr_from + u * 32 * N);
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * p.team_sums};
         for (int i = at.rank; i < split.edge; i += at.size) {
             const int col = at.begin + lk_srms_norm_edge<T>(split, i);
@@ -578,22 +591,17 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
         __syncwarp(); /* teams of one warp: a column of dweight may have had another owner in the row before */
         lk_griddepcontrol_launch_dependents();
 
-        if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
-        here.slope = sum[1] * here.rstd * p.p.inverse_cols * here.rstd;
-        lk_vec<R> raw_dr[2][N / LK_VEC<R>]; /* two at a time: their loads do not wait for the stores between */
+        if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.p.inverse_cols, p.a.eps));
+        here.slope = sum[0] * here.rstd * p.p.inverse_cols * here.rstd;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-#pragma unroll
-            for (int ahead = u; u % 2 == 0 && ahead < u + 2 && ahead < U; ahead++) {
-                const int vec = at.vec + ahead * 32, col = at.begin + split.head + vec * N;
-                if (p.p.dr.rows && vec < stop)
-                    lk_srms_norm_load_raw(raw_dr[ahead % 2], (const R *)p.p.dr.rows + row * p.p.dr.stride + col);
-            }
             const int vec = at.vec + u * 32;
             if (vec >= stop) break;
 #pragma unroll
             for (int j = 0; j < N; j++) dr[j] = 0.0f;
-            if (p.p.dr.rows) lk_srms_norm_unpack<R, N>(dr, raw_dr[u % 2]);
+            if (p.p.dr.rows) lk_srms_norm_unpack<R, N>(dr, held_dr[u % AHEAD]);
+            if (u + AHEAD < U && p.p.dr.rows && vec + AHEAD * 32 < stop)
+                lk_srms_norm_load_raw(held_dr[u % AHEAD], held_dr_from + (u + AHEAD) * 32 * N);
             lk_srms_norm_get<T>(s, &held[u]);
             lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
             lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, s, dy, dr, at.begin, split.head + vec * N);
@@ -723,9 +731,9 @@ typedef struct {
 #define LK_SRMS_NORM_WARP_THREADS 128 /* of a block with several teams */
 
 /* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; U is the number of vectors that a
- * thread holds, N is LK_VEC<T>. */
+ * thread holds, N is LK_VEC<T>; fixed: every row's vectors must stand at the same columns. */
 LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N, int U,
-                                                 const lk_srms_norm_tensor *tensors, int count)
+                                                 const lk_srms_norm_tensor *tensors, int count, bool fixed)
 {
     lk_srms_norm_layout l = {};
     lk_srms_norm_plan *p = &l.p;
@@ -740,6 +748,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
         else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
         if (i < 4) *inputs[i] = {tensors[i].pointer, stride};
     }
+    if (fixed && (p->offset || p->offset_step)) p->aligned = 0;
     const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols;
     if (path == LK_SRMS_NORM_AUTO) {
         path = units <= 32 * U || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
@@ -822,7 +831,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
     const bool packed = !other && !a->residual;
     const int U = LK_SRMS_NORM_FORWARD_VECS(packed);
-    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, U, tensors, 6);
+    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, U, tensors, 6, false);
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     return lk_launch_pdl(op, &device,
@@ -891,7 +900,7 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     const bool other = lk_srms_norm_other<T>(a->residual_dtype), packed = !other && !a->residual;
     if (a->residual_out) tensors[packed ? 0 : 1] = tensors[6]; /* where s comes from */
     const int U = LK_SRMS_NORM_BACKWARD_VECS(packed, a->weight || a->dweight);
-    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, U, tensors, 6);
+    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, U, tensors, 6, a->dweight != NULL);
     *smem = sizeof(lk_srms_norm_smem), *workspace = 0;
     if (a->dweight && a->rows > 0) {
         /* Persistent blocks, as many as fit, each with a row of the workspace. */
