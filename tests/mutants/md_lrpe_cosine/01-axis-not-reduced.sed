@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - the position on an inner axis keeps what belongs to the axis before it
+s/if (axis > 0) index -=/if (axis > 7) index -=/

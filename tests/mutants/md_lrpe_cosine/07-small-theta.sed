@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - the turns of a theta below 2^-8 lose their upper words
+s/shift < 32 ? word_1 : shift < 64 ? word_2 : 0;/shift < 32 ? word_1 : 0;/

@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - an infinite sum of dtheta becomes NaN
+s/lk_is_finite(grown) ? (grown - \*sum) - term : 0.0f;/(grown - *sum) - term;/
