@@ -1,2 +1,2 @@
 # file: srms_norm.cuh - eps is added to the sum instead of the mean
-s/fmaf(sum\[0\], p\.p\.inverse_cols, p\.a\.eps)/((sum[0] + p.a.eps) * p.p.inverse_cols)/
+s/fmaf(sum\[\([01]\)\], p\.p\.inverse_cols, p\.a\.eps)/((sum[\1] + p.a.eps) * p.p.inverse_cols)/

@@ -1,2 +1,2 @@
 # file: srms_norm.cuh - the mean of g h is that of dy h
-/lk_srms_norm_backward_add(/,/^}/ s/lk_srms_norm_weigh<T>(dy.*/;/
+/lk_srms_norm_backward_add(/,/^}/ s/lk_srms_norm_weigh<T>(.*/;/
