@@ -51,8 +51,8 @@ static const char *const layout_name[] = {"packed", "[b,n,h,d]", "odd gaps", "al
 enum { USUAL, ZERO, LARGE, TINY, BEYOND, WILD, THETAS };
 static const char *const theta_name[] = {"usual", "0", "up to 1e6", "2^-60 to 2^-30", "2^24 to 2^30", "wild"};
 /* PREFIX: infinities and NaN in the prefix's x and in its second half of dy. The others stand at the places below. */
-enum { NOTHING, PREFIX, MINUS_INF, PLUS_INF, NOT_A_NUMBER, FAR, SPECIALS };
-static const char *const special_name[] = {"nothing", "prefix wild", "-inf", "+inf", "nan", "1e4"};
+enum { NOTHING, PREFIX, MINUS_INF, PLUS_INF, NOT_A_NUMBER, FAR, NIL, SPECIALS };
+static const char *const special_name[] = {"nothing", "prefix wild", "-inf", "+inf", "nan", "1e4", "0"};
 enum { FIRST, LAST, VECTOR, LANE, EVEN, ALL, WHERES };
 static const char *const where_name[] = {"first", "last", "a vector", "a lane's", "even", "all"};
 
@@ -177,7 +177,7 @@ static const char *const did_name[DIDS] = {
     "a length of 1", "position < 0", "position 2^31 - 1", "x [b,n,h,d]", "x odd gaps", "x aligned gaps", "x [n,h,b,d]",
     "x overlaps", "y [b,n,h,d]", "y odd gaps", "y aligned gaps", "y [n,h,b,d]", "dy overlaps", "x off", "y off other",
     "theta off", "theta of type T", "theta 0", "theta up to 1e6", "theta tiny", "theta beyond 2^24", "theta wild", "relu",
-    "sigmoid", "silu", "softmax", "prefix wild", "-inf", "+inf", "nan", "1e4", "dtheta", "accumulate", "dx NULL", "dy NULL"};
+    "sigmoid", "silu", "softmax", "prefix wild", "-inf", "+inf", "nan", "1e4", "x = 0", "dtheta", "accumulate", "dx NULL", "dy NULL"};
 static const char *const counted_paths[] = {"fwd auto", "vector", "row", "bwd auto", "vector", "row"};
 enum { COUNTED = 6 };
 static const int counted_direction[] = {FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD};
@@ -341,7 +341,7 @@ static bool is_special(const problem *p, int64_t row, int64_t f)
 /* x, or the halves of dy when width is 2 dim: uniform in [-2, 2), but for what is special. */
 static void fill(const problem *p, const placing *a, int64_t width, uint64_t salt, void *out)
 {
-    static const float value[] = {0, 0, -INFINITY, INFINITY, NAN, 1e4f};
+    static const float value[] = {0, 0, -INFINITY, INFINITY, NAN, 1e4f, 0};
     uint64_t random = p->seed + salt;
     for (int64_t b = 0; b < p->batch; b++)
         for (int64_t h = 0; h < p->heads; h++)
@@ -350,7 +350,8 @@ static void fill(const problem *p, const placing *a, int64_t width, uint64_t sal
                     float v = (float)(2 * test_uniform(&random));
                     const bool in_prefix = n < p->prefix && (width == p->dim || f >= p->dim);
                     if (p->special == PREFIX && in_prefix) v = f % 3 ? NAN : f % 2 ? INFINITY : -INFINITY;
-                    if (p->special > PREFIX && is_special(p, (b * p->heads + h) * tokens_of(p) + n + (width != p->dim), f % p->dim))
+                    const bool spared = p->special == NIL && width != p->dim; /* dy is not 0 where x is */
+                    if (p->special > PREFIX && !spared && is_special(p, (b * p->heads + h) * tokens_of(p) + n + (width != p->dim), f % p->dim))
                         v = value[p->special];
                     test_put(p->type, out, at_of(a, b, h, n) + f, v);
                 }
@@ -727,6 +728,8 @@ static void activations(int type, int direction, int path)
                 check_both(p);
                 p.special = FAR, p.where = EVEN, p.theta_t = true;
                 check_both(p);
+                p.special = activation == LK_MD_LRPE_COSINE_RELU ? NIL : FAR;
+                if (p.special == NIL) check_both(p);
                 p.no_dy = direction == BACKWARD;
                 if (p.no_dy) check_both(p);
             }
@@ -811,6 +814,9 @@ static void outputs(int type, int direction, int path)
         p.e = i % 5 == 0 ? p.dim + 3 : 0;
         check(&p);
     }
+    problem infinite = plain(type, direction, path, 40, 40, 1, 8); /* terms of one sign behind an infinite one */
+    infinite.special = PLUS_INF, infinite.where = FIRST, infinite.offset[0] = 5, infinite.no_dy = infinite.dtheta = true;
+    check(&infinite);
     for (int i = 0; i < 3; i++) { /* more tokens and batches than slots: long sums */
         problem p = plain(type, direction, path, i == 2 ? 40 : 1 + i, i == 2 ? 40 : 2, test.small ? 200 : 900, i == 2 ? 8 : 128);
         if (i == 2) p.shape[0] = test.small ? 2 : 12;
