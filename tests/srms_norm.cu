@@ -696,7 +696,7 @@ static void in_place(int type, int direction, int path)
     const int64_t cols[] = {9, 300, 5001, 33000};
     for (int i = 0; i < pick(LENGTH_OF(cols), 2); i++)
         for (int pair = 0; pair < 4; pair++) {
-            if (i > 1 && (pair + type + path + i) % 2) continue;
+            if (i > 1 && (pair + type + path + i) % 4) continue;
             problem p = drawn(type, direction, path, i < 2 ? 3 : 2, cols[i], 900 + pair, (pair + i) % PLACES);
             for (int t = 0; t < TENSORS; t++) p.home[t] = t;
             if (pair == 3 || direction == FORWARD) p.residual_dtype = pair % 2 ? LK_DTYPE_T : LK_DTYPE_F32;
