@@ -444,15 +444,15 @@ LK_DEVICE float lk_cos(float x)
 #endif
 }
 
-/* cp.async.cg.shared.global (9.7.9.25.3.1): copies 16 bytes, both addresses aligned to 16, past L1 and past registers. The
- * copy is this thread's: it sees the bytes after a wait, others after a barrier behind that. From sm_80 on. */
-LK_DEVICE void lk_cp_async_16(void *shared, const void *global)
+/* cp.async.cg.shared.global (9.7.9.25.3.1): copies 16 bytes to shared + offset bytes, both addresses aligned to 16, past L1
+ * and past registers. The copy is this thread's: it sees the bytes after a wait, others after a barrier behind that. */
+LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
 {
 #if defined(LK_SIMT)
-    *(uint4 *)shared = __ldcs((const uint4 *)global);
+    *(uint4 *)((char *)shared + offset) = __ldcs((const uint4 *)global);
 #elif LK_ARCH >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared) + (unsigned)offset),
+                 "l"(global) : "memory");
 #endif
 }
 

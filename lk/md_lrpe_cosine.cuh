@@ -564,9 +564,9 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
 }
 
 /* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few slots
- * of dtheta's partial sums. The two that need most registers get a block less. */
+ * of dtheta's partial sums. With an activation a thread needs more registers. */
 template <class T, bool TOKENS, bool ACT, bool DTHETA>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - (ACT && DTHETA == TOKENS))
+LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - ACT)
     lk_lrpe_backward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = TOKENS || DTHETA ? LK_LRPE_TOKENS_U : LK_LRPE_BACKWARD_U;
@@ -734,10 +734,11 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
 }
 
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 2) lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(true), LK_LRPE_BACKWARD_BLOCKS)
+    lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_BACKWARD_THREADS(true) / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
     if (!at.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
@@ -1181,7 +1182,7 @@ LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backw
         if (vector)
             kernel = walk_tokens ? lk_lrpe_backward_kernel_of<T, true>(a.activation || !a.dy, a.dtheta)
                                  : lk_lrpe_backward_kernel_of<T, false>(a.activation || !a.dy, a.dtheta);
-        const int block = vector ? LK_LRPE_BACKWARD_THREADS(a.dtheta) : LK_LRPE_THREADS;
+        const int block = LK_LRPE_BACKWARD_THREADS(a.dtheta || !vector);
         status = lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, block / (vector ? 1 : 32)), 1, block, 0, stream, p);
     }
     if (status || !a.dtheta) return status;

@@ -147,12 +147,12 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* x *= weight[0 .. N): at full width where it is aligned, which it is not beside rows of odd length. Every row reads it, so it
- * may stay in the caches. */
-template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
+/* x *= weight[0 .. N): at full width where it is aligned, which it is not beside rows of odd length; ALIGNED: it is known to
+ * be. Every row reads it, so it may stay in the caches. */
+template <bool ALIGNED, class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
 {
     if constexpr (N > 1) {
-        if ((uintptr_t)weight % 16 == 0) {
+        if (ALIGNED || (uintptr_t)weight % 16 == 0) {
             lk_vec<E> raw[N / LK_VEC<E>];
             float w[N];
 #pragma unroll
@@ -166,16 +166,19 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const
 #pragma unroll
     for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
 }
-template <class T, int N> LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const void *weight, int is_f32, int col)
+template <class T, bool ALIGNED, int N>
+LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const void *weight, int is_f32, int col)
 {
-    if (weight && is_f32) lk_srms_norm_scale(x, (const float *)weight + col);
-    else if (weight) lk_srms_norm_scale(x, (const T *)weight + col);
+    if (weight && is_f32) lk_srms_norm_scale<ALIGNED>(x, (const float *)weight + col);
+    else if (weight) lk_srms_norm_scale<ALIGNED>(x, (const T *)weight + col);
 }
 
-/* A tensor that a kernel reads; rows NULL: there is none. */
+/* A tensor that a kernel reads; rows NULL: there is none. part: how many 16-byte parts of a vector come before it, where a
+ * thread holds all of a vector in shared memory. */
 typedef struct {
     const void *rows;
     int64_t stride;
+    int part;
 } lk_srms_norm_input;
 
 /* How the rows are shared out. A row's team is 1 to 32 lanes of a warp, several teams a block; or a block; or a cluster, of
@@ -183,6 +186,7 @@ typedef struct {
 typedef struct {
     lk_srms_norm_input x, r, dy, dr; /* of T, R, T, R: s = x + r, either may be missing; r is residual or residual_out; dr is
                                         dresidual_out */
+    int parts;                       /* of a vector of all inputs */
     int team_log2;                   /* 0 to 5, or -1: the block or the cluster is the team */
     int segment;                     /* columns a block, a multiple of LK_VEC<T> in a cluster */
     int stretch;                     /* vectors a warp of a block, a multiple of 32 */
@@ -223,7 +227,7 @@ typedef struct {
 template <class T> LK_DEVICE lk_srms_norm_split lk_srms_norm_split_row(const lk_srms_norm_plan &p, int64_t row, int cols)
 {
     if (!p.aligned) return {0, cols, 0};
-    const int past = (p.offset + (int)row * p.offset_step) & (LK_VEC<T> - 1);
+    const int past = (int)((unsigned)p.offset + (unsigned)row * (unsigned)p.offset_step) & (LK_VEC<T> - 1);
     const int head = min(-past & (LK_VEC<T> - 1), cols), vecs = (cols - head) / LK_VEC<T>;
     return {head, cols - vecs * LK_VEC<T>, vecs};
 }
@@ -330,11 +334,9 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
     return sum;
 }
 
-/* Most threads a block, and the vectors of a row that a thread holds. */
+/* Most threads a block, and the vectors of a row that a thread of forward holds. */
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
-/* as many as 128 registers take */
-#define LK_SRMS_NORM_BACKWARD_VECS(packed, weight) ((packed) ? ((weight) ? 6 : 8) : (weight) ? 2 : 3)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
@@ -351,7 +353,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    lk_srms_norm_weigh<T>(s, p.a.weight, p.p.weight_is_f32, col);
+    lk_srms_norm_weigh<T, false>(s, p.a.weight, p.p.weight_is_f32, col);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
@@ -415,218 +417,201 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, PACKED ? 2 : 1)
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
-/* A block's sums for dweight over its rows, for each team a float a column of its segment. Whoever holds a column in a row adds
- * to it; a row's reduction lies between that and the next row's. In shared memory the vectors' first four columns stand
- * together, and their next four, so that the 16-byte accesses of a warp's lanes meet different banks. */
+/* Vectors of a row that a thread holds, rows at a time, and most threads a block: with weight a thread also has a register
+ * for dweight's sum of each element it holds, and the next row on its way. */
+#define LK_SRMS_NORM_BACKWARD_VECS(weight) ((weight) ? 4 : 8)
+#define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
+#define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 320 : 512)
+
 typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
-    int64_t partials; /* rows of the workspace, f32 [partials, cols]: one a block or cluster */
-    int on_chip;      /* the sums are in shared memory; else in the block's row of the workspace */
-    int team_sums;    /* floats a team there, a multiple of 8: column c is at (c / 4 % 2) team_sums / 2 + c / 8 4 + c % 4 */
+    int64_t partials; /* rows of the workspace, f32 [partials, cols], of sums for dweight: one a team */
+    int rest;         /* some columns are held by no thread: their sums are in the workspace from the start */
 } lk_srms_norm_backward_plan;
 
+/* What threads hold from the sums to the scaling: [warp][stage][part][vector][lane], each lane's its own, so that no barrier
+ * guards it. The copies need no registers, and all of them are on their way at once. */
 typedef struct {
-    float4 sums[1]; /* as many as the launch says */
+    uint4 held[1]; /* as many as the launch says */
 } lk_srms_norm_smem;
-
-LK_DEVICE int lk_srms_norm_sum_at(const lk_srms_norm_backward_plan &p, int col)
-{
-    return p.on_chip ? (col >> 2 & 1) * (p.team_sums / 2) + (col >> 3) * 4 + (col & 3) : col;
-}
-
-/* sums[col .. col + N) += q rstd for the columns of a vector or for one. */
-template <int N>
-LK_DEVICE void lk_srms_norm_add_dweight(const lk_srms_norm_backward_plan &p, float *sums, int col, const float (&q)[N],
-                                        float rstd)
-{
-    if constexpr (N == 1) {
-        sums += lk_srms_norm_sum_at(p, col);
-        *sums = fmaf(q[0], rstd, *sums);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            float4 *four = (float4 *)(sums + lk_srms_norm_sum_at(p, col + i)), sum = *four;
-            sum.x = fmaf(q[i], rstd, sum.x), sum.y = fmaf(q[i + 1], rstd, sum.y);
-            sum.z = fmaf(q[i + 2], rstd, sum.z), sum.w = fmaf(q[i + 3], rstd, sum.w);
-            *four = sum;
-        }
-    }
-}
 
 /* What a row's threads know of it. */
 typedef struct {
     int64_t row;
     float rstd, slope; /* slope: mean(g h) rstd */
-    float *dweight;    /* the team's sums */
 } lk_srms_norm_row;
 
-/* N elements of dresidual_out. */
-template <class R, int N> LK_DEVICE void lk_srms_norm_load_dr(float (&dr)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+/* Starts copies of an input's vectors into the lane's slots, `count` vectors being left from the first on, at column col. */
+template <class E, int N, int U>
+LK_DEVICE void lk_srms_norm_fetch_one(const lk_srms_norm_input &in, uint4 *slot, int64_t row, int col, int count)
 {
+    if (!in.rows) return;
+    const E *from = (const E *)in.rows + row * in.stride + col;
 #pragma unroll
-    for (int j = 0; j < N; j++) dr[j] = 0.0f;
-    if (p.dr.rows) lk_srms_norm_load(dr, (const R *)p.dr.rows + row * p.dr.stride + col);
+    for (int u = 0; u < U; u++) {
+        if (u * 32 >= count) break;
+#pragma unroll
+        for (int i = 0; i < N / LK_VEC<E>; i++)
+            lk_cp_async_16(slot + in.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
+    }
+}
+template <class T, class R, int U>
+LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_plan &p, uint4 *slot, int64_t row, int col, int count)
+{
+    lk_srms_norm_fetch_one<T, LK_VEC<T>, U>(p.x, slot, row, col, count);
+    lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(p.r, slot, row, col, count);
+    lk_srms_norm_fetch_one<T, LK_VEC<T>, U>(p.dy, slot, row, col, count);
+    lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(p.dr, slot, row, col, count);
 }
 
-/* N elements of dy: from global memory, or a vector of them that is held. */
-template <class T, int N> LK_DEVICE void lk_srms_norm_load_dy(float (&dy)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+/* x += an input's N elements, where there is one: from the lane's slots, or, slot NULL, from global memory. */
+template <class E, int N, int U>
+LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, const uint4 *slot, int u, int64_t row, int col)
 {
+    if (!in.rows) return;
+    float more[N];
+    if constexpr (N > 1) {
+        if (slot) {
+            lk_vec<E> raw[N / LK_VEC<E>];
 #pragma unroll
-    for (int j = 0; j < N; j++) dy[j] = 1.0f;
-    if (p.dy.rows) lk_srms_norm_load(dy, (const T *)p.dy.rows + row * p.dy.stride + col);
-}
-
-template <class T> LK_DEVICE void lk_srms_norm_get_dy(float (&dy)[LK_VEC<T>], const lk_srms_norm_plan &p, lk_vec<T> *held)
-{
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) dy[j] = 1.0f;
-    lk_forget(&held->raw);
-    if (p.dy.rows) lk_unpack(dy, *held);
-}
-
-/* What N elements of a row, from column col on, add to its sums of g s and, where rstd is not given, of s^2. */
-template <class T, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, float (&sum)[2], const float (&s)[N],
-                                         const float (&dy)[N], int col)
-{
-    float g[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) g[j] = dy[j];
-    if (WEIGHT) lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
-    sum[0] = lk_srms_norm_dot(s, g);
-    sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
-}
-
-/* Writes N elements of a row, from column begin + col on, column col of the block's segment. dr: of dresidual_out, or 0. */
-template <class T, class R, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, const lk_srms_norm_row &at, const float (&s)[N],
-                                         float (&dy)[N], const float (&dr)[N], int begin, int col)
-{
-    if constexpr (WEIGHT) {
-        if (p.a.dweight) {
-            float q[N];
-#pragma unroll
-            for (int j = 0; j < N; j++) q[j] = dy[j] * s[j];
-            lk_srms_norm_add_dweight(p, at.dweight, col, q, at.rstd);
+            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[((in.part + i) * U + u) * 32];
+            lk_srms_norm_unpack<E, N>(more, raw);
         }
-        lk_srms_norm_weigh<T>(dy, p.a.weight, p.p.weight_is_f32, begin + col);
+    }
+    if (N == 1 || !slot) lk_srms_norm_load(more, (const E *)in.rows + row * in.stride + col);
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] += more[j];
+}
+
+/* s and dy, N elements of each. */
+template <class T, class R, int N, int U>
+LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int u,
+                                     int64_t row, int col)
+{
+    const float none = p.dy.rows ? 0.0f : 1.0f;
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] = 0.0f, dy[j] = none;
+    lk_srms_norm_get<T, N, U>(s, p.x, slot, u, row, col);
+    lk_srms_norm_get<R, N, U>(s, p.r, slot, u, row, col);
+    lk_srms_norm_get<T, N, U>(dy, p.dy, slot, u, row, col);
+}
+
+/* Adds what N elements of a row have of its sums of g s and, where rstd is not given, of s^2. */
+template <class T, class R, bool WEIGHT, int N, int U>
+LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, lk_srms_norm_total (&total)[2], const uint4 *slot,
+                                         int u, int64_t row, int col)
+{
+    float s[N], g[N];
+    lk_srms_norm_get_both<T, R, N, U>(s, g, p.p, slot, u, row, col);
+    if (WEIGHT) lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
+    lk_srms_norm_add(&total[0], lk_srms_norm_dot(s, g));
+    if (!p.a.rstd) lk_srms_norm_add(&total[1], lk_srms_norm_dot(s, s));
+}
+
+/* Writes N elements of a row, and adds what they have of dweight to sums. */
+template <class T, class R, bool WEIGHT, int N, int U>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk_srms_norm_row at, float (&sums)[N],
+                                         const uint4 *slot, int u, int col)
+{
+    float s[N], g[N];
+    lk_srms_norm_get_both<T, R, N, U>(s, g, p.p, slot, u, at.row, col);
+    if (WEIGHT) {
+#pragma unroll
+        for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * at.rstd, s[j], sums[j]);
+        lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) dy[j] = fmaf(at.rstd, fmaf(-s[j], at.slope, dy[j]), dr[j]);
-    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + begin + col, dy);
-    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + begin + col, dy);
+    for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-s[j], at.slope, g[j]);
+    lk_srms_norm_get<R, N, U>(g, p.p.dr, slot, u, at.row, col);
+    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + col, g);
+    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + col, g);
 }
 
-/* A team owns a row, or with dweight every step-th row. Holding and reading twice as in forward. WEIGHT: there is weight or
- * dweight. */
-template <class T, class R, bool PACKED, bool WEIGHT>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
+/* The same for elements that no thread holds: their sums for dweight are in the team's row of the workspace. */
+template <class T, class R, bool WEIGHT, int N, int U>
+LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_backward_plan &p, lk_srms_norm_row at, float *partial, int col)
+{
+    float sums[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
+    lk_srms_norm_backward_put<T, R, WEIGHT, N, U>(p, at, sums, NULL, 0, col);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
+}
+
+/* A team owns a row, or with WEIGHT (there is weight or dweight) every step-th row, and then its vectors are at the same
+ * columns in all rows. What is beyond the first U vectors of a thread, and single elements, it reads twice. */
+template <class T, class R, bool WEIGHT>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
-    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(PACKED, WEIGHT), N = LK_VEC<T>, AHEAD = WEIGHT || sizeof(R) != sizeof(T) ? 1 : 2;
+    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(WEIGHT), N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
-    const int teams = p.p.team_log2 < 0 ? 1 : (int)blockDim.x >> p.p.team_log2;
-    float *partial = (float *)p.a.workspace + blockIdx.x / lk_cluster_nctarank() * p.a.cols + at.begin;
-    float *sums = p.on_chip ? &smem.sums[0].x : partial;
+    const int stage_size = p.p.parts * U * 32;
+    uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
+    float *partial = (float *)p.a.workspace + (WEIGHT ? at.row * p.a.cols : 0); /* a team's first row is its number */
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (WEIGHT && p.a.dweight) {
-        const int count = p.on_chip ? teams * p.team_sums : at.cols;
-        for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) sums[i] = 0.0f;
+    if (WEIGHT && p.a.dweight && p.rest) { /* each thread those that it will add to */
+        for (int i = at.rank; i < at.cols; i += at.size) partial[at.begin + i] = 0.0f;
         __syncthreads(); /* nobody adds to a sum before it is 0 */
     }
+    float sums[WEIGHT ? U : 1][N] = {};
+    lk_srms_norm_split split = {};
+    if (at.row < p.a.rows) split = lk_srms_norm_split_row<T>(p.p, at.row, at.cols);
+    int first = at.begin + split.head + at.vec * N, count = min(split.vecs, at.stop) - at.vec;
+    lk_srms_norm_fetch<T, R, U>(p.p, slots, at.row, first, count);
+    lk_cp_async_commit_group();
     lk_cluster_ready();
 
     int turn = 0;
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, turn++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
-        const int stop = min(split.vecs, at.stop);
+        if (!owner) split.vecs = split.edge = 0, count = 0;
+        const uint4 *slot = slots + (WEIGHT ? (turn & 1) * stage_size : 0);
+        if (WEIGHT) {
+            if (row + at.step < p.a.rows)
+                lk_srms_norm_fetch<T, R, U>(p.p, slots + (~turn & 1) * stage_size, row + at.step, first, count);
+            lk_cp_async_commit_group();
+        }
+        lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         lk_srms_norm_total total[2] = {};
-        float sum[2], s[N], dy[N], dr[N], one[1], dy_one[1], dr_one[1];
-        /* What is read twice comes first, while nothing is held. */
-        for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
-            const int col = at.begin + split.head + vec * N;
-            lk_srms_norm_load_s<T, R>(s, p.p, row, col);
-            lk_srms_norm_load_dy<T>(dy, p.p, row, col);
-            lk_srms_norm_backward_add<T, WEIGHT>(p, sum, s, dy, col);
-            lk_srms_norm_add(&total[0], sum[0]), lk_srms_norm_add(&total[1], sum[1]);
-        }
-        lk_srms_norm_held<T, PACKED> held[U];
-        lk_vec<T> held_dy[U];
+        for (int i = at.rank; i < split.edge; i += at.size)
+            lk_srms_norm_backward_add<T, R, WEIGHT, 1, U>(p, total, NULL, 0, row, at.begin + lk_srms_norm_edge<T>(split, i));
+        for (int i = U * 32; i < count; i += 32)
+            lk_srms_norm_backward_add<T, R, WEIGHT, N, U>(p, total, NULL, 0, row, first + i * N);
+        lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            const int vec = at.vec + u * 32, col = at.begin + split.head + vec * N;
-            if (vec < stop && p.p.dy.rows)
-                held_dy[u] = lk_load_vec((const T *)p.p.dy.rows + row * p.p.dy.stride + col);
+            if (u * 32 >= count) break;
+            lk_srms_norm_backward_add<T, R, WEIGHT, N, U>(p, total, slot, u, row, first + u * 32 * N);
         }
-        lk_srms_norm_hold<T, R>(held, p.p, row, at.begin + split.head + at.vec * N, stop - at.vec);
-        /* dresidual_out is wanted last: AHEAD vectors are on their way at any time. */
-        const R *held_dr_from = (const R *)p.p.dr.rows + row * p.p.dr.stride + at.begin + split.head + at.vec * N;
-        lk_vec<R> held_dr[AHEAD][N / LK_VEC<R>];
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++)
-            if (p.p.dr.rows && at.vec + u * 32 < stop) lk_srms_norm_load_raw(held_dr[u], held_dr_from + u * 32 * N);
-        lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f, sums + at.team * p.team_sums};
-        for (int i = at.rank; i < split.edge; i += at.size) {
-            const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-            lk_srms_norm_load_s<T, R>(one, p.p, row, col);
-            lk_srms_norm_load_dy<T>(dy_one, p.p, row, col);
-            lk_srms_norm_backward_add<T, WEIGHT>(p, sum, one, dy_one, col);
-            lk_srms_norm_add(&total[0], sum[0]), lk_srms_norm_add(&total[1], sum[1]);
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            const int vec = at.vec + u * 32;
-            if (vec >= stop) break;
-            lk_srms_norm_get<T>(s, &held[u]);
-            lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
-            lk_srms_norm_backward_add<T, WEIGHT>(p, sum, s, dy, at.begin + split.head + vec * N);
-            total[0].sum += sum[0], total[1].sum += sum[1];
-        }
-        sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
+        float sum[2] = {total[0].sum + total[0].part, total[1].sum + total[1].part};
         lk_srms_norm_sum(p.p, sum, turn);
-        __syncwarp(); /* teams of one warp: a column of dweight may have had another owner in the row before */
         lk_griddepcontrol_launch_dependents();
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.p.inverse_cols, p.a.eps));
         here.slope = sum[0] * here.rstd * p.p.inverse_cols * here.rstd;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            const int vec = at.vec + u * 32;
-            if (vec >= stop) break;
-#pragma unroll
-            for (int j = 0; j < N; j++) dr[j] = 0.0f;
-            if (p.p.dr.rows) lk_srms_norm_unpack<R, N>(dr, held_dr[u % AHEAD]);
-            if (u + AHEAD < U && p.p.dr.rows && vec + AHEAD * 32 < stop)
-                lk_srms_norm_load_raw(held_dr[u % AHEAD], held_dr_from + (u + AHEAD) * 32 * N);
-            lk_srms_norm_get<T>(s, &held[u]);
-            lk_srms_norm_get_dy(dy, p.p, &held_dy[u]);
-            lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, s, dy, dr, at.begin, split.head + vec * N);
+            if (u * 32 >= count) break;
+            lk_srms_norm_backward_put<T, R, WEIGHT, N, U>(p, here, sums[WEIGHT ? u : 0], slot, u, first + u * 32 * N);
         }
-        for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
-            const int col = split.head + vec * N;
-            lk_srms_norm_load_s<T, R>(s, p.p, row, at.begin + col);
-            lk_srms_norm_load_dy<T>(dy, p.p, row, at.begin + col);
-            lk_srms_norm_load_dr<R>(dr, p.p, row, at.begin + col);
-            lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, s, dy, dr, at.begin, col);
-        }
-        for (int i = at.rank; i < split.edge; i += at.size) {
-            const int col = lk_srms_norm_edge<T>(split, i);
-            lk_srms_norm_load_s<T, R>(one, p.p, row, at.begin + col);
-            lk_srms_norm_load_dy<T>(dy_one, p.p, row, at.begin + col);
-            lk_srms_norm_load_dr<R>(dr_one, p.p, row, at.begin + col);
-            lk_srms_norm_backward_put<T, R, WEIGHT>(p, here, one, dy_one, dr_one, at.begin, col);
-        }
+        for (int i = U * 32; i < count; i += 32)
+            lk_srms_norm_backward_rest<T, R, WEIGHT, N, U>(p, here, partial, first + i * N);
+        for (int i = at.rank; i < split.edge; i += at.size)
+            lk_srms_norm_backward_rest<T, R, WEIGHT, 1, U>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
     }
-    if (!WEIGHT || !p.a.dweight || !p.on_chip) return;
-    __syncthreads(); /* every team's sums are complete */
-    for (int col = (int)threadIdx.x; col < at.cols; col += (int)blockDim.x) {
-        float sum = 0.0f;
-        for (int team = 0; team < teams; team++) sum += sums[team * p.team_sums + lk_srms_norm_sum_at(p, col)];
-        partial[col] = sum;
+    if (!WEIGHT || !p.a.dweight) return;
+    count = p.p.aligned ? min(at.cols / N, at.stop) - at.vec : 0;
+#pragma unroll
+    for (int u = 0; WEIGHT && u < U; u++) {
+        if (u * 32 >= count) break;
+#pragma unroll
+        for (int j = 0; j < N; j++) partial[first + u * 32 * N + j] = sums[WEIGHT ? u : 0][j];
     }
 }
 
@@ -721,6 +706,13 @@ template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
     return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
 }
 
+/* What a kernel is made for: vectors that a thread holds, and the number of them that it gets while there are threads; bytes
+ * of shared memory that it needs for a part of a vector; most threads a block; whether every row's vectors must stand at the
+ * same columns; threads of a block with several teams. */
+typedef struct {
+    int held, wanted, part_bytes, most_threads, fixed, team_threads;
+} lk_srms_norm_traits;
+
 /* How a launch is laid out: one row a team. */
 typedef struct {
     lk_srms_norm_plan p;
@@ -728,12 +720,12 @@ typedef struct {
     int64_t grid;
 } lk_srms_norm_layout;
 
-#define LK_SRMS_NORM_WARP_THREADS 128 /* of a block with several teams */
+/* Most bytes of shared memory that are asked for; every architecture has that much. */
+#define LK_SRMS_NORM_SMEM (92 * 1024)
 
-/* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; U is the number of vectors that a
- * thread holds, N is LK_VEC<T>; fixed: every row's vectors must stand at the same columns. */
-LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N, int U,
-                                                 const lk_srms_norm_tensor *tensors, int count, bool fixed)
+/* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; N is LK_VEC<T>. */
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N,
+                                                 lk_srms_norm_traits traits, const lk_srms_norm_tensor *tensors, int count)
 {
     lk_srms_norm_layout l = {};
     lk_srms_norm_plan *p = &l.p;
@@ -746,32 +738,36 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
         const int64_t offset = (int64_t)((uintptr_t)tensors[i].pointer / (size_t)element), stride = *tensors[i].stride;
         if (base < 0) base = i, p->offset = (int)(offset % N), p->offset_step = (int)(stride % N);
         else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
-        if (i < 4) *inputs[i] = {tensors[i].pointer, stride};
+        if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
     }
-    if (fixed && (p->offset || p->offset_step)) p->aligned = 0;
+    if (traits.fixed && (p->offset || p->offset_step)) p->aligned = 0;
     const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols;
+    const int thread_bytes = traits.part_bytes * p->parts;
+    int64_t most = traits.most_threads;
+    if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
     if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * U || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
-        if (path == LK_SRMS_NORM_BLOCK && units > LK_SRMS_NORM_THREADS * U && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
+        path = units <= 32 * traits.wanted || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        if (path == LK_SRMS_NORM_BLOCK && units > most * traits.held && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
     }
     l.cluster = 1;
     p->segment = (int)cols;
     if (path == LK_SRMS_NORM_WARP) {
         while (p->team_log2 < 5 && 1 << p->team_log2 < units) p->team_log2++;
-        l.threads = LK_SRMS_NORM_WARP_THREADS;
+        l.threads = traits.team_threads;
         l.grid = lk_ceil_div(rows, l.threads >> p->team_log2);
         return l;
     }
     p->team_log2 = -1;
     if (path == LK_SRMS_NORM_CLUSTER) {
         l.cluster = 2;
-        while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > LK_SRMS_NORM_THREADS * U) l.cluster *= 2;
+        while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > most * traits.held) l.cluster *= 2;
         p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), N) * N);
     }
-    const int64_t share = lk_ceil_div(units, l.cluster), most = share < LK_SRMS_NORM_THREADS ? share : LK_SRMS_NORM_THREADS;
-    int64_t threads = lk_ceil_div(share, U);
-    while (threads < most && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
-    l.threads = (int)lk_ceil_div(threads < most ? threads : most, 32) * 32;
+    const int64_t share = lk_ceil_div(units, l.cluster);
+    int64_t threads = lk_ceil_div(share, traits.wanted);
+    while (threads < share && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
+    threads = lk_ceil_div(threads < share ? threads : share, 32) * 32;
+    l.threads = (int)(threads < most ? threads : most);
     p->stretch = (int)lk_ceil_div(share, l.threads) * 32;
     l.grid = rows * l.cluster;
     return l;
@@ -830,8 +826,8 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
     const bool packed = !other && !a->residual;
-    const int U = LK_SRMS_NORM_FORWARD_VECS(packed);
-    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, U, tensors, 6, false);
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, LK_SRMS_NORM_THREADS, 0, 128};
+    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     return lk_launch_pdl(op, &device,
@@ -840,9 +836,6 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                  : lk_srms_norm_forward_kernel<T, T, false>,
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
-
-/* Most bytes of shared memory for a block's sums; every architecture has that much. */
-#define LK_SRMS_NORM_SUMS_BYTES (92 * 1024)
 
 /* Validates, fills in defaults and lays the launch out. */
 template <class T>
@@ -897,37 +890,32 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     if (a->path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
     constexpr int N = LK_VEC<T>;
-    const bool other = lk_srms_norm_other<T>(a->residual_dtype), packed = !other && !a->residual;
-    if (a->residual_out) tensors[packed ? 0 : 1] = tensors[6]; /* where s comes from */
-    const int U = LK_SRMS_NORM_BACKWARD_VECS(packed, a->weight || a->dweight);
-    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, U, tensors, 6, a->dweight != NULL);
-    *smem = sizeof(lk_srms_norm_smem), *workspace = 0;
-    if (a->dweight && a->rows > 0) {
-        /* Persistent blocks, as many as fit, each with a row of the workspace. */
-        const int teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
-        const int64_t team_sums = lk_ceil_div(l->p.segment, 8) * 8, bytes = 4 * teams * team_sums;
-        plan->on_chip = bytes <= LK_SRMS_NORM_SUMS_BYTES;
-        if (plan->on_chip) plan->team_sums = (int)team_sums, *smem = (size_t)bytes;
-        else if (teams > 1) l->threads = 32, l->grid = a->rows; /* one team for the block's row of the workspace */
-        const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024), resident = 512 / l->threads;
-        const int64_t most = (resident < room ? resident : room) * device->sms / l->cluster;
-        const int64_t cap = (((int64_t)64 << 20) / 4 + 2 * a->cols) / a->cols;
-        plan->partials = l->grid / l->cluster;
-        if (plan->partials > most) plan->partials = most;
-        if (plan->partials > cap) plan->partials = cap;
-        l->grid = plan->partials * l->cluster;
-        *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
-    }
+    if (a->residual_out) tensors[1] = tensors[6]; /* where s comes from */
+    const bool weight = a->weight || a->dweight;
+    const int vecs = LK_SRMS_NORM_BACKWARD_VECS(weight), part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), weight, 64};
+    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, traits, tensors, 6);
+    if ((uintptr_t)a->weight % 16) l->p.aligned = 0;
     plan->p = l->p;
     plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    *smem = sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
+    *workspace = 0;
+    if (!weight || a->rows == 0) return LK_OK;
+    /* Persistent blocks, as many as fit; each team has a row of the workspace. */
+    const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
+    const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
+    const int64_t blocks = (resident < room ? resident : room) * device->sms, cap = ((int64_t)64 << 20) / (4 * a->cols) + 2;
+    int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
+    if (l->grid > blocks) l->grid = lk_ceil_div(blocks, l->cluster) * l->cluster;
+    if (l->grid / l->cluster * teams > cap) { /* 64 MiB and two rows at most */
+        if (teams > cap) l->threads = 32, teams = 1;
+        l->grid = cap / teams * l->cluster;
+    }
+    plan->rest = !l->p.aligned || a->cols % N || l->p.stretch > 32 * vecs ||
+                 (l->p.team_log2 >= 0 && lk_ceil_div(a->cols, N) > (int64_t)vecs << l->p.team_log2);
+    plan->partials = l->grid / l->cluster * teams;
+    if (a->dweight) *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
     return LK_OK;
-}
-
-template <class T, bool WEIGHT>
-LK_HOST void (*lk_srms_norm_backward_choose(bool other, bool packed))(lk_srms_norm_backward_plan)
-{
-    if (other) return lk_srms_norm_backward_kernel<T, float, false, WEIGHT>;
-    return packed ? lk_srms_norm_backward_kernel<T, T, true, WEIGHT> : lk_srms_norm_backward_kernel<T, T, false, WEIGHT>;
 }
 
 template <class T>
@@ -949,8 +937,10 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     if (a->rows > 0)
         status = lk_launch_pdl(op, &device,
-                               a->weight || a->dweight ? lk_srms_norm_backward_choose<T, true>(other, a->residual == NULL)
-                                                       : lk_srms_norm_backward_choose<T, false>(other, a->residual == NULL),
+                               a->weight || a->dweight ? other ? lk_srms_norm_backward_kernel<T, float, true>
+                                                               : lk_srms_norm_backward_kernel<T, T, true>
+                               : other                 ? lk_srms_norm_backward_kernel<T, float, false>
+                                                       : lk_srms_norm_backward_kernel<T, T, false>,
                                l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
@@ -967,8 +957,7 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     size_t smem, workspace;
     const lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &smem, &workspace);
     if (status) return status;
-    if (!bytes) return lk_fail(LK_ERR_NULL, op, "bytes is NULL");
-    *bytes = workspace;
+    if (bytes) *bytes = workspace;
     return LK_OK;
 }
 
