@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: MIT
+/* bench/cross_entropy.cu - lk_cross_entropy against its ceiling and the formula as simple kernels; how to run it: bench.h. */
+#include "bench/bench.h"
+#include "lk/cross_entropy.cuh"
+
+LK_DEFINE_CROSS_ENTROPY(bf16)
+LK_DEFINE_CROSS_ENTROPY(f16)
+LK_DEFINE_CROSS_ENTROPY(f32)
+
+typedef struct {
+    const char *name, *direction, *dtype;
+    int64_t rows, vocab;
+    int mean; /* else none */
+} shape;
+
+static const shape shapes[] = {
+    {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward", "bf16", 4096, 4096, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward", "bf16", 4096, 8192, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward", "bf16", 4096, 16384, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward", "bf16", 4096, 32768, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward", "bf16", 4096, 65536, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward", "bf16", 4096, 131072, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward", "bf16", 4096, 1024, 1},
+    {"rows=4096 vocab=8192 reduction=mean", "forward", "bf16", 4096, 8192, 1},
+    {"rows=4096 vocab=131072 reduction=mean", "forward", "bf16", 4096, 131072, 1},
+    {"rows=4096 vocab=50257 reduction=none", "forward", "bf16", 4096, 50257, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward", "bf16", 4096, 50264, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward", "bf16", 4093, 32003, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward", "bf16", 4096, 151936, 0},
+    {"rows=64 vocab=128256 reduction=none", "forward", "bf16", 64, 128256, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward", "f16", 4096, 131072, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward", "f32", 4096, 65536, 0},
+    {"rows=4096 vocab=1024 reduction=none", "backward", "bf16", 4096, 1024, 0},
+    {"rows=4096 vocab=2048 reduction=none", "backward", "bf16", 4096, 2048, 0},
+    {"rows=4096 vocab=4096 reduction=none", "backward", "bf16", 4096, 4096, 0},
+    {"rows=4096 vocab=8192 reduction=none", "backward", "bf16", 4096, 8192, 0},
+    {"rows=4096 vocab=16384 reduction=none", "backward", "bf16", 4096, 16384, 0},
+    {"rows=4096 vocab=32768 reduction=none", "backward", "bf16", 4096, 32768, 0},
+    {"rows=4096 vocab=65536 reduction=none", "backward", "bf16", 4096, 65536, 0},
+    {"rows=4096 vocab=131072 reduction=none", "backward", "bf16", 4096, 131072, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "backward", "bf16", 4096, 1024, 1},
+    {"rows=4096 vocab=8192 reduction=mean", "backward", "bf16", 4096, 8192, 1},
+    {"rows=4096 vocab=131072 reduction=mean", "backward", "bf16", 4096, 131072, 1},
+    {"rows=4096 vocab=50257 reduction=none", "backward", "bf16", 4096, 50257, 0},
+    {"rows=4096 vocab=50264 reduction=none", "backward", "bf16", 4096, 50264, 0},
+    {"rows=4096 vocab=131072 reduction=none", "backward", "f16", 4096, 131072, 0},
+    {"rows=4096 vocab=65536 reduction=none", "backward", "f32", 4096, 65536, 0},
+};
+#define CASES ((int)(sizeof shapes / sizeof shapes[0]))
+
+/* The least traffic: forward reads the logits, backward reads them and writes dlogits. Targets, lse and losses, 16 bytes a row,
+ * are not counted. */
+#define TRAFFIC_READ(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
+#define TRAFFIC_WRITE(s) (is_backward(s) ? TRAFFIC_READ(s) : 0)
+
+static bool is_backward(const shape *s)
+{
+    return s->direction[0] == 'b';
+}
+
+static size_t element_bytes(const shape *s)
+{
+    return strcmp(s->dtype, "f32") == 0 ? sizeof(lk_f32) : sizeof(lk_bf16);
+}
+
+/* The small tensors. `in` holds valid_rows, the targets, and for backward lse and one value, upstream; `out` holds for forward
+ * valid_rows where it is wanted, lse, and the losses or their mean: no gap, since every word of it must be written. */
+typedef struct {
+    int64_t *target, *valid_rows;
+    float *lse, *loss, *upstream;
+    size_t in_bytes, out_bytes;
+} smalls;
+
+static smalls smalls_of(const shape *s, const bench_buffers *set)
+{
+    const size_t rows = (size_t)s->rows, target = sizeof(int64_t), lse = target + rows * sizeof(int64_t);
+    const size_t upstream = lse + rows * sizeof(float), counts = s->mean ? sizeof(int64_t) : 0;
+    smalls t = {};
+    t.target = (int64_t *)(set->in + target);
+    t.valid_rows = (int64_t *)(is_backward(s) ? set->in : set->out);
+    t.lse = (float *)(is_backward(s) ? set->in + lse : set->out + counts);
+    t.loss = (float *)(set->out + counts) + rows;
+    t.upstream = (float *)(set->in + upstream);
+    t.in_bytes = is_backward(s) ? upstream + sizeof(float) : lse;
+    t.out_bytes = is_backward(s) ? 0 : counts + (rows + (s->mean ? 1 : rows)) * sizeof(float);
+    return t;
+}
+
+/* ---- The baseline: the formula, untuned --------------------------------------------------------------------------------- */
+
+typedef struct {
+    const void *logits;
+    const int64_t *target;
+    float *lse, *loss;     /* loss: [rows]; NULL to skip */
+    float *mean;           /* [1]; with valid_rows */
+    int64_t *valid_rows;   /* out of forward, into backward for mean; else NULL */
+    const float *upstream; /* [1] */
+    void *dlogits;
+    int64_t rows, vocab;
+} naive_args;
+
+#define NAIVE_THREADS 256
+
+/* The largest, or the sum, of every thread's value, for all of them. */
+LK_DEVICE float naive_reduce(float value, bool largest)
+{
+    LK_SHARED(float, part, [NAIVE_THREADS]);
+    __syncthreads(); /* everyone has read the result before */
+    part[threadIdx.x] = value;
+    for (int half = NAIVE_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads(); /* part is complete up to 2 half */
+        if ((int)threadIdx.x >= half) continue;
+        const float other = part[threadIdx.x + half];
+        part[threadIdx.x] = largest ? fmaxf(part[threadIdx.x], other) : part[threadIdx.x] + other;
+    }
+    __syncthreads(); /* part[0] is the result */
+    return part[0];
+}
+
+/* A block owns a row: the maximum first, then the sum of exponentials, the logits read for each. */
+template <class T> LK_KERNEL void naive_forward_kernel(naive_args a)
+{
+    const int64_t row = blockIdx.x;
+    const T *logits = (const T *)a.logits + row * a.vocab;
+    float max = -INFINITY, sum = 0.0f;
+    for (int64_t col = threadIdx.x; col < a.vocab; col += NAIVE_THREADS) max = fmaxf(max, lk_to_float(logits[col]));
+    max = naive_reduce(max, true);
+    for (int64_t col = threadIdx.x; col < a.vocab; col += NAIVE_THREADS) sum += expf(lk_to_float(logits[col]) - max);
+    const float lse = max + logf(naive_reduce(sum, false));
+    if (threadIdx.x != 0) return;
+    a.lse[row] = lse;
+    if (a.loss) a.loss[row] = lse - lk_to_float(logits[a.target[row]]);
+}
+
+/* One block: the mean of the rows' losses. */
+template <class T> LK_KERNEL void naive_mean_kernel(naive_args a)
+{
+    float sum = 0.0f;
+    for (int64_t row = threadIdx.x; row < a.rows; row += NAIVE_THREADS)
+        sum += a.lse[row] - lk_to_float(((const T *)a.logits)[row * a.vocab + a.target[row]]);
+    sum = naive_reduce(sum, false);
+    if (threadIdx.x == 0) *a.mean = sum / (float)a.rows, *a.valid_rows = a.rows;
+}
+
+/* A thread owns one element. */
+template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
+{
+    const int64_t i = (int64_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
+    if (i >= a.rows * a.vocab) return;
+    const int64_t row = i / a.vocab, col = i % a.vocab;
+    const float upstream = a.valid_rows ? *a.upstream / (float)*a.valid_rows : *a.upstream;
+    const float p = expf(lk_to_float(((const T *)a.logits)[i]) - a.lse[row]);
+    lk_put((T *)a.dlogits + i, upstream * (p - (col == a.target[row] ? 1.0f : 0.0f)));
+}
+
+/* ---- The four functions of a case --------------------------------------------------------------------------------------- */
+
+/* Launches the kernels that the outputs in args ask for. */
+template <class T> static lk_status launch_kernels_t(const naive_args &args, cudaStream_t stream)
+{
+    const int64_t pieces = lk_ceil_div(args.rows * args.vocab, NAIVE_THREADS);
+    if (args.dlogits) return (lk_status)lk_launch(naive_backward_kernel<T>, pieces, NAIVE_THREADS, 0, stream, args);
+    const cudaError_t error = lk_launch(naive_forward_kernel<T>, args.rows, NAIVE_THREADS, 0, stream, args);
+    if (error != cudaSuccess || !args.mean) return (lk_status)error;
+    return (lk_status)lk_launch(naive_mean_kernel<T>, 1, NAIVE_THREADS, 0, stream, args);
+}
+
+static lk_status launch_kernels(const shape *s, const naive_args &args, cudaStream_t stream)
+{
+    if (strcmp(s->dtype, "f32") == 0) return launch_kernels_t<lk_f32>(args, stream);
+    if (strcmp(s->dtype, "f16") == 0) return launch_kernels_t<lk_f16>(args, stream);
+    return launch_kernels_t<lk_bf16>(args, stream);
+}
+
+static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    (void)path;
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    naive_args args = {};
+    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
+    if (s->mean) args.valid_rows = t.valid_rows;
+    if (is_backward(s)) args.upstream = t.upstream, args.dlogits = set->write;
+    else if (s->mean) args.mean = t.loss;
+    else args.loss = t.loss;
+    return launch_kernels(s, args, stream);
+}
+
+/* Logits; targets, in the first and the last column for the first and the last row, anywhere for the others; for backward the
+ * lse of these logits, upstream, and the number of rows. */
+static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    const size_t rows = (size_t)s->rows;
+    bench_fill(s->dtype, set->read, s->rows * s->vocab, 1.5f, 2 * (uint64_t)number, stream);
+    int64_t *target = (int64_t *)malloc(rows * sizeof *target);
+    uint64_t state = (uint64_t)number + 1;
+    for (size_t row = 0; row < rows; row++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        target[row] = row == 0 ? 0 : row == rows - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
+    }
+    BENCH_CUDA(cudaMemcpyAsync(t.target, target, rows * sizeof *target, cudaMemcpyHostToDevice, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    free(target);
+    if (!is_backward(s)) return;
+    naive_args args = {};
+    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
+    BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
+    bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
+    BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
+}
+
+static lk_cross_entropy_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    lk_cross_entropy_forward_args args = {};
+    args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse;
+    args.rows = s->rows, args.vocab = s->vocab;
+    args.use_ignore_index = 1, args.ignore_index = -100;
+    if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
+    args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
+    args.path = path;
+    return args;
+}
+
+static lk_cross_entropy_backward_args backward_args(const bench_case *c, const bench_buffers *set, int path)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    lk_cross_entropy_backward_args args = {};
+    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.upstream = t.upstream, args.dlogits = set->write;
+    args.rows = s->rows, args.vocab = s->vocab;
+    args.use_ignore_index = 1, args.ignore_index = -100;
+    if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
+    args.path = path;
+    return args;
+}
+
+static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    if (is_backward(s)) {
+        const lk_cross_entropy_backward_args args = backward_args(c, set, path);
+        if (strcmp(s->dtype, "f32") == 0) return lk_cross_entropy_backward_f32(&args, stream);
+        if (strcmp(s->dtype, "f16") == 0) return lk_cross_entropy_backward_f16(&args, stream);
+        return lk_cross_entropy_backward_bf16(&args, stream);
+    }
+    const lk_cross_entropy_forward_args args = forward_args(c, set, path);
+    if (strcmp(s->dtype, "f32") == 0) return lk_cross_entropy_forward_f32(&args, stream);
+    if (strcmp(s->dtype, "f16") == 0) return lk_cross_entropy_forward_f16(&args, stream);
+    return lk_cross_entropy_forward_bf16(&args, stream);
+}
+
+/* ---- Checks against double ---------------------------------------------------------------------------------------------- */
+
+/* Half a unit in the last place of the value 1, and of subnormals, which may flush where T is no f16. */
+template <class T> constexpr double HALF_ULP = sizeof(T) == 4 ? 0x1p-24 : 0x1p-8;
+template <> constexpr double HALF_ULP<lk_f16> = 0x1p-11;
+template <class T> constexpr double LEAST = 0x1p-126;
+template <> constexpr double LEAST<lk_f16> = 0x1p-25;
+
+static bool within(double value, double expected, double limit, const char *name, int64_t row, int64_t col, char *why,
+                   size_t why_bytes)
+{
+    if (fabs(value - expected) <= limit) return true;
+    snprintf(why, why_bytes, "%s[%lld,%lld] is %.9g, not %.9g; limit %.2g", name, (long long)row, (long long)col, value,
+             expected, limit);
+    return false;
+}
+
+/* Row `row` of logits or dlogits, in a buffer that the caller frees. */
+template <class T> static T *fetch_row(const shape *s, const char *tensor, int64_t row)
+{
+    const size_t bytes = (size_t)s->vocab * sizeof(T);
+    T *host = (T *)malloc(bytes);
+    BENCH_CUDA(cudaMemcpy(host, tensor + (size_t)row * bytes, bytes, cudaMemcpyDeviceToHost));
+    return host;
+}
+
+/* What the host has of the small tensors; upstream over valid_rows for mean. */
+typedef struct {
+    int64_t *target;
+    float *lse, *loss;
+    double upstream;
+} fetched;
+
+/* Holds row `row` against double. lse, which forward wrote or backward was given, is within the header's limit: the gradients'
+ * limits stand on it. The loss is within that and the rounding of a difference. p[j], relative to lse as given, is off by
+ * (4 + |z - lse| + |lse|) 2^-23, then rounded to T. The target's gradient is minus the sum of the others, with the sum of their
+ * errors; the baseline's p[y] - 1 is off by the error of lse besides. */
+template <class T>
+static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
+{
+    T *logits = fetch_row<T>(s, set->read, row), *dlogits = is_backward(s) ? fetch_row<T>(s, set->write, row) : NULL;
+    const int64_t y = f->target[row];
+    const double lse = f->lse[row];
+    double max = -INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
+    for (int64_t col = 0; col < s->vocab; col++) {
+        const double z = (float)logits[col], p = exp(z - lse);
+        max = fmax(max, z), magnitude = fmax(magnitude, fabs(z));
+        if (col != y) others += p, errors += p * (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23;
+    }
+    for (int64_t col = 0; col < s->vocab; col++) sum += exp((double)(float)logits[col] - max);
+    const double right = max + log(sum), lse_limit = 8 * 0x1p-24 * (magnitude + log((double)s->vocab) + 1);
+    bool ok = within(lse, right, lse_limit, "lse", row, 0, why, why_bytes);
+    if (ok && !dlogits && !s->mean) {
+        const double loss = right - (double)(float)logits[y];
+        ok = within(f->loss[row], loss, lse_limit + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
+    }
+    for (int64_t col = 0; ok && dlogits && col < s->vocab; col++) {
+        const double z = (float)logits[col], p = exp(z - lse);
+        const double expected = f->upstream * (col == y ? -others : p);
+        const double error = col == y ? errors + lse_limit : p * (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23;
+        const double limit = fabs(expected) * HALF_ULP<T> + fabs(f->upstream) * error + LEAST<T>;
+        ok = within((float)dlogits[col], expected, limit, "dlogits", row, col, why, why_bytes);
+    }
+    free(logits), free(dlogits);
+    return ok;
+}
+
+/* Holds the mean against that of all rows, from the lse of each: at most rows / 256 additions in a row round to 2^-24 of the
+ * sum, and the losses of which it is made are off as one row's is. */
+template <class T>
+static bool check_mean(const shape *s, const bench_buffers *set, const fetched *f, char *why, size_t why_bytes)
+{
+    double mean = 0, magnitude = 0;
+    for (int64_t row = 0; row < s->rows; row++) {
+        T logit;
+        BENCH_CUDA(cudaMemcpy(&logit, (const T *)set->read + row * s->vocab + f->target[row], sizeof logit,
+                              cudaMemcpyDeviceToHost));
+        const double z = (float)logit, loss = (double)f->lse[row] - z;
+        mean += loss / (double)s->rows, magnitude += (fabs(z) + fabs((double)f->lse[row]) + 1) / (double)s->rows;
+    }
+    const double limit = (8 + (double)s->rows / 256) * 0x1p-24 * magnitude;
+    int64_t valid_rows;
+    BENCH_CUDA(cudaMemcpy(&valid_rows, smalls_of(s, set).valid_rows, sizeof valid_rows, cudaMemcpyDeviceToHost));
+    return within((double)valid_rows, (double)s->rows, 0, "valid_rows", 0, 0, why, why_bytes) &&
+           within(f->loss[0], mean, limit, "the mean loss", 0, 0, why, why_bytes);
+}
+
+/* Checks the first, the last and two rows between, and the mean of all. */
+template <class T> static bool check(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
+    const size_t floats = (size_t)s->rows * sizeof(float), losses = s->mean ? sizeof(float) : floats;
+    fetched f = {(int64_t *)malloc(2 * floats), (float *)malloc(floats), (float *)malloc(floats), 0};
+    BENCH_CUDA(cudaMemcpy(f.target, t.target, 2 * floats, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(f.lse, t.lse, floats, cudaMemcpyDeviceToHost));
+    if (is_backward(s)) {
+        float upstream;
+        BENCH_CUDA(cudaMemcpy(&upstream, t.upstream, sizeof upstream, cudaMemcpyDeviceToHost));
+        f.upstream = (double)upstream / (s->mean ? (double)s->rows : 1.0);
+    } else {
+        BENCH_CUDA(cudaMemcpy(f.loss, t.loss, losses, cudaMemcpyDeviceToHost));
+    }
+    bool right = true;
+    for (int k = 0; right && k < 4; k++) right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
+    if (right && s->mean && !is_backward(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
+    free(f.target), free(f.lse), free(f.loss);
+    return right;
+}
+
+static size_t workspace(const bench_case *c, int path)
+{
+    const shape *s = (const shape *)c->context;
+    char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
+    const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
+    const lk_cross_entropy_forward_args args = forward_args(c, &set, path);
+    size_t bytes = 0;
+    lk_status status;
+    if (strcmp(s->dtype, "f32") == 0) status = lk_cross_entropy_forward_workspace_bytes_f32(&args, &bytes);
+    else if (strcmp(s->dtype, "f16") == 0) status = lk_cross_entropy_forward_workspace_bytes_f16(&args, &bytes);
+    else status = lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes);
+    return status ? 0 : bytes;
+}
+
+int main(int argc, char **argv)
+{
+    static bench_case cases[CASES];
+    for (int k = 0; k < CASES; k++) {
+        const shape *s = &shapes[k];
+        const bench_buffers nowhere = {};
+        const smalls t = smalls_of(s, &nowhere);
+        bench_case *c = &cases[k];
+        c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
+        c->read_bytes = TRAFFIC_READ(s), c->write_bytes = TRAFFIC_WRITE(s);
+        c->in_bytes = t.in_bytes, c->out_bytes = t.out_bytes;
+        c->mix = is_backward(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+        c->context = s;
+        c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
+        c->check = check<lk_bf16>;
+        if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
+        if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
+        if (!is_backward(s)) c->workspace = workspace;
+    }
+    return bench_run("cross_entropy", cases, CASES, argc, argv);
+}
