@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+/* cross_entropy in three rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
+ * the same four rows of 8:
+ *
+ *   row 0   log 1, log 2, ..., log 8; target 5          the exponentials are 1 to 8, of 36:   loss = log 36/6 = 1.791759
+ *   row 1   1000, eight times; target 3                 exp(1000) is no float, 8 equal terms: loss = log 8    = 2.079442
+ *   row 2   log 1, log 1, log 2, log 4, -inf; target 3  exp(-inf) is 0, so 4 of 8:            loss = log 8/4  = 0.693147
+ *   row 3   NaN, eight times; target -100               ignored, whatever it holds:           loss = 0
+ *
+ * Then lk, forward and backward:
+ *
+ *   backward    p[j] is an exponential over its row's sum, and 1 less at the target:
+ *               row 0   times 36:   1  2  3  4  5 -30  7  8
+ *               row 1   times 8:    1  1  1 -7  1  1  1  1      but for what lse = 1002.079442 loses as a float: 6e-5
+ *               row 2   times 8:    1  1  2 -4  0  0  0  0
+ *               row 3               0  0  0  0  0  0  0  0
+ *   mean        three rows count:   (log 6 + log 8 + log 2) / 3 = log(96) / 3 = 1.521449, and a third of these gradients
+ *
+ *   make example-cross_entropy                            on a GPU, or on the CPU where there is none
+ *   make BACKEND=cpu SAN=asan example-cross_entropy       on the CPU, with symbols; then
+ *   gdb build/cpu-asan/examples/cross_entropy             and: break rung_2_kernel, run, next
+ *
+ * lk_launch(kernel, grid, block, smem, stream, args) is kernel<<<grid, block, smem, stream>>>(args), spelt so that it also runs
+ * on the CPU.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "lk/cross_entropy.cuh"
+
+LK_DEFINE_CROSS_ENTROPY(f32)
+
+#define ROWS 4
+#define VOCAB 8
+#define IGNORED (-100)
+
+typedef struct {
+    const float *logits;   /* [ROWS, VOCAB] */
+    const int64_t *target; /* [ROWS] */
+    float *loss;           /* [ROWS] */
+} rung_args;
+
+/* Rung 1: the formula, one thread a row. Right on paper; in float, exp overflows above 88 (row 1 becomes inf). */
+__global__ void rung_1_kernel(rung_args a)
+{
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= ROWS) return;
+    const float *logits = a.logits + row * VOCAB;
+    const int64_t y = a.target[row];
+    float sum = 0.0f;
+    for (int col = 0; col < VOCAB; col++) sum += expf(logits[col]);
+    a.loss[row] = y == IGNORED ? 0.0f : logf(sum) - logits[y];
+}
+
+/* Rung 2: the online sum. Keep the largest logit so far and the sum of exponentials against it; when the largest grows, rescale
+ * the sum. The loss is put together as (max - logits[y]) + log sum: a difference of two logits is exact, while max + log sum
+ * would round 1002.079442 to a float before 1000 is taken off, which costs three digits. */
+__global__ void rung_2_kernel(rung_args a)
+{
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= ROWS) return;
+    const float *logits = a.logits + row * VOCAB;
+    const int64_t y = a.target[row];
+    float max = -INFINITY, sum = 0.0f;
+    for (int col = 0; col < VOCAB; col++) {
+        if (logits[col] == -INFINITY) continue; /* adds nothing, and -inf - -inf would be NaN */
+        const float larger = fmaxf(max, logits[col]);
+        sum = sum * expf(max - larger) + expf(logits[col] - larger);
+        max = larger;
+    }
+    a.loss[row] = y == IGNORED ? 0.0f : (max - logits[y]) + logf(sum);
+}
+
+/* Rung 3: lk_ce_row is that state, with what the options need. States of slices of a vocabulary merge into the state of the
+ * whole, whoever computed them: a lane each, as in lk's kernels, or a GPU each. Here one thread takes two halves in turn. */
+__global__ void rung_3_kernel(rung_args a)
+{
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= ROWS) return;
+    const int64_t y = a.target[row];
+    const float ones[VOCAB / 2] = {1, 1, 1, 1}; /* class weights */
+    lk_ce_row half[2];
+    for (int i = 0; i < 2; i++) {
+        const float *logits = a.logits + row * VOCAB + i * VOCAB / 2;
+        const float four[VOCAB / 2] = {logits[0], logits[1], logits[2], logits[3]};
+        half[i] = lk_ce_row_add(lk_ce_row_empty(), four, ones, 1.0f);
+        if (y >= i * VOCAB / 2 && y < (i + 1) * VOCAB / 2) half[i].target = four[y - i * VOCAB / 2];
+    }
+    const lk_ce_options options = {1.0f, 0.0f, 0.0f, 1.0f, VOCAB}; /* scale, label_smoothing, z_loss, weight, vocab */
+    const lk_ce_result result = lk_ce_row_finish(lk_ce_row_merge(half[0], half[1], 1.0f), options);
+    a.loss[row] = y == IGNORED ? 0.0f : result.class_loss;
+}
+
+/* CUDA's calls and lk's return 0 or what went wrong. */
+static int failures;
+static void check(const char *what, int status)
+{
+    if (status == 0) return;
+    printf("%s: %s %s\n", what, lk_status_string(status), status < 0 ? lk_last_error() : "");
+    failures++;
+}
+
+/* Prints `count` values on the device times `factor` and holds them against the comment above. */
+static void show(const char *name, const float *device, int count, const float *expected, float factor, float limit = 1e-6f)
+{
+    float host[VOCAB];
+    check(name, cudaDeviceSynchronize());
+    check(name, cudaMemcpy(host, device, (size_t)count * sizeof host[0], cudaMemcpyDeviceToHost));
+    printf("%-42s", name);
+    for (int i = 0; i < count; i++) {
+        const float value = host[i] * factor;
+        printf(count > ROWS ? " %9.5f" : " %12.6f", (double)value);
+        failures += value != expected[i] && !(fabsf(value - expected[i]) <= limit * fabsf(expected[i]));
+    }
+    printf("\n");
+}
+
+static const float loss_right[ROWS] = {1.791759f, 2.079442f, 0.693147f, 0};
+static const float lse_right[ROWS] = {3.583519f, 1002.079442f, 2.079442f, 0};
+static const float overflow_right[ROWS] = {1.791759f, INFINITY, 0.693147f, 0};
+static const float gradient_right[ROWS][VOCAB] = {
+    {1, 2, 3, 4, 5, -30, 7, 8}, {1, 1, 1, -7, 1, 1, 1, 1}, {1, 1, 2, -4, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0, 0, 0}};
+
+/* Device memory of `bytes` bytes, a copy of `from` unless that is NULL. */
+static void *memory_of(const void *from, size_t bytes)
+{
+    void *device = NULL;
+    check("cudaMalloc", cudaMalloc(&device, bytes));
+    if (from) check("cudaMemcpy", cudaMemcpy(device, from, bytes, cudaMemcpyHostToDevice));
+    return device;
+}
+
+int main(void)
+{
+    const int64_t target_host[ROWS] = {5, 3, 3, IGNORED};
+    const float row_2[VOCAB] = {logf(1), logf(1), logf(2), logf(4), -INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    float logits_host[ROWS][VOCAB];
+    for (int col = 0; col < VOCAB; col++) {
+        logits_host[0][col] = logf((float)(col + 1));
+        logits_host[1][col] = 1000.0f;
+        logits_host[2][col] = row_2[col];
+        logits_host[3][col] = NAN;
+    }
+    cudaDeviceProp device;
+    check("cudaGetDeviceProperties", cudaGetDeviceProperties(&device, 0));
+    printf("cross_entropy of %d rows of %d on: %s\n", ROWS, VOCAB, device.name);
+
+    const float *logits = (const float *)memory_of(logits_host, sizeof logits_host);
+    const int64_t *target = (const int64_t *)memory_of(target_host, sizeof target_host);
+    float *loss = (float *)memory_of(NULL, ROWS * sizeof(float)), *lse = (float *)memory_of(NULL, ROWS * sizeof(float));
+    float *dlogits = (float *)memory_of(NULL, sizeof logits_host), *mean = (float *)memory_of(NULL, sizeof(float));
+    int64_t *valid_rows = (int64_t *)memory_of(NULL, sizeof(int64_t));
+    const rung_args args = {logits, target, loss};
+
+    printf("%-42s %12s %12s %12s %12s\n", "", "row 0", "row 1", "row 2", "row 3");
+    check("rung 1", lk_launch(rung_1_kernel, 1, 32, 0, NULL, args));
+    show("rung 1: the formula (row 1 overflows)", loss, ROWS, overflow_right, 1);
+    check("rung 2", lk_launch(rung_2_kernel, 1, 32, 0, NULL, args));
+    show("rung 2: the online sum", loss, ROWS, loss_right, 1);
+    check("rung 3", lk_launch(rung_3_kernel, 1, 32, 0, NULL, args));
+    show("rung 3: two halves of the vocabulary", loss, ROWS, loss_right, 1);
+
+    lk_cross_entropy_forward_args forward = {};
+    forward.logits = logits, forward.target = target, forward.loss = loss, forward.lse = lse;
+    forward.rows = ROWS, forward.vocab = VOCAB;
+    forward.use_ignore_index = 1, forward.ignore_index = IGNORED;
+    check("lk", lk_cross_entropy_forward_f32(&forward, NULL));
+    show("lk: loss", loss, ROWS, loss_right, 1);
+    show("lk: lse", lse, ROWS, lse_right, 1);
+
+    lk_cross_entropy_backward_args backward = {};
+    backward.logits = logits, backward.target = target, backward.lse = lse, backward.dlogits = dlogits;
+    backward.rows = ROWS, backward.vocab = VOCAB; /* upstream stays NULL: 1, for the gradient of the sum of the losses */
+    backward.use_ignore_index = 1, backward.ignore_index = IGNORED;
+    check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
+    const char *names[ROWS] = {"lk: its gradient in row 0, times 36", "lk: its gradient in row 1, times 8",
+                               "lk: its gradient in row 2, times 8", "lk: its gradient in row 3"};
+    const float factors[ROWS] = {36, 8, 8, 1}, limits[ROWS] = {1e-6f, 6e-5f, 1e-6f, 0};
+    for (int row = 0; row < ROWS; row++)
+        show(names[row], dlogits + row * VOCAB, VOCAB, gradient_right[row], factors[row], limits[row]);
+
+    /* The mean over the rows that count needs scratch, which is the caller's; backward is told their number on the device. */
+    forward.reduction = LK_REDUCTION_MEAN, forward.loss = mean, forward.valid_rows = valid_rows;
+    check("lk", lk_cross_entropy_forward_workspace_bytes_f32(&forward, &forward.workspace_bytes));
+    forward.workspace = memory_of(NULL, forward.workspace_bytes);
+    check("lk", lk_cross_entropy_forward_f32(&forward, NULL));
+    const float mean_right[1] = {1.521449f};
+    show("lk: mean", mean, 1, mean_right, 1);
+    backward.reduction = LK_REDUCTION_MEAN, backward.valid_rows = valid_rows;
+    check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
+    show("lk: its gradient in row 0, times 3 * 36", dlogits, VOCAB, gradient_right[0], 3 * 36);
+    show("lk: its gradient in row 3", dlogits + 3 * VOCAB, VOCAB, gradient_right[3], 1);
+
+    forward.label_smoothing = 2; /* a wrong argument is a sentence, and nothing is launched */
+    const lk_status status = lk_cross_entropy_forward_f32(&forward, NULL);
+    printf("label_smoothing = 2: %s, %s\n", lk_status_string(status), lk_last_error());
+    failures += status != LK_ERR_VALUE;
+
+    cudaFree((void *)logits), cudaFree((void *)target), cudaFree(loss), cudaFree(lse), cudaFree(dlogits), cudaFree(mean);
+    cudaFree(valid_rows), cudaFree(forward.workspace);
+    printf(failures ? "%d failures\n" : "all as expected\n", failures);
+    return failures != 0;
+}
