@@ -185,21 +185,20 @@ LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
 
 /* frac(theta / 2 pi) 2^64 of a float's bits, exact but for its last bit, for |theta| < 2^24. theta is mantissa 2^-shift with a
  * mantissa of 24 bits, and 1 / 2 pi is three words: the upper 86 bits of their product, words 2 to 0, are
- * floor(mantissa / 2 pi 2^64), which is then shifted into place. */
-LK_DEVICE uint64_t lk_lrpe_make_turn(uint32_t theta)
+ * floor(mantissa / 2 pi 2^64), which is then shifted into place. Beyond 2^24 it is shifted to the left, and a bit is lost for
+ * every doubling. */
+LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
 {
     const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too, where no position makes an angle of it */
     const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
     const uint64_t upper = (uint64_t)mantissa * 0x28be60dbu + (lower >> 32);
     const uint32_t word_0 = (uint32_t)lower, word_1 = (uint32_t)upper, word_2 = (uint32_t)(upper >> 32); /* word_2 < 2^22 */
-    const int exponent = theta >> 23 & 0xff, shift = exponent > 150 ? 0 : exponent < 55 ? 95 : 150 - exponent;
+    const int right = 150 - (int)(theta >> 23 & 0xff), shift = min(max(right, 0), 95);
     const uint32_t a = shift < 32 ? word_0 : shift < 64 ? word_1 : word_2, b = shift < 32 ? word_1 : shift < 64 ? word_2 : 0;
-    const uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
-    return theta >> 31 ? 0 - turn : turn;
-}
-
-LK_DEVICE lk_lrpe_turn lk_lrpe_split_turn(uint64_t turn)
-{
+    uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
+    turn <<= min(max(-right, 0), 63);
+    const uint64_t sign = (uint64_t)((int64_t)(int)theta >> 63);
+    turn = (turn ^ sign) - sign;
     const int low = (int)(uint32_t)turn;
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
@@ -287,19 +286,10 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 #pragma unroll
         for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[at[j]]);
     }
-    bool tame = true;
+    turns->wild = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        turns->of[j] = lk_lrpe_split_turn(lk_lrpe_make_turn(__float_as_uint(theta[j])));
-        tame = tame && fabsf(theta[j]) < 0x1p24f;
-    }
-    turns->wild = 0;
-    if (tame) return;
-#pragma unroll
-    for (int j = 0; j < N; j++) { /* beyond, doubling by doubling, a bit is lost for each */
-        const int more = (int)(__float_as_uint(theta[j]) >> 23 & 0xff) - 150;
-        const uint64_t turn = ((uint64_t)turns->of[j].high << 32) + (uint64_t)(int64_t)turns->of[j].low;
-        if (more > 0) turns->of[j] = lk_lrpe_split_turn(more < 64 ? turn << more : 0);
+        turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
         turns->wild |= lk_is_finite(theta[j]) ? 0u : 1u << j;
     }
 }
@@ -440,10 +430,10 @@ LK_DEVICE void lk_lrpe_add_dtheta(float (&sum)[N], float (&lost)[N], const lk_lr
 #define LK_LRPE_FORWARD_U 2
 #define LK_LRPE_BACKWARD_U 2
 #define LK_LRPE_TOKENS_U 1
-/* Blocks an SM, which is what bounds a thread's registers. */
-#define LK_LRPE_FORWARD_BLOCKS 4
-#define LK_LRPE_BACKWARD_BLOCKS 3
-#define LK_LRPE_TOKENS_BLOCKS 3
+/* Blocks an SM, which is what bounds a thread's registers. Code for sm_120 takes more of them, and its SMs run 1536 threads. */
+#define LK_LRPE_FORWARD_BLOCKS (4 - (LK_ARCH >= 1200))
+#define LK_LRPE_BACKWARD_BLOCKS (3 - (LK_ARCH >= 1200))
+#define LK_LRPE_TOKENS_BLOCKS (3 - (LK_ARCH >= 1200))
 
 typedef struct {
     int64_t head, token, batch, slot; /* the first token and batch */
@@ -566,7 +556,7 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
 /* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few slots
  * of dtheta's partial sums. With an activation a thread needs more registers. */
 template <class T, bool TOKENS, bool ACT, bool DTHETA>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - ACT)
+LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - (ACT && LK_ARCH < 1200))
     lk_lrpe_backward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = TOKENS || DTHETA ? LK_LRPE_TOKENS_U : LK_LRPE_BACKWARD_U;

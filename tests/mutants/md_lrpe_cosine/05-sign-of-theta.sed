@@ -1,2 +1,2 @@
 # file: md_lrpe_cosine.cuh - theta counts as its magnitude
-s/return theta >> 31 ? 0 - turn : turn;/return turn;/
+s/turn = (turn ^ sign) - sign;/(void)sign;/
