@@ -427,7 +427,7 @@ typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, cols], of sums for dweight: one a team */
-    int rest;         /* some columns are held by no thread: their sums are in the workspace from the start */
+    int rest;         /* some elements are held by no thread; their sums for dweight are in the workspace from the start */
 } lk_srms_norm_backward_plan;
 
 /* What threads hold from the sums to the scaling: [warp][stage][part][vector][lane], each lane's its own, so that no barrier
@@ -465,23 +465,19 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_plan &p, uint4 *slot, int64
     lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(p.dr, slot, row, col, count);
 }
 
-/* x += an input's N elements, where there is one: from the lane's slots, or, slot NULL, from global memory. */
+/* An input's N elements: from the lane's slots, or, slot NULL, from global memory. */
 template <class E, int N, int U>
 LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, const uint4 *slot, int u, int64_t row, int col)
 {
-    if (!in.rows) return;
-    float more[N];
     if constexpr (N > 1) {
         if (slot) {
             lk_vec<E> raw[N / LK_VEC<E>];
 #pragma unroll
             for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[((in.part + i) * U + u) * 32];
-            lk_srms_norm_unpack<E, N>(more, raw);
+            return lk_srms_norm_unpack<E, N>(x, raw);
         }
     }
-    if (N == 1 || !slot) lk_srms_norm_load(more, (const E *)in.rows + row * in.stride + col);
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] += more[j];
+    lk_srms_norm_load(x, (const E *)in.rows + row * in.stride + col);
 }
 
 /* s and dy, N elements of each. */
@@ -489,24 +485,31 @@ template <class T, class R, int N, int U>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int u,
                                      int64_t row, int col)
 {
-    const float none = p.dy.rows ? 0.0f : 1.0f;
+    if (p.dy.rows) {
+        lk_srms_norm_get<T, N, U>(dy, p.dy, slot, u, row, col);
+    } else {
 #pragma unroll
-    for (int j = 0; j < N; j++) s[j] = 0.0f, dy[j] = none;
-    lk_srms_norm_get<T, N, U>(s, p.x, slot, u, row, col);
+        for (int j = 0; j < N; j++) dy[j] = 1.0f;
+    }
+    if (!p.r.rows) return lk_srms_norm_get<T, N, U>(s, p.x, slot, u, row, col);
     lk_srms_norm_get<R, N, U>(s, p.r, slot, u, row, col);
-    lk_srms_norm_get<T, N, U>(dy, p.dy, slot, u, row, col);
+    if (!p.x.rows) return;
+    float x[N];
+    lk_srms_norm_get<T, N, U>(x, p.x, slot, u, row, col);
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] += x[j];
 }
 
-/* Adds what N elements of a row have of its sums of g s and, where rstd is not given, of s^2. */
+/* What N elements of a row have of its sums of g s and, where rstd is not given, of s^2. */
 template <class T, class R, bool WEIGHT, int N, int U>
-LK_DEVICE void lk_srms_norm_backward_add(const lk_srms_norm_backward_plan &p, lk_srms_norm_total (&total)[2], const uint4 *slot,
-                                         int u, int64_t row, int col)
+LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, float (&sum)[2], const uint4 *slot, int u,
+                                          int64_t row, int col)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, N, U>(s, g, p.p, slot, u, row, col);
     if (WEIGHT) lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
-    lk_srms_norm_add(&total[0], lk_srms_norm_dot(s, g));
-    if (!p.a.rstd) lk_srms_norm_add(&total[1], lk_srms_norm_dot(s, s));
+    sum[0] = lk_srms_norm_dot(s, g);
+    sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
 /* Writes N elements of a row, and adds what they have of dweight to sums. */
@@ -523,7 +526,11 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-s[j], at.slope, g[j]);
-    lk_srms_norm_get<R, N, U>(g, p.p.dr, slot, u, at.row, col);
+    if (p.p.dr.rows) {
+        lk_srms_norm_get<R, N, U>(s, p.p.dr, slot, u, at.row, col);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] += s[j];
+    }
     if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + at.row * p.a.dx_stride + col, g);
     if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + at.row * p.a.dresidual_stride + col, g);
 }
@@ -578,18 +585,27 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
-        lk_srms_norm_total total[2] = {};
-        for (int i = at.rank; i < split.edge; i += at.size)
-            lk_srms_norm_backward_add<T, R, WEIGHT, 1, U>(p, total, NULL, 0, row, at.begin + lk_srms_norm_edge<T>(split, i));
-        for (int i = U * 32; i < count; i += 32)
-            lk_srms_norm_backward_add<T, R, WEIGHT, N, U>(p, total, NULL, 0, row, first + i * N);
+        float sum[2] = {0.0f, 0.0f}, more[2];
+        if (p.rest) { /* in short chains: long ones of like terms round one way */
+            lk_srms_norm_total total[2] = {};
+            for (int i = at.rank; i < split.edge; i += at.size) {
+                const int col = at.begin + lk_srms_norm_edge<T>(split, i);
+                lk_srms_norm_backward_sums<T, R, WEIGHT, 1, U>(p, more, NULL, 0, row, col);
+                lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
+            }
+            for (int i = U * 32; i < count; i += 32) {
+                lk_srms_norm_backward_sums<T, R, WEIGHT, N, U>(p, more, NULL, 0, row, first + i * N);
+                lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
+            }
+            sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
+        }
         lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
-            lk_srms_norm_backward_add<T, R, WEIGHT, N, U>(p, total, slot, u, row, first + u * 32 * N);
+            lk_srms_norm_backward_sums<T, R, WEIGHT, N, U>(p, more, slot, u, row, first + u * 32 * N);
+            sum[0] += more[0], sum[1] += more[1];
         }
-        float sum[2] = {total[0].sum + total[0].part, total[1].sum + total[1].part};
         lk_srms_norm_sum(p.p, sum, turn);
         lk_griddepcontrol_launch_dependents();
 
@@ -600,6 +616,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
             if (u * 32 >= count) break;
             lk_srms_norm_backward_put<T, R, WEIGHT, N, U>(p, here, sums[WEIGHT ? u : 0], slot, u, first + u * 32 * N);
         }
+        if (!p.rest) continue;
         for (int i = U * 32; i < count; i += 32)
             lk_srms_norm_backward_rest<T, R, WEIGHT, N, U>(p, here, partial, first + i * N);
         for (int i = at.rank; i < split.edge; i += at.size)
@@ -900,6 +917,8 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     *smem = sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
     *workspace = 0;
+    plan->rest = !l->p.aligned || l->p.offset || l->p.offset_step || a->cols % N || l->p.stretch > 32 * vecs ||
+                 (l->p.team_log2 >= 0 && lk_ceil_div(a->cols, N) > (int64_t)vecs << l->p.team_log2);
     if (!weight || a->rows == 0) return LK_OK;
     /* Persistent blocks, as many as fit; each team has a row of the workspace. */
     const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
@@ -911,8 +930,6 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
         if (teams > cap) l->threads = 32, teams = 1;
         l->grid = cap / teams * l->cluster;
     }
-    plan->rest = !l->p.aligned || a->cols % N || l->p.stretch > 32 * vecs ||
-                 (l->p.team_log2 >= 0 && lk_ceil_div(a->cols, N) > (int64_t)vecs << l->p.team_log2);
     plan->partials = l->grid / l->cluster * teams;
     if (a->dweight) *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
     return LK_OK;
