@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-/* bench/md_lrpe_cosine.cu - lk_md_lrpe_cosine against its ceiling and the formula as the simplest kernel; how to run it: bench.h.
+/* bench/md_lrpe_cosine.cu - lk_md_lrpe_cosine against its ceiling and the formula as the simplest kernel; how to run it:
+ * bench.h.
  *
  * The shapes are those of the reference's 1-d, 2-d and 3-d tables, batch 12, 12 heads of 128, with 0 and 10 tokens before the
- * grid; then a batch of 1, [batch, tokens, heads, dim] in memory, a dim that is no power of two, and decoding (one token of each
- * of 256 sequences). The last ones, for which there are no goals, have an activation, dtheta or f32.
+ * grid; then a batch of 1, [batch, tokens, heads, dim] in memory, a dim that is no power of two, and decoding (one token of
+ * each of 256 sequences). The last ones, for which there are no goals, have an activation, dtheta or f32.
  */
 #include "bench/bench.h"
 #include "lk/md_lrpe_cosine.cuh"
@@ -50,14 +51,29 @@ static int64_t cells_of(const shape *s)
     return s->shape[0] * (s->axes > 1 ? s->shape[1] : 1) * (s->axes > 2 ? s->shape[2] : 1);
 }
 
-static int64_t tokens_of(const shape *s) { return s->prefix + cells_of(s); }
-static int64_t rows_of(const shape *s) { return s->batch * s->heads * tokens_of(s); }
-static int64_t e_of(const shape *s) { return (s->dim + s->axes - 1) / s->axes; }
-static bool is_backward(const bench_case *c) { return c->direction[0] == 'b'; }
-static bool reads_x(const shape *s) { return s->dtheta || s->activation; }
+static int64_t tokens_of(const shape *s)
+{
+    return s->prefix + cells_of(s);
+}
+static int64_t rows_of(const shape *s)
+{
+    return s->batch * s->heads * tokens_of(s);
+}
+static int64_t e_of(const shape *s)
+{
+    return (s->dim + s->axes - 1) / s->axes;
+}
+static bool is_backward(const bench_case *c)
+{
+    return c->direction[0] == 'b';
+}
+static bool reads_x(const shape *s)
+{
+    return s->dtheta || s->activation;
+}
 
-/* The least traffic: forward reads n elements of x and writes 2 n; backward reads 2 n of dy, and n of x where it needs them, and
- * writes n. theta and dtheta are not counted. */
+/* The least traffic: forward reads n elements of x and writes 2 n; backward reads 2 n of dy, and n of x where it needs them,
+ * and writes n. theta and dtheta are not counted. */
 #define TRAFFIC_READ(s, backward) ((size_t)(rows_of(s) * (s)->dim) * ((s)->f32 ? 4 : 2) * ((backward) ? 2 + reads_x(s) : 1))
 #define TRAFFIC_WRITE(s, backward) ((size_t)(rows_of(s) * (s)->dim) * ((s)->f32 ? 4 : 2) * ((backward) ? 1 : 2))
 
@@ -96,7 +112,8 @@ template <class T> LK_KERNEL void naive_kernel(naive_args a)
     const int64_t i = (int64_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.elements) return;
     const int64_t row = i / a.dim, f = i % a.dim, axis = f / a.e;
-    const int64_t token = a.bnhd ? row / a.heads % a.tokens : row % a.tokens, head = a.bnhd ? row % a.heads : row / a.tokens % a.heads;
+    const int64_t token = a.bnhd ? row / a.heads % a.tokens : row % a.tokens,
+                  head = a.bnhd ? row % a.heads : row / a.tokens % a.heads;
     double sin_of = 0.0, cos_of = 1.0;
     if (token >= a.prefix)
         sincos((double)((token - a.prefix) / a.behind[axis] % a.shape[axis]) * (double)a.theta[head * a.e + f % a.e], &sin_of,
@@ -117,17 +134,18 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
 {
     (void)path;
     const shape *s = (const shape *)c->context;
-    naive_args args = {set->read, (const float *)set->in, set->write, s->heads, tokens_of(s), s->prefix, s->dim, e_of(s),
-                       rows_of(s) * s->dim, {1, 1, 1}, {1, 1, 1}, s->bnhd, is_backward(c)};
+    naive_args args = {set->read, (const float *)set->in, set->write, s->heads,  tokens_of(s), s->prefix,     s->dim,
+                       e_of(s),   rows_of(s) * s->dim,    {1, 1, 1},  {1, 1, 1}, s->bnhd,      is_backward(c)};
     for (int i = s->axes - 1; i >= 0; i--) {
         args.shape[i] = s->shape[i];
         if (i + 1 < s->axes) args.behind[i] = args.behind[i + 1] * s->shape[i + 1];
     }
-    return (lk_status)lk_launch(s->f32 ? naive_kernel<lk_f32> : naive_kernel<lk_bf16>, lk_ceil_div(args.elements, NAIVE_THREADS),
-                                NAIVE_THREADS, 0, stream, args);
+    return (lk_status)lk_launch(s->f32 ? naive_kernel<lk_f32> : naive_kernel<lk_bf16>,
+                                lk_ceil_div(args.elements, NAIVE_THREADS), NAIVE_THREADS, 0, stream, args);
 }
 
-/* ---- The functions of a case: `in` holds theta, `out` dtheta -------------------------------------------------------------- */
+/* ---- The functions of a case: `in` holds theta, `out` dtheta --------------------------------------------------------------
+ */
 
 static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
 {
@@ -215,7 +233,8 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
         T in[2 * MOST], x[MOST], out[2 * MOST];
         const int64_t in_width = back ? 2 * s->dim : s->dim, out_width = back ? s->dim : 2 * s->dim;
         BENCH_CUDA(cudaMemcpy(in, (const T *)set->read + row * in_width, (size_t)in_width * sizeof(T), cudaMemcpyDeviceToHost));
-        BENCH_CUDA(cudaMemcpy(out, (const T *)set->write + row * out_width, (size_t)out_width * sizeof(T), cudaMemcpyDeviceToHost));
+        BENCH_CUDA(
+            cudaMemcpy(out, (const T *)set->write + row * out_width, (size_t)out_width * sizeof(T), cudaMemcpyDeviceToHost));
         const bool has_x = !back || reads_x(s);
         if (has_x)
             BENCH_CUDA(cudaMemcpy(x, (back ? (const T *)x_of(s, set) : (const T *)set->read) + row * s->dim,
@@ -241,8 +260,8 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
             else want = g[f] * slope[f], scale = fabs((double)(float)in[f]) + fabs((double)(float)in[s->dim + f]);
             const double got = (double)(float)out[i], limit = rounding * fabs(want) + 1.6e-6 * scale * (s->activation ? 4 : 1);
             if (fabs(got - want) <= limit) continue;
-            snprintf(why, why_bytes, "row %lld, feature %lld is %.9g, not %.9g; limit %.2g", (long long)row, (long long)i, got, want,
-                     limit);
+            snprintf(why, why_bytes, "row %lld, feature %lld is %.9g, not %.9g; limit %.2g", (long long)row, (long long)i, got,
+                     want, limit);
             right = false;
         }
     }
@@ -273,8 +292,8 @@ int main(int argc, char **argv)
         const bool backward = k % 2;
         if (s->dtheta && !backward) continue;
         char *name = names[k / 2];
-        int used = snprintf(name, sizeof names[0], "batch=%lld heads=%lld dim=%lld shape=", (long long)s->batch, (long long)s->heads,
-                            (long long)s->dim);
+        int used = snprintf(name, sizeof names[0], "batch=%lld heads=%lld dim=%lld shape=", (long long)s->batch,
+                            (long long)s->heads, (long long)s->dim);
         for (int i = 0; i < s->axes; i++)
             used += snprintf(name + used, sizeof names[0] - (size_t)used, "%s%lld", i ? "x" : "", (long long)s->shape[i]);
         snprintf(name + used, sizeof names[0] - (size_t)used, " prefix=%lld%s", (long long)s->prefix, s->more);

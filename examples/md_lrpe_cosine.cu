@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /* md_lrpe_cosine in two rungs and lk. A grid of 2 x 3 tokens, one token before it, two heads of four features, a batch of two.
  * e = 2: features 0 and 1 turn with the row r of the grid, features 2 and 3 with its column c. theta is pi / 2 for the even
- * features and pi for the odd ones, in head 1 twice that, so that the angles are multiples of pi / 2 and the answer can be read:
+ * features and pi for the odd ones, in head 1 twice that, so that the angles are multiples of pi / 2 and the answer can be
+ * read:
  *
  *   x = 1 2 3 4 at token (r, c), head 0:   angles r pi/2, r pi, c pi/2, c pi
  *   token (1, 1)   y = cos: 0 -2 0 -4   sin: 1 0 3 0
@@ -148,13 +149,15 @@ int main(void)
     for (int f = 0; f < DIM; f++) printf(" %.5f", (double)dx[(PREFIX + COLS + 2) * DIM + f]);
     for (int i = 0; i < N; i++) failures += !(fabsf(dx[i] - x[i]) <= 8e-6f);
 
-    /* A million tokens on, a float product of position and theta is off by up to 0.06; lk's angle is right. One token, decoded by its offset. */
+    /* A million tokens on, a float product of position and theta is off by up to 0.06; lk's angle is right. One token, decoded
+     * by its offset. */
     forward.prefix = 0, forward.axes = 1, forward.shape[0] = 1, forward.offset[0] = 1000001, forward.batch = 1;
     check("lk", lk_md_lrpe_cosine_forward_f32(&forward, NULL));
     float far[2 * DIM];
     check("lk", cudaMemcpy(far, y, sizeof far, cudaMemcpyDeviceToHost));
     const double phi = 1000001.0 * (double)quarter;
-    printf("\nposition 1000001: cos %.7f, sin %.7f; exactly %.7f, %.7f\n", (double)far[0], (double)far[DIM], cos(phi), sin(phi));
+    printf("\nposition 1000001: cos %.7f, sin %.7f; exactly %.7f, %.7f\n", (double)far[0], (double)far[DIM], cos(phi),
+           sin(phi));
     failures += !(fabs((double)far[0] - cos(phi)) <= 1e-6 && fabs((double)far[DIM] - sin(phi)) <= 1e-6);
 
     forward.axes = 9; /* a wrong argument is a sentence, and nothing is launched */

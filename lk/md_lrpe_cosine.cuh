@@ -24,14 +24,14 @@
  * Needs      lk_base.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200.
  * Numerics   The angle is right at any length: theta / 2 pi is kept as 64-bit fixed-point turns, whose product with s drops
  *            whole turns by wrapping. With |theta| <= 1e6 (2^24, in fact; beyond, a bit is lost for every doubling) and any s,
- *            cos(phi) and sin(phi) err by 6.7e-7 at most: 3.4e-7 of sin.approx and cos.approx, and the reduced angle's own
- *            error, three roundings of a number below pi, 3.2e-7. So |y error| <= 7.5e-7 |act(x)| and |g error| <=
- *            7.5e-7 (|dy[f]| + |dy[dim + f]|), and T's rounding. sigmoid, silu and softmax err by (|x| + 8) 2^-23 relative, for
- *            softmax |x - max| instead of |x|. dtheta's sums are compensated: within 16 2^-24 of the sum of its terms'
- *            magnitudes, besides what cos, sin and act err.
+ *            cos(phi) and sin(phi) err by 6.4e-7 at most: 3.4e-7 are those of sin.approx and cos.approx, 3.0e-7 the reduced
+ *            angle's, three roundings of a number up to pi. So |y error| <= 8e-7 |act(x)| and |g error| <=
+ *            8e-7 (|dy[f]| + |dy[dim + f]|), besides the rounding to T; f32 too. sigmoid and silu err by (|x| + 8) 2^-23
+ *            relative, softmax by (max - x + log dim + 8) 2^-23. dtheta's sums are compensated: within 16 2^-24 of the sum of
+ *            its terms' magnitudes, besides what cos, sin and act err in each.
  *            A theta that is not finite makes its features NaN; the prefix does not see it. NaN and infinities of x and dy pass
  *            as the formulas say, and as in PyTorch: relu(NaN) = NaN with gradient g, softmax of a row with +inf, NaN or
- *            nothing but -inf is NaN.
+ *            nothing but -inf is NaN. An angle within 2^-32 turns of 0 is 0, so infinity times its sine is NaN.
  * Traffic    forward reads x and writes y once; backward reads dy and writes dx once, and reads x once where dtheta or an
  *            activation needs it. No table of cosines: a thread keeps them in registers over the batch.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
@@ -116,12 +116,14 @@ typedef struct {
 /* Errors, in the order of the checks:
  *   LK_ERR_NULL       args; x, y (forward); x where it is needed, dx and dtheta both (backward); theta. Tensors without
  *                     elements may be NULL, and theta where there is no token
- *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans more than 2^62
- *                     elements; strides with which elements of y or dx overlap
- *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its enum
+ *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans
+ *                     more than 2^62 elements; strides with which elements of y or dx overlap
+ *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its
+ *                     enum
  *   LK_ERR_PATH       VECTOR where dim, a stride or a pointer is no multiple of 16 bytes, or softmax with dim above 512 bytes
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to 256 bytes */
+ *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to 256 bytes
+ * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
     LK_API lk_status lk_md_lrpe_cosine_forward_##T(const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream);           \
@@ -131,10 +133,10 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-/* ---- Whole numbers: division, positions ----------------------------------------------------------------------------------- */
+/* ---- Whole numbers: division, positions --------------------------------------------------------------------------------- */
 
-/* n / size for n >= 0 without a division: with 2^log2 >= size, factor = 2^(63 + log2) / size, rounded up, exceeds the quotient by
- * less than 2^log2 / size, and n < 2^63 times that stays below 1 / size, the distance to the next whole number. */
+/* n / size for n >= 0 without a division: with 2^log2 >= size, factor = 2^(63 + log2) / size, rounded up, exceeds the quotient
+ * by less than 2^log2 / size, and n < 2^63 times that stays below 1 / size, the distance to the next whole number. */
 typedef struct {
     int64_t size;
     uint64_t factor;
@@ -169,7 +171,7 @@ LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
     return (int)index + grid.offset[axis];
 }
 
-/* ---- Angles ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Angles ------------------------------------------------------------------------------------------------------------- */
 
 /* frac(theta / 2 pi) 2^64 as high 2^32 + low, with low signed. */
 typedef struct {
@@ -239,14 +241,14 @@ typedef struct {
     bool heads_inner;
     int64_t items, token_step, stretch;
     int vecs, tokens_each, steps, outers; /* vecs: lanes with features; tokens_each: tokens / token_step, rounded up */
-    /* Forward: in is x. Backward: in is dy, out is dx; what is not used stands for another tensor, so that pointers are pointers.
-     * Strides of batch, head, token, and of a step. */
+    /* Forward: in is x. Backward: in is dy, out is dx; what is not used stands for another tensor, so that pointers are
+     * pointers. Strides of batch, head, token, and of a step. */
     const void *in, *x;
     void *out;
     int64_t in_stride[4], x_stride[4], out_stride[4];
     bool read_dy, read_x, write_dx;
     int activation, axes, axes_a_vector; /* axes that a vector may lie on, 3 for more than two */
-    float *partial; /* [slot, head, feature], or NULL */
+    float *partial;                      /* [slot, head, feature], or NULL */
 } lk_lrpe_plan;
 
 /* The axis that turns feature f: f / e, as lk_lrpe_divide does it, in 32 bits. */
@@ -295,8 +297,7 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 }
 
 /* The positions of those features at a cell of the grid. */
-template <int STEP, int N>
-LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
+template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
 {
     const int axis = lk_lrpe_axis(p, feature), left = (axis + 1) * p.e - feature; /* features until the next axis */
     if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
@@ -340,7 +341,7 @@ LK_DEVICE void lk_lrpe_turn_to(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N>
     }
 }
 
-/* ---- Activations -------------------------------------------------------------------------------------------------------------- */
+/* ---- Activations -------------------------------------------------------------------------------------------------------- */
 
 LK_DEVICE float lk_lrpe_sigmoid(float x)
 {
@@ -385,8 +386,8 @@ template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
     for (int j = 0; j < N; j++) x[j] = share * lk_exp(x[j] - row.max);
 }
 
-/* act of a vector of a row whose vectors the consecutive lanes of a team hold. All 32 lanes call it; lanes that are no owner add
- * nothing. */
+/* act of a vector of a row whose vectors the consecutive lanes of a team hold. All 32 lanes call it; lanes that are no owner
+ * add nothing. */
 template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool owner)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
@@ -407,7 +408,8 @@ LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
 }
 
 /* What a kernel does with N features of one token: (u, v) = dy[f], dy[dim + f]; x is act(x). */
-template <int N> LK_DEVICE void lk_lrpe_turn_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
+template <int N>
+LK_DEVICE void lk_lrpe_turn_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
 {
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
@@ -422,11 +424,12 @@ LK_DEVICE void lk_lrpe_add_dtheta(float (&sum)[N], float (&lost)[N], const lk_lr
         lk_lrpe_add(&sum[j], &lost[j], (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Kernels ------------------------------------------------------------------------------------------------------------ */
 
 #define LK_LRPE_THREADS 256
 #define LK_LRPE_BACKWARD_THREADS(dtheta) ((dtheta) ? 128 : LK_LRPE_THREADS)
-/* Steps that a thread loads ahead, over the batch and over tokens. A step is one vector in forward, two or three in backward. */
+/* Steps that a thread loads ahead, over the batch and over tokens. A step is one vector in forward, two or three in backward.
+ */
 #define LK_LRPE_FORWARD_U 2
 #define LK_LRPE_BACKWARD_U 2
 #define LK_LRPE_TOKENS_U 1
@@ -444,7 +447,8 @@ typedef struct {
 
 LK_DEVICE lk_lrpe_place lk_lrpe_find(const lk_lrpe_plan &p, int64_t item)
 {
-    const int64_t row = lk_lrpe_divide(item, p.lanes), above = lk_lrpe_divide(row, p.inner), split = lk_lrpe_divide(above, p.outer);
+    const int64_t row = lk_lrpe_divide(item, p.lanes), above = lk_lrpe_divide(row, p.inner);
+    const int64_t split = lk_lrpe_divide(above, p.outer);
     const int64_t inner = row - above * p.inner.size, outer = above - split * p.outer.size;
     lk_lrpe_place at;
     at.head = p.heads_inner ? inner : outer;
@@ -463,9 +467,9 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
 
-/* A thread owns a vector of features of a head. TOKENS: it walks over tokens, with new angles for each; otherwise over the batch,
- * with the angles of one token. ACT: with an activation; then all lanes of a warp take the same steps, since softmax is theirs
- * together. U vectors are always on their way: each one is used and the one U steps on loaded in its place. */
+/* A thread owns a vector of features of a head. TOKENS: it walks over tokens, with new angles for each; otherwise over the
+ * batch, with the angles of one token. ACT: with an activation; then all lanes of a warp take the same steps, since softmax is
+ * theirs together. U vectors are always on their way: each one is used and the one U steps on loaded in its place. */
 template <class T, bool TOKENS, bool ACT>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, TOKENS ? LK_LRPE_TOKENS_BLOCKS : LK_LRPE_FORWARD_BLOCKS)
     lk_lrpe_forward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
@@ -474,7 +478,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, TOKENS ? LK_LRPE_TOKENS_BLOCKS
     const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     if (!ACT && !at.owner) return;
-    const int feature = at.lane * N;
+    const int feature = at.owner ? at.lane * N : 0;
     const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch, at.head, at.token) + feature;
     T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch, at.head, at.token) + feature;
     const int count = !at.owner ? 0 : TOKENS ? at.tokens : at.batches, steps = ACT ? p.steps : count;
@@ -553,8 +557,8 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
     for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
 }
 
-/* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few slots
- * of dtheta's partial sums. With an activation a thread needs more registers. */
+/* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few
+ * slots of dtheta's partial sums. With an activation a thread needs more registers. */
 template <class T, bool TOKENS, bool ACT, bool DTHETA>
 LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - (ACT && LK_ARCH < 1200))
     lk_lrpe_backward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
@@ -563,7 +567,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKW
     const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_BACKWARD_THREADS(DTHETA) + threadIdx.x);
     lk_griddepcontrol_wait();
     if (!ACT && !at.owner) return;
-    const int feature = at.lane * N;
+    const int feature = at.owner ? at.lane * N : 0;
     lk_lrpe_turns<N> turns = {};
     lk_lrpe_angles<N> angles = {};
     float sum[N] = {}, lost[N] = {};
@@ -581,7 +585,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKW
 #pragma unroll
         for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
             raw[u] = {};
-            if (u < count) lk_lrpe_load_step<ACT, DTHETA>(&raw[u], p, dy, x, token + (TOKENS ? u * p.token_step : 0) < p.grid.prefix);
+            const int64_t here = token + (TOKENS ? u * p.token_step : 0);
+            if (u < count) lk_lrpe_load_step<ACT, DTHETA>(&raw[u], p, dy, x, here < p.grid.prefix);
         }
         if (at.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, at.head, feature);
         if (!TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
@@ -619,14 +624,13 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKW
     }
 }
 
-/* A warp owns rows, and its lanes every 32nd feature. Up to LK_LRPE_ROW_FEATURES features a row is read once; a longer one piece by
- * piece, and for softmax once more a piece, since what a feature needs of its row takes all of it. */
+/* A warp owns rows, and its lanes every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once; a longer one
+ * piece by piece, and for softmax once more a piece, since what a feature needs of its row takes all of it. */
 #define LK_LRPE_ROW_N 4
 #define LK_LRPE_ROW_FEATURES (32 * LK_LRPE_ROW_N)
 
 /* Features first + lane, first + lane + 32, ... of a row; what lies beyond its end is `beyond`. */
-template <class T>
-LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], const T *row, int feature, int dim, float beyond)
+template <class T> LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], const T *row, int feature, int dim, float beyond)
 {
 #pragma unroll
     for (int j = 0; j < LK_LRPE_ROW_N; j++) v[j] = feature + 32 * j < dim ? lk_to_float(row[feature + 32 * j]) : beyond;
@@ -810,18 +814,18 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_
     p.dtheta[at] = p.accumulate ? p.dtheta[at] + part[side] : part[side];
 }
 
-/* ---- Launchers ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
 
-/* Threads an SM up to which walks are split; the fewest batches of a walk; the most tokens of one; up to how many batches walks go
- * over tokens; threads an SM that share dtheta's sums. */
+/* Threads an SM up to which walks are split; the fewest batches of a walk; the most tokens of one; up to how many batches walks
+ * go over tokens; threads an SM that share dtheta's sums. */
 #define LK_LRPE_FILL 1024
 #define LK_LRPE_BATCHES_LEAST 4
 #define LK_LRPE_TOKENS_MOST 8
 #define LK_LRPE_FEW_BATCHES 2
 #define LK_LRPE_DTHETA_FILL 384
 
-/* A tensor [batch, heads, tokens, width]: fills in packed strides and checks them. Distinct elements of a tensor that is written
- * must have distinct addresses: each stride spans what the smaller ones reach. */
+/* A tensor [batch, heads, tokens, width]: fills in packed strides and checks them. Distinct elements of a tensor that is
+ * written must have distinct addresses: each stride spans what the smaller ones reach. */
 LK_HOST lk_status lk_lrpe_check_strides(const char *op, const char *name, const int64_t (&size)[3], int64_t width,
                                         int64_t *batch_stride, int64_t *head_stride, int64_t *token_stride, bool written)
 {
@@ -896,9 +900,18 @@ template <class Args> LK_HOST bool lk_lrpe_has_tokens(const Args *a)
     return a->batch != 0 && a->heads != 0 && (cells || a->prefix != 0);
 }
 
-LK_HOST bool lk_lrpe_is_dtype(const lk_f32 *, int dtype) { return dtype == LK_DTYPE_F32; }
-LK_HOST bool lk_lrpe_is_dtype(const lk_f16 *, int dtype) { return dtype == LK_DTYPE_F16; }
-LK_HOST bool lk_lrpe_is_dtype(const lk_bf16 *, int dtype) { return dtype == LK_DTYPE_BF16; }
+LK_HOST bool lk_lrpe_is_dtype(const lk_f32 *, int dtype)
+{
+    return dtype == LK_DTYPE_F32;
+}
+LK_HOST bool lk_lrpe_is_dtype(const lk_f16 *, int dtype)
+{
+    return dtype == LK_DTYPE_F16;
+}
+LK_HOST bool lk_lrpe_is_dtype(const lk_bf16 *, int dtype)
+{
+    return dtype == LK_DTYPE_BF16;
+}
 
 template <class T, class Args> LK_HOST lk_status lk_lrpe_check_values(const char *op, const Args *a)
 {
@@ -925,7 +938,8 @@ LK_HOST lk_status lk_lrpe_check_aligned(const char *op, const char *field, const
 }
 
 /* Whether a tensor's vectors are aligned; dim is known to be. */
-template <class T> LK_HOST bool lk_lrpe_aligned(const void *pointer, int64_t batch_stride, int64_t head_stride, int64_t token_stride)
+template <class T>
+LK_HOST bool lk_lrpe_aligned(const void *pointer, int64_t batch_stride, int64_t head_stride, int64_t token_stride)
 {
     return ((uintptr_t)pointer % 16 | (uint64_t)(batch_stride | head_stride | token_stride) % LK_VEC<T>) == 0;
 }
@@ -933,11 +947,11 @@ template <class T> LK_HOST bool lk_lrpe_aligned(const void *pointer, int64_t bat
 /* Resolves path 0, given that the tensors are aligned. */
 template <class T, class Args> LK_HOST lk_status lk_lrpe_choose_path(const char *op, Args *a, bool aligned)
 {
-    const bool vector = aligned && a->dim % LK_VEC<T> == 0 &&
-                        (a->activation != LK_MD_LRPE_COSINE_SOFTMAX || a->dim <= 32 * LK_VEC<T>);
+    const bool vector =
+        aligned && a->dim % LK_VEC<T> == 0 && (a->activation != LK_MD_LRPE_COSINE_SOFTMAX || a->dim <= 32 * LK_VEC<T>);
     if (a->path == LK_MD_LRPE_COSINE_VECTOR && !vector)
-        return lk_fail(LK_ERR_PATH, op, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s", a->path,
-                       a->activation == LK_MD_LRPE_COSINE_SOFTMAX ? ", and for softmax dim of 512 bytes at most" : "");
+        return lk_fail(LK_ERR_PATH, op, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s",
+                       a->path, a->activation == LK_MD_LRPE_COSINE_SOFTMAX ? ", and for softmax dim of 512 bytes at most" : "");
     if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
     return LK_OK;
 }
@@ -957,7 +971,8 @@ LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_
     const int64_t size[3] = {a->batch, a->heads, *tokens};
     status = lk_lrpe_check_strides(op, "x", size, a->dim, &a->x_batch_stride, &a->x_head_stride, &a->x_token_stride, false);
     if (!status)
-        status = lk_lrpe_check_strides(op, "y", size, 2 * a->dim, &a->y_batch_stride, &a->y_head_stride, &a->y_token_stride, true);
+        status =
+            lk_lrpe_check_strides(op, "y", size, 2 * a->dim, &a->y_batch_stride, &a->y_head_stride, &a->y_token_stride, true);
     if (!status) status = lk_lrpe_check_values<T>(op, a);
     if (!status)
         status = lk_lrpe_choose_path<T>(op, a,
@@ -969,8 +984,8 @@ LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_
     return status;
 }
 
-/* How much of the work an item does. Many tokens and batches of a head an item where dtheta is wanted, so that its partial sums,
- * `dim` floats for each of `slots` items of a head, are few. */
+/* How much of the work an item does. Many tokens and batches of a head an item where dtheta is wanted, so that its partial
+ * sums, `dim` floats for each of `slots` items of a head, are few. */
 typedef struct {
     int64_t token_step, stretch, slots;
 } lk_lrpe_share;
@@ -998,10 +1013,10 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool some = lk_lrpe_has_tokens(a);
-    if (some && !a->x && (a->dtheta || a->activation)) return lk_fail(LK_ERR_NULL, op, "x is NULL; dtheta and activations need it");
+    if (some && !a->x && (a->dtheta || a->activation))
+        return lk_fail(LK_ERR_NULL, op, "x is NULL; dtheta and activations need it");
     if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
-    if (some && !a->dx && !a->dtheta)
-        return lk_fail(LK_ERR_NULL, op, "dx and dtheta are both NULL");
+    if (some && !a->dx && !a->dtheta) return lk_fail(LK_ERR_NULL, op, "dx and dtheta are both NULL");
     lk_status status = lk_lrpe_check_shape(op, a, tokens);
     if (status) return status;
     const int64_t size[3] = {a->batch, a->heads, *tokens};
@@ -1010,7 +1025,8 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
     if (!status)
         status = lk_lrpe_check_strides(op, "x", size, a->dim, &a->x_batch_stride, &a->x_head_stride, &a->x_token_stride, false);
     if (!status)
-        status = lk_lrpe_check_strides(op, "dx", size, a->dim, &a->dx_batch_stride, &a->dx_head_stride, &a->dx_token_stride, true);
+        status =
+            lk_lrpe_check_strides(op, "dx", size, a->dim, &a->dx_batch_stride, &a->dx_head_stride, &a->dx_token_stride, true);
     if (!status) status = lk_lrpe_check_values<T>(op, a);
     if (status) return status;
     const bool aligned = lk_lrpe_aligned<T>(a->dy, a->dy_batch_stride, a->dy_head_stride, a->dy_token_stride) &&
@@ -1027,7 +1043,8 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
 
 /* Who owns what. */
 template <class T, class Args>
-LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, int sms, bool walk_tokens, const lk_lrpe_share *dtheta)
+LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, int sms, bool walk_tokens,
+                                const lk_lrpe_share *dtheta)
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
@@ -1118,7 +1135,8 @@ LK_HOST lk_status lk_lrpe_forward(const char *op, const lk_md_lrpe_cosine_forwar
                          stream, p);
 }
 
-template <class T> LK_HOST lk_status lk_lrpe_backward_query(const char *op, const lk_md_lrpe_cosine_backward_args *args, size_t *bytes)
+template <class T>
+LK_HOST lk_status lk_lrpe_backward_query(const char *op, const lk_md_lrpe_cosine_backward_args *args, size_t *bytes)
 {
     lk_md_lrpe_cosine_backward_args a = {};
     int64_t tokens = 0;
@@ -1198,7 +1216,8 @@ LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backw
         int64_t tokens = 0;                                                                                                    \
         return lk_no_workspace(lk_lrpe_forward_check<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, &a, &tokens), bytes);      \
     }                                                                                                                          \
-    LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args, size_t *bytes) \
+    LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args,               \
+                                                                    size_t *bytes)                                             \
     {                                                                                                                          \
         return lk_lrpe_backward_query<lk_##T>("lk_md_lrpe_cosine_backward_" #T, args, bytes);                                  \
     }
