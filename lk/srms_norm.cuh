@@ -427,7 +427,6 @@ typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, cols], of sums for dweight: one a team */
-    int rest;         /* some elements are held by no thread; their sums for dweight are in the workspace from the start */
 } lk_srms_norm_backward_plan;
 
 /* What threads hold from the sums to the scaling: [warp][stage][part][vector][lane], each lane's its own, so that no barrier
@@ -465,37 +464,36 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_plan &p, uint4 *slot, int64
     lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(p.dr, slot, row, col, count);
 }
 
-/* An input's N elements: from the lane's slots, or, slot NULL, from global memory. */
-template <class E, int N, int U>
+/* An input's N elements: vector u of the lane's U slots, or, U = 0, from global memory. */
+template <class E, int U, int N>
 LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, const uint4 *slot, int u, int64_t row, int col)
 {
-    if constexpr (N > 1) {
-        if (slot) {
-            lk_vec<E> raw[N / LK_VEC<E>];
+    if constexpr (U > 0) {
+        lk_vec<E> raw[N / LK_VEC<E>];
 #pragma unroll
-            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[((in.part + i) * U + u) * 32];
-            return lk_srms_norm_unpack<E, N>(x, raw);
-        }
+        for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[((in.part + i) * U + u) * 32];
+        lk_srms_norm_unpack<E, N>(x, raw);
+    } else {
+        lk_srms_norm_load(x, (const E *)in.rows + row * in.stride + col);
     }
-    lk_srms_norm_load(x, (const E *)in.rows + row * in.stride + col);
 }
 
 /* s and dy, N elements of each. */
-template <class T, class R, int N, int U>
+template <class T, class R, int U, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int u,
                                      int64_t row, int col)
 {
     if (p.dy.rows) {
-        lk_srms_norm_get<T, N, U>(dy, p.dy, slot, u, row, col);
+        lk_srms_norm_get<T, U>(dy, p.dy, slot, u, row, col);
     } else {
 #pragma unroll
         for (int j = 0; j < N; j++) dy[j] = 1.0f;
     }
-    if (!p.r.rows) return lk_srms_norm_get<T, N, U>(s, p.x, slot, u, row, col);
-    lk_srms_norm_get<R, N, U>(s, p.r, slot, u, row, col);
+    if (!p.r.rows) return lk_srms_norm_get<T, U>(s, p.x, slot, u, row, col);
+    lk_srms_norm_get<R, U>(s, p.r, slot, u, row, col);
     if (!p.x.rows) return;
     float x[N];
-    lk_srms_norm_get<T, N, U>(x, p.x, slot, u, row, col);
+    lk_srms_norm_get<T, U>(x, p.x, slot, u, row, col);
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] += x[j];
 }
@@ -506,7 +504,7 @@ LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, f
                                           int64_t row, int col)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, N, U>(s, g, p.p, slot, u, row, col);
+    lk_srms_norm_get_both<T, R, U>(s, g, p.p, slot, u, row, col);
     if (WEIGHT) lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
@@ -518,7 +516,7 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
                                          const uint4 *slot, int u, int col)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, N, U>(s, g, p.p, slot, u, at.row, col);
+    lk_srms_norm_get_both<T, R, U>(s, g, p.p, slot, u, at.row, col);
     if (WEIGHT) {
 #pragma unroll
         for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * at.rstd, s[j], sums[j]);
@@ -527,7 +525,7 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-s[j], at.slope, g[j]);
     if (p.p.dr.rows) {
-        lk_srms_norm_get<R, N, U>(s, p.p.dr, slot, u, at.row, col);
+        lk_srms_norm_get<R, U>(s, p.p.dr, slot, u, at.row, col);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] += s[j];
     }
@@ -536,22 +534,23 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
 }
 
 /* The same for elements that no thread holds: their sums for dweight are in the team's row of the workspace. */
-template <class T, class R, bool WEIGHT, int N, int U>
+template <class T, class R, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_backward_plan &p, lk_srms_norm_row at, float *partial, int col)
 {
     float sums[N];
 #pragma unroll
     for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, WEIGHT, N, U>(p, at, sums, NULL, 0, col);
+    lk_srms_norm_backward_put<T, R, WEIGHT, N, 0>(p, at, sums, NULL, 0, col);
 #pragma unroll
     for (int j = 0; j < N; j++)
         if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
 }
 
 /* A team owns a row, or with WEIGHT (there is weight or dweight) every step-th row, and then its vectors are at the same
- * columns in all rows. What is beyond the first U vectors of a thread, and single elements, it reads twice. */
-template <class T, class R, bool WEIGHT>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
+ * columns in all rows. REST: some elements are held by no thread, single ones and those beyond the first U vectors of a
+ * thread; they are read twice, and their sums for dweight are in the workspace from the start. */
+template <class T, class R, bool WEIGHT, bool REST>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(WEIGHT), N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
@@ -562,7 +561,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
     float *partial = (float *)p.a.workspace + (WEIGHT ? at.row * p.a.cols : 0); /* a team's first row is its number */
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (WEIGHT && p.a.dweight && p.rest) { /* each thread those that it will add to */
+    if (REST && WEIGHT && p.a.dweight) { /* each thread those that it will add to */
         for (int i = at.rank; i < at.cols; i += at.size) partial[at.begin + i] = 0.0f;
         __syncthreads(); /* nobody adds to a sum before it is 0 */
     }
@@ -586,15 +585,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if (p.rest) { /* in short chains: long ones of like terms round one way */
+        if (REST) { /* in short chains: long ones of like terms round one way */
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; i < split.edge; i += at.size) {
                 const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-                lk_srms_norm_backward_sums<T, R, WEIGHT, 1, U>(p, more, NULL, 0, row, col);
+                lk_srms_norm_backward_sums<T, R, WEIGHT, 1, 0>(p, more, NULL, 0, row, col);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             for (int i = U * 32; i < count; i += 32) {
-                lk_srms_norm_backward_sums<T, R, WEIGHT, N, U>(p, more, NULL, 0, row, first + i * N);
+                lk_srms_norm_backward_sums<T, R, WEIGHT, N, 0>(p, more, NULL, 0, row, first + i * N);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
@@ -616,11 +615,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), 2)
             if (u * 32 >= count) break;
             lk_srms_norm_backward_put<T, R, WEIGHT, N, U>(p, here, sums[WEIGHT ? u : 0], slot, u, first + u * 32 * N);
         }
-        if (!p.rest) continue;
+        if (!REST) continue;
         for (int i = U * 32; i < count; i += 32)
-            lk_srms_norm_backward_rest<T, R, WEIGHT, N, U>(p, here, partial, first + i * N);
+            lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
         for (int i = at.rank; i < split.edge; i += at.size)
-            lk_srms_norm_backward_rest<T, R, WEIGHT, 1, U>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
+            lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
     }
     if (!WEIGHT || !p.a.dweight) return;
     count = p.p.aligned ? min(at.cols / N, at.stop) - at.vec : 0;
@@ -733,7 +732,7 @@ typedef struct {
 /* How a launch is laid out: one row a team. */
 typedef struct {
     lk_srms_norm_plan p;
-    int threads, cluster;
+    int threads, cluster, rest; /* rest: some elements are held by no thread */
     int64_t grid;
 } lk_srms_norm_layout;
 
@@ -917,7 +916,7 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     *smem = sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
     *workspace = 0;
-    plan->rest = !l->p.aligned || l->p.offset || l->p.offset_step || a->cols % N || l->p.stretch > 32 * vecs ||
+    l->rest = !l->p.aligned || l->p.offset || l->p.offset_step || a->cols % N || l->p.stretch > 32 * vecs ||
                  (l->p.team_log2 >= 0 && lk_ceil_div(a->cols, N) > (int64_t)vecs << l->p.team_log2);
     if (!weight || a->rows == 0) return LK_OK;
     /* Persistent blocks, as many as fit; each team has a row of the workspace. */
@@ -933,6 +932,13 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     plan->partials = l->grid / l->cluster * teams;
     if (a->dweight) *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
     return LK_OK;
+}
+
+template <class T, class R>
+LK_HOST void (*lk_srms_norm_backward_choose(bool weight, bool rest))(lk_srms_norm_backward_plan)
+{
+    if (weight) return rest ? lk_srms_norm_backward_kernel<T, R, true, true> : lk_srms_norm_backward_kernel<T, R, true, false>;
+    return rest ? lk_srms_norm_backward_kernel<T, R, false, true> : lk_srms_norm_backward_kernel<T, R, false, false>;
 }
 
 template <class T>
@@ -951,13 +957,11 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
             return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; it needs %zu", a->workspace_bytes, workspace);
         if ((uintptr_t)a->workspace % 256) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to 256 bytes");
     }
-    const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     if (a->rows > 0)
         status = lk_launch_pdl(op, &device,
-                               a->weight || a->dweight ? other ? lk_srms_norm_backward_kernel<T, float, true>
-                                                               : lk_srms_norm_backward_kernel<T, T, true>
-                               : other                 ? lk_srms_norm_backward_kernel<T, float, false>
-                                                       : lk_srms_norm_backward_kernel<T, T, false>,
+                               lk_srms_norm_other<T>(a->residual_dtype)
+                                   ? lk_srms_norm_backward_choose<T, float>(a->weight || a->dweight, l.rest)
+                                   : lk_srms_norm_backward_choose<T, T>(a->weight || a->dweight, l.rest),
                                l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
