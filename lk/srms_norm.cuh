@@ -419,7 +419,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, PACKED ? 2 : 1)
 
 /* Vectors of a row that a thread holds, rows at a time, and most threads a block: with weight a thread also has a register
  * for dweight's sum of each element it holds, and the next row on its way. */
-#define LK_SRMS_NORM_BACKWARD_VECS(weight) ((weight) ? 4 : 8)
+#define LK_SRMS_NORM_BACKWARD_VECS(weight) 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 320 : 512)
 
