@@ -1,0 +1,1585 @@
+// SPDX-License-Identifier: MIT
+/* tests/cross_entropy.cu - lk/cross_entropy.cuh against its header's formula in double, on the GPU or on the simulator.
+ *
+ * Each checked call runs twice, over different poison: the second must give the same bits, so that nothing stale passes for a
+ * result. Bytes that are not outputs (zones around every buffer, the workspace's too, the padding of rows, the inputs) must not
+ * change. Ignored rows are never written by the test, so they hold poison: NaN in the first run, NaN or huge in the second;
+ * under ASan they, and padding, cannot be read at all. Most options are drawn, from seeds that depend on the case alone; the
+ * counts at the end demand that each of them ran on every path, and each switch alone and with each other one.
+ *
+ * Limits, in u = 2^-24, besides half an ulp of the output's type. d_j = z_j - max, P = sum_j p_j |d_j|:
+ *   log sum       16 (2 + log sum + P): a term's relative error is (|d_j| + 2) 2^-23 (lk_exp), and the sum is of many
+ *   lse           that, and 3 |max|: scale max is rounded, and so is the sum
+ *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
+ *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
+ *   reduced       the sum of the rows' limits, and 16 of the sum of their magnitudes
+ *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. From the lse that is given; in
+ *                 sequences, where it is forward's own, against the exact lse with its limit besides
+ * Under a softcap z has an error of 6 |z|: tanh is good to a few ulp. Results below 2^-126 may be flushed to 0.
+ */
+#include "lk/cross_entropy.cuh"
+
+#include "tests/test.h"
+
+LK_DEFINE_CROSS_ENTROPY(f32)
+LK_DEFINE_CROSS_ENTROPY(f16)
+LK_DEFINE_CROSS_ENTROPY(bf16)
+
+typedef lk_cross_entropy_forward_args forward_args;
+typedef lk_cross_entropy_backward_args backward_args;
+typedef lk_status (*forward_function)(const forward_args *, cudaStream_t);
+typedef lk_status (*backward_function)(const backward_args *, cudaStream_t);
+typedef lk_status (*forward_query)(const forward_args *, size_t *);
+typedef lk_status (*backward_query)(const backward_args *, size_t *);
+static const forward_function forward_of[] = {lk_cross_entropy_forward_f32, lk_cross_entropy_forward_f16,
+                                              lk_cross_entropy_forward_bf16};
+static const backward_function backward_of[] = {lk_cross_entropy_backward_f32, lk_cross_entropy_backward_f16,
+                                                lk_cross_entropy_backward_bf16};
+static const forward_query forward_query_of[] = {lk_cross_entropy_forward_workspace_bytes_f32,
+                                                 lk_cross_entropy_forward_workspace_bytes_f16,
+                                                 lk_cross_entropy_forward_workspace_bytes_bf16};
+static const backward_query backward_query_of[] = {lk_cross_entropy_backward_workspace_bytes_f32,
+                                                   lk_cross_entropy_backward_workspace_bytes_f16,
+                                                   lk_cross_entropy_backward_workspace_bytes_bf16};
+
+static int pick(int full, int small)
+{
+    return test.small ? small : full;
+}
+
+#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+
+enum { FORWARD, BACKWARD, DIRECTIONS };
+static const char *const direction_name[] = {"forward", "backward"};
+enum { PATHS = 4, COUNTED = DIRECTIONS * PATHS };
+static const char *const path_name[PATHS] = {"auto", "warp", "block", "cluster"};
+
+/* What a direction gives; one that gives both has the arguments of both. */
+static bool gives_loss(int direction) { return direction != BACKWARD; }
+static bool gives_gradient(int direction) { return direction != FORWARD; }
+
+enum {
+    LOGITS, TARGET, WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, ENTROPY, ARGMAX, VALID, WEIGHT_SUM, BAD_COUNT, DLOGITS,
+    WORKSPACE, TENSORS = WORKSPACE
+};
+static const char *const tensor_name[] = {"logits", "target",     "class_weight", "upstream", "dlse",
+                                          "lse",    "loss",       "z_loss_out",   "entropy",  "argmax",
+                                          "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "workspace"};
+
+/* What a call has or has not; every pair is run. BAD: some targets are bad. HALF: 16-bit dlogits of f32 logits. */
+enum {
+    MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, WANT_ENTROPY, WANT_ARGMAX, ZERO_WHEN_EMPTY,
+    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, SWITCHES
+};
+static const char *const switch_name[] = {"mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale",
+                                          "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
+                                          "upstream a row", "one upstream", "dlse", "zero padding", "in place",
+                                          "16-bit dlogits"};
+
+static bool switch_of(int direction, int s)
+{
+    if (s >= WANT_ENTROPY && s <= ZERO_WHEN_EMPTY) return gives_loss(direction);
+    return s < WANT_ENTROPY || gives_gradient(direction);
+}
+
+static bool exclude(int s, int t)
+{
+    return (s == MEAN && t == SUM) || (s == UPSTREAM_ROWS && t == UPSTREAM_ONE);
+}
+
+/* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes. */
+enum { FIRST, LAST, VECTOR, LANE, WARP, BLOCK, EVEN, SPARSE, AT_TARGET, BUT_ONE, ALL, WHERES };
+static const char *const where_name[] = {"first", "last",    "a vector",   "a lane's",    "a warp's", "a block's",
+                                         "even",  "1 in 97", "the target", "all but one", "all"};
+/* STEP, CLIFF: 40, 200 above the others, less and more than what a sum against a value that is not the maximum can hold.
+ * TIES: whole numbers, 0 of either sign. CONFIDENT: p at the target is about 1 - 1e-6. */
+enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, PLACED, TIES = PLACED, CONFIDENT, SPECIALS };
+static const char *const special_name[] = {"nothing", "-inf", "+inf", "nan", "step of 40", "cliff of 200", "ties", "confident"};
+
+/* Nothing to divide a mean by: every row ignored, or every class weight 0. */
+enum { SOME, ALL_IGNORED, ALL_WEIGHTLESS };
+
+/* One call. Strides are as in the args, 0 for packed; `at` is how many elements a pointer is past 256-byte alignment. */
+typedef struct {
+    int type, direction, path;
+    int64_t rows, vocab;
+    bool on[SWITCHES], has[TENSORS];
+    int64_t logits_stride, dlogits_stride;
+    int at[TENSORS];
+    int half;   /* the type of dlogits with HALF */
+    bool spelt; /* dlogits_dtype says T by name */
+    float smoothing, z_loss, scale, softcap;
+    int64_t ignore_index;
+    int special, where, empty;
+    double offset, spread; /* logits are uniform in offset +- spread */
+    uint64_t seed;
+} problem;
+
+/* A problem without a switch. */
+static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
+    p.half = TEST_BF16, p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
+    p.has[LOSS] = p.has[LSE] = true, p.spread = 4;
+    p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
+    return p;
+}
+
+/* What follows from the switches. */
+static void settle_tensors(problem *p)
+{
+    const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
+    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s) && (s != HALF || p->type == TEST_F32);
+    p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
+    p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back;
+    p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
+    p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
+    if (!loss) {
+        p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = false;
+        p->has[VALID] |= p->on[MEAN] && (!p->on[WEIGHTS] || p->on[Z]), p->has[WEIGHT_SUM] |= p->on[MEAN] && p->on[WEIGHTS];
+    }
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[1024];
+    int n = snprintf(text, sizeof text, "%s %s path=%s rows=%lld vocab=%lld strides %lld, %lld;", direction_name[p->direction],
+                     test_type_name[p->type], path_name[p->path], (long long)p->rows, (long long)p->vocab,
+                     (long long)p->logits_stride, (long long)p->dlogits_stride);
+    for (int s = 0; s < SWITCHES; s++)
+        if (p->on[s]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", switch_name[s]);
+    for (int t = 0; t < TENSORS; t++)
+        if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, "%s %s+%d", t ? "," : ";", tensor_name[t], p->at[t]);
+    snprintf(text + n, sizeof text - (size_t)n,
+             "; e=%g k=%g scale=%g softcap=%g ignore=%lld half=%d special=%s at %s empty=%d offset=%g spread=%g seed=0x%llx",
+             (double)p->smoothing, (double)p->z_loss, (double)p->scale, (double)p->softcap, (long long)p->ignore_index, p->half,
+             special_name[p->special], where_name[p->where], p->empty, p->offset, p->spread, (unsigned long long)p->seed);
+    return text;
+}
+
+static bool is_output(const problem *p, int t)
+{
+    if (!p->has[t]) return false;
+    return t == BAD_COUNT || t == DLOGITS || (t >= LSE && t <= WEIGHT_SUM && gives_loss(p->direction));
+}
+
+/* Whose memory it lies in. */
+static int home_of(const problem *p, int t)
+{
+    return t == DLOGITS && p->on[IN_PLACE] ? LOGITS : t;
+}
+
+/* Where a tensor's elements lie: those of class_weight are one row, those of lse and the like one column. Columns cols to
+ * end - 1 of dlogits are padding that becomes 0. */
+typedef struct {
+    int type, bytes;
+    int64_t rows, cols, stride, end;
+} layout;
+
+static layout layout_of(const problem *p, int t)
+{
+    const bool reduced = p->on[MEAN] || p->on[SUM];
+    const int64_t vocab = p->vocab, stride = p->logits_stride ? p->logits_stride : vocab;
+    if (t == LOGITS) return {p->type, test_type_bytes[p->type], p->rows, vocab, stride, vocab};
+    if (t == DLOGITS) {
+        const int type = p->on[HALF] ? p->half : p->type;
+        int64_t own = p->dlogits_stride ? p->dlogits_stride : vocab, end = own;
+        if (p->on[IN_PLACE]) own = stride * (p->on[HALF] ? 2 : 1), end = stride;
+        return {type, test_type_bytes[type], p->rows, vocab, own, p->on[ZERO_PADDING] ? end : vocab};
+    }
+    if (t == WEIGHT) return {TEST_F32, 4, 1, vocab, vocab, vocab};
+    const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) ||
+                     ((t == LOSS || t == Z_LOSS) && reduced);
+    const int bytes = t == ARGMAX || t == VALID || (t == TARGET && !p->on[INT32]) ? 8 : 4;
+    return {TEST_F32, bytes, one ? 1 : p->rows, 1, 1, 1};
+}
+
+/* ---- Draws ----------------------------------------------------------------------------------------------------------- */
+
+static bool chance(uint64_t *r, int64_t in)
+{
+    return test_below(r, in) == 0;
+}
+
+/* Half of the draws leave out what the plain kernels do not do. */
+static void draw_switches(problem *p, uint64_t *r)
+{
+    static const float smoothing[] = {0.1f, 0.35f, 1}, z_loss[] = {1e-4f, 0.01f, 0.5f}, scale[] = {0.7f, 3, 0.01f},
+                       softcap[] = {5, 30, 0.9f};
+    for (int s = 0; s < SWITCHES; s++) p->on[s] = chance(r, 2);
+    if (chance(r, 2)) p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = false;
+    if (chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
+    if (chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
+    p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)];
+    p->scale = scale[test_below(r, 3)], p->softcap = softcap[test_below(r, 3)];
+    p->half = chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = chance(r, 2);
+    p->ignore_index = chance(r, 2) ? -100 : test_below(r, p->vocab < 5 ? p->vocab : 5);
+    for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !chance(r, 3);
+    if (chance(r, 6)) p->has[LSE] = p->has[LOSS] = p->has[Z_LOSS] = false;
+    if (!p->has[LSE] && !p->has[LOSS] && !p->has[Z_LOSS]) p->has[chance(r, 2) ? VALID : WEIGHT_SUM] = true;
+}
+
+/* How rows lie: packed; packed and all off by as much; with gaps, all rows alike; with one odd stride; each tensor with its own
+ * stride and offset. The other tensors are on their own. */
+enum { PACKED, PACKED_OFF, GAPS, ODD_GAPS, WILD, PLACES };
+
+static void draw_place(problem *p, uint64_t *r, int place)
+{
+    const int off = place == PACKED ? 0 : 1 + (int)test_below(r, 7);
+    const int64_t full = (p->vocab + 7) / 8 * 8, odd = p->vocab + 1 + 2 * test_below(r, 4);
+    int64_t *const strides[] = {&p->logits_stride, &p->dlogits_stride};
+    for (int t = 0; t < TENSORS; t++) p->at[t] = (int)test_below(r, 4);
+    for (int i = 0; i < 2; i++) {
+        *strides[i] = chance(r, 2) ? 0 : p->vocab; /* packed, as 0 or spelt out */
+        if (place == GAPS) *strides[i] = full + 8 * (1 + test_below(r, 3));
+        if (place == ODD_GAPS) *strides[i] = odd;
+        if (place == WILD) *strides[i] = p->vocab + test_below(r, 12);
+        p->at[i ? DLOGITS : LOGITS] = place == WILD ? (int)test_below(r, 8) : place == GAPS && chance(r, 2) ? 8 : off;
+    }
+}
+
+/* In place the stride of dlogits is 0 or that of logits. */
+static void settle_place(problem *p)
+{
+    if (!p->on[IN_PLACE]) return;
+    p->dlogits_stride = p->seed % 2 ? 0 : (p->logits_stride ? p->logits_stride : p->vocab) * (p->on[HALF] ? 2 : 1);
+}
+
+/* A problem with drawn switches and places, from a seed that the caller makes of its case. */
+static problem drawn(int type, int direction, int path, int64_t rows, int64_t vocab, int seed, int place)
+{
+    problem p = plain(type, direction, path, rows, vocab);
+    p.seed = test_hash(p.seed + (uint64_t)seed * 0x10001);
+    uint64_t random = p.seed;
+    draw_switches(&p, &random);
+    draw_place(&p, &random, place);
+    return p;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------------------------------- */
+
+/* What the header's formula says of a row, and within what limits. */
+typedef struct {
+    bool counted, bad, proper;
+    int64_t y, argmax;
+    double weight, max, lse, class_loss, z_loss, entropy, lse_slack, class_slack, z_slack, entropy_slack, z_error;
+} outcome;
+
+static test_buffer buffers[TENSORS + 1]; /* the workspace is the last */
+static layout laid[TENSORS];
+static unsigned char *kept[TENSORS]; /* the first run's outputs */
+static size_t kept_bytes[TENSORS], z_bytes, outcome_bytes;
+static double *row_z;
+static outcome *outcomes; /* of each row */
+static double weight_total, weight_sum; /* of all columns; of the targets of counted rows */
+static int64_t valid_rows, bad_targets;
+
+static void *room(void *pointer, size_t *have, size_t want)
+{
+    if (want <= *have) return pointer;
+    *have = 2 * want;
+    return realloc(pointer, *have);
+}
+
+static float value(int t, int64_t row, int64_t c)
+{
+    return test_get(laid[t].type, test_buffer_host(&buffers[t]), row * laid[t].stride + c);
+}
+
+static int64_t integer(int t, const void *elements, int64_t row)
+{
+    return laid[t].bytes == 4 ? ((const int32_t *)elements)[row] : ((const int64_t *)elements)[row];
+}
+
+static double weight_of(const problem *p, int64_t c)
+{
+    return p->has[WEIGHT] ? (double)value(WEIGHT, 0, c) : 1;
+}
+
+static double scale_of(const problem *p) { return p->on[SCALE] ? (double)p->scale : 1; }
+static double z_loss_of(const problem *p) { return p->on[Z] ? (double)p->z_loss : 0; }
+static double smoothing_of(const problem *p) { return p->on[SMOOTHING] ? (double)p->smoothing : 0; }
+
+static bool is_special(const problem *p, int64_t row, int64_t c, int64_t y)
+{
+    if (p->rows > 1 && row % 2 == 0) return false;
+    const int vec = 16 / test_type_bytes[p->type];
+    switch (p->where) {
+    case FIRST: return c == 0;
+    case LAST: return c == p->vocab - 1;
+    case VECTOR: return c / vec == (p->vocab > vec ? 1 : 0);
+    case LANE: return c / vec % 32 == 1;
+    case WARP: return c / vec / 32 % 8 == 0;
+    case BLOCK: return c / vec / 256 % 2 == 0;
+    case EVEN: return c % 2 == 0;
+    case SPARSE: return c % 97 == 5;
+    case AT_TARGET: return c == y;
+    case BUT_ONE: return c != row * 7 % p->vocab;
+    }
+    return true;
+}
+
+static void fill_logits(const problem *p)
+{
+    static const float special[] = {0, -INFINITY, INFINITY, NAN};
+    void *const host = test_buffer_host(&buffers[LOGITS]);
+    uint64_t random = p->seed + 1;
+    for (int64_t row = 0; row < p->rows; row++) {
+        const int64_t y = integer(TARGET, test_buffer_host(&buffers[TARGET]), row);
+        if (p->on[IGNORE] && y == p->ignore_index) continue;
+        for (int64_t c = 0; c < p->vocab; c++) {
+            double v = p->offset + p->spread * test_uniform(&random);
+            if (p->special == TIES) v = floor(v / 2), v = v == 0 && c % 2 ? -0.0 : v;
+            else if (p->special == CONFIDENT) v = c == y ? p->offset + (14 + log((double)p->vocab)) / scale_of(p) : v;
+            else if (p->special && is_special(p, row, c, y))
+                v = p->special == STEP ? v + 40 : p->special == CLIFF ? v + 200 : (double)special[p->special];
+            test_put(p->type, host, row * laid[LOGITS].stride + c, (float)v);
+        }
+    }
+}
+
+static void fill_targets(const problem *p)
+{
+    const bool small = p->on[INT32];
+    const int64_t wrong[] = {-1, p->vocab, -100, small ? INT32_MIN : INT64_MIN, small ? INT32_MAX : INT64_MAX,
+                             small ? -p->vocab : ((int64_t)1 << 32) + p->vocab / 2};
+    uint64_t random = p->seed + 2;
+    for (int64_t row = 0; row < p->rows; row++) {
+        int64_t y = test_below(&random, p->vocab);
+        const int64_t chosen = (int64_t)(p->seed % 4);
+        if (p->on[BAD] && (chance(&random, 5) || row == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
+        else if (p->on[IGNORE] && (chance(&random, 4) || row == (chosen + 1) % 4)) y = p->ignore_index;
+        if (p->on[IGNORE] && p->empty == ALL_IGNORED) y = p->ignore_index;
+        if (small) ((int32_t *)test_buffer_host(&buffers[TARGET]))[row] = (int32_t)y;
+        else ((int64_t *)test_buffer_host(&buffers[TARGET]))[row] = y;
+    }
+}
+
+/* The float inputs that are drawn. Zeros are among class weights and upstreams; a NaN upstream is its row's alone, and of no
+ * consequence where there is nothing to divide by. */
+static void fill_floats(const problem *p, int t)
+{
+    uint64_t random = p->seed + (uint64_t)t * 0x100000001;
+    for (int64_t row = 0; row < laid[t].rows; row++)
+        for (int64_t c = 0; c < laid[t].cols; c++) {
+            double v = test_uniform(&random);
+            if (t == WEIGHT) v = p->empty == ALL_WEIGHTLESS || chance(&random, 9) ? 0 : 1 + v / 2;
+            if (t == UPSTREAM && (p->empty || (row == 2 && p->on[UPSTREAM_ROWS]))) v = NAN;
+            if (t == UPSTREAM && row == 3) v = 0;
+            if (row < p->rows && t != WEIGHT && p->on[IGNORE] && laid[t].rows == p->rows && p->rows > 1 &&
+                integer(TARGET, test_buffer_host(&buffers[TARGET]), row) == p->ignore_index)
+                v = NAN;
+            test_put(TEST_F32, test_buffer_host(&buffers[t]), row + c, (float)v);
+        }
+}
+
+/* z of a logit; inf tanh is 1. */
+static double z_of(const problem *p, double x)
+{
+    const double softcap = (double)p->softcap;
+    return p->on[SOFTCAP] ? softcap * tanh(scale_of(p) * x / softcap) : scale_of(p) * x;
+}
+
+static double nudge; /* for difference quotients: what is added to the logit of column nudged */
+static int64_t nudged = -1;
+
+/* z of a row, left in row_z, and what the header's formula makes of it. */
+static outcome examine(const problem *p, int64_t row)
+{
+    const double u = 0x1p-24, e = smoothing_of(p);
+    outcome o = {};
+    o.y = integer(TARGET, test_buffer_host(&buffers[TARGET]), row), o.argmax = -1;
+    o.counted = !(p->on[IGNORE] && o.y == p->ignore_index), o.bad = o.counted && (o.y < 0 || o.y >= p->vocab);
+    if (!o.counted) return o;
+    double best = 0, max = -INFINITY, largest = 0;
+    bool nan = false;
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double v = (double)value(LOGITS, row, c) + (c == nudged ? nudge : 0), z = row_z[c] = z_of(p, v);
+        if (o.argmax < 0 || (best == best && (v != v || v > best))) o.argmax = c, best = v;
+        nan |= z != z, max = fmax(max, z), largest = isinf(z) ? largest : fmax(largest, fabs(z));
+    }
+    double sum = 0, first = 0, second = 0, weighted = 0, size = 0;
+    o.proper = !nan && !isinf(max), o.max = max;
+    for (int64_t c = 0; o.proper && c < p->vocab; c++) {
+        const double d = row_z[c] - max, exponential = exp(d), w = e > 0 ? weight_of(p, c) : 0;
+        sum += exponential;
+        if (exponential > 0) first -= exponential * d, second += exponential * d * d; /* 0 times -inf counts 0 */
+        if (e > 0) weighted += w * d, size += fabs(w * d);
+    }
+    const double log_sum = log(sum), mean = first / sum, log_slack = 16 * u * (2 + log_sum + mean);
+    const bool good = !o.bad && o.proper;
+    o.weight = o.bad ? 0 : weight_of(p, o.y);
+    o.z_error = p->on[SOFTCAP] ? 6 * u * largest : 0;
+    o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
+    o.lse_slack = log_slack + 3 * u * fabs(max) + o.z_error;
+    o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
+    o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss;
+    o.entropy = o.proper ? log_sum + mean : NAN;
+    o.entropy_slack = log_slack + 16 * u * (mean + second / sum) + 2 * o.z_error * (1 + o.entropy);
+    o.class_loss = o.class_slack = NAN;
+    if (!good) return o;
+    const double above = max - row_z[o.y], share = e / (double)p->vocab;
+    o.class_loss = (1 - e) * o.weight * (above + log_sum);
+    o.class_slack = (1 - e) * o.weight * (log_slack + 16 * u * above + 2 * o.z_error);
+    if (e > 0) o.class_loss += share * (weight_total * log_sum - weighted);
+    if (e > 0) o.class_slack += share * (weight_total * (log_slack + 2 * o.z_error) + 16 * u * size);
+    return o;
+}
+
+static void examine_all(const problem *p)
+{
+    row_z = (double *)room(row_z, &z_bytes, (size_t)p->vocab * sizeof(double));
+    outcomes = (outcome *)room(outcomes, &outcome_bytes, (size_t)(p->rows + 1) * sizeof(outcome));
+    weight_total = weight_sum = 0, valid_rows = bad_targets = 0;
+    for (int64_t c = 0; c < p->vocab; c++) weight_total += weight_of(p, c);
+    for (int64_t row = 0; row < p->rows; row++) {
+        const outcome o = outcomes[row] = examine(p, row);
+        valid_rows += o.counted, bad_targets += o.bad, weight_sum += o.counted ? o.weight : 0;
+    }
+    if (!p->has[WEIGHT]) weight_sum = (double)valid_rows;
+}
+
+/* What a mean divides the class terms by. */
+static double over_of(const problem *p) { return p->has[WEIGHT] ? weight_sum : (double)valid_rows; }
+
+static void fill_saved(const problem *p)
+{
+    for (int64_t row = 0; p->has[LSE] && row < p->rows; row++)
+        if (outcomes[row].counted) ((float *)test_buffer_host(&buffers[LSE]))[row] = (float)outcomes[row].lse;
+    if (p->has[VALID]) *(int64_t *)test_buffer_host(&buffers[VALID]) = valid_rows;
+    if (p->has[WEIGHT_SUM]) *(float *)test_buffer_host(&buffers[WEIGHT_SUM]) = (float)weight_sum;
+}
+
+static forward_args forward;
+static backward_args backward;
+
+/* Under ASan neither padding nor an ignored row of the logits can be read. */
+static void forbid(const problem *p)
+{
+    (void)p;
+#if TEST_ASAN
+    const layout l = laid[LOGITS];
+    char *const logits = (char *)test_buffer_device(&buffers[LOGITS]);
+    for (int64_t row = 0; row < l.rows && !p->on[IN_PLACE]; row++) {
+        const int64_t begin = row * l.stride + (outcomes[row].counted ? l.cols : 0),
+                      end = row + 1 < l.rows ? (row + 1) * l.stride : row * l.stride + l.cols;
+        if (begin < end) __asan_poison_memory_region(logits + begin * l.bytes, (size_t)((end - begin) * l.bytes));
+    }
+#endif
+}
+
+static void set_args(const problem *p, void *const *at)
+{
+    const int reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
+    const float scale = p->on[SCALE] ? p->scale : 0, softcap = p->on[SOFTCAP] ? p->softcap : 0,
+                smoothing = p->on[SMOOTHING] ? p->smoothing : 0, z_loss = p->on[Z] ? p->z_loss : 0;
+    const int half = p->on[HALF] ? p->half + 1 : p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
+    forward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE],
+               (float *)at[ENTROPY], (int64_t *)at[ARGMAX], (int64_t *)at[VALID], (float *)at[WEIGHT_SUM],
+               (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab, p->logits_stride, p->ignore_index, scale, softcap,
+               smoothing, z_loss, p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY], p->on[INT32], p->path};
+    backward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[LSE], (const float *)at[UPSTREAM],
+                (const float *)at[DLSE], (const int64_t *)at[VALID], (const float *)at[WEIGHT_SUM], at[DLOGITS],
+                (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale,
+                softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half,
+                p->on[INT32], p->path};
+}
+
+/* Fills and uploads everything for a run, and the args structs. A tensor that is both written and read, as those of the
+ * sequences are, keeps its poison. */
+static bool setup(const problem *p, int run)
+{
+    void *at[TENSORS] = {};
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = laid[t] = layout_of(p, t);
+        if (!p->has[t] || home_of(p, t) != t) continue;
+        const bool out = is_output(p, t);
+        int64_t elements = l.rows ? (l.rows - 1) * l.stride + l.end : 0;
+        if (t == LOGITS && p->on[IN_PLACE] && p->on[ZERO_PADDING]) elements = l.rows * l.stride;
+        test_buffer_size(&buffers[t], (size_t)(elements * l.bytes), (size_t)(p->at[t] * l.bytes),
+                         run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
+    }
+    fill_targets(p), fill_logits(p);
+    for (int t = WEIGHT; t <= DLSE; t++)
+        if (p->has[t]) fill_floats(p, t);
+    if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
+    if (run == 0) examine_all(p);
+    if (!gives_loss(p->direction)) fill_saved(p);
+    for (int t = 0; t < TENSORS; t++) {
+        if (!p->has[t]) continue;
+        if (home_of(p, t) == t) test_buffer_upload(&buffers[t]);
+        at[t] = test_buffer_device(&buffers[home_of(p, t)]);
+    }
+    forbid(p);
+    set_args(p, at);
+    size_t bytes = 12345;
+    const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
+    const lk_status status = loss ? forward_query_of[p->type](&forward, &bytes) : backward_query_of[p->type](&backward, &bytes);
+    const bool good = status == LK_OK && bytes <= (loss && reduced ? 2 * (size_t)(p->rows * 4 + 255) : 0);
+    if (!test_that(good))
+        test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
+    if (!good) bytes = 0;
+    test_buffer_size(&buffers[WORKSPACE], bytes, 0, run ? 0x5a : 0xff);
+    test_buffer_upload(&buffers[WORKSPACE]);
+    forward.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, forward.workspace_bytes = bytes;
+    return good;
+}
+
+static lk_status launch(const problem *p)
+{
+    return p->direction == FORWARD ? forward_of[p->type](&forward, test.stream) : backward_of[p->type](&backward, test.stream);
+}
+
+static bool launched(const problem *p, lk_status status)
+{
+    if (!test_that(status == LK_OK)) {
+        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
+        return false;
+    }
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    return true;
+}
+
+static void collect(const problem *p)
+{
+    for (int t = 0; t <= TENSORS; t++)
+        if (t == WORKSPACE || (p->has[t] && home_of(p, t) == t)) test_buffer_download(&buffers[t]);
+}
+
+/* ---- Against the reference ------------------------------------------------------------------------------------------- */
+
+static void near(const problem *p, int t, int64_t row, int64_t c, double want, double slack)
+{
+    if (!p->has[t]) return;
+    const float got = test_get(laid[t].type, test_buffer_back(&buffers[home_of(p, t)]), row * laid[t].stride + c);
+    if (!test_near(laid[t].type, got, want, isfinite(slack) ? slack : 0))
+        test_detail("%s[row %lld, col %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)row, (long long)c,
+                    (double)got, want, slack, describe(p));
+}
+
+static void equal(const problem *p, int t, int64_t row, int64_t want)
+{
+    if (!p->has[t]) return;
+    const int64_t got = integer(t, test_buffer_back(&buffers[t]), row);
+    if (!test_that(got == want))
+        test_detail("%s[%lld] is %lld, want %lld; %s", tensor_name[t], (long long)row, (long long)got, (long long)want,
+                    describe(p));
+}
+
+static void verify_loss(const problem *p)
+{
+    const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
+    double loss = 0, z = 0, slack = 0, z_slack = 0;
+    for (int64_t row = 0; row < p->rows; row++) {
+        const outcome o = outcomes[row];
+        near(p, LSE, row, 0, o.lse, o.lse_slack);
+        near(p, ENTROPY, row, 0, o.entropy, o.entropy_slack);
+        equal(p, ARGMAX, row, o.argmax);
+        if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) near(p, Z_LOSS, row, 0, o.z_loss, o.z_slack);
+        loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
+        z += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * o.z_loss;
+    }
+    if (mean && over_of(p) == 0) {
+        const double nothing = p->on[ZERO_WHEN_EMPTY] ? 0 : NAN;
+        loss = loss != loss ? NAN : nothing, z = z != z ? NAN : nothing;
+    } else if (mean) {
+        loss /= over_of(p), slack /= over_of(p), z /= (double)valid_rows, z_slack /= (double)valid_rows;
+    }
+    if (reduced) near(p, LOSS, 0, 0, loss + z, slack + z_slack), near(p, Z_LOSS, 0, 0, z, z_slack);
+    equal(p, VALID, 0, valid_rows);
+    near(p, WEIGHT_SUM, 0, 0, weight_sum, 16 * 0x1p-24 * weight_sum);
+}
+
+/* The gradients of a row's class term and of its z-loss. */
+static void upstream_of(const problem *p, int64_t row, double *f, double *h)
+{
+    *f = *h = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0) : 1;
+    if (!p->on[MEAN]) return;
+    if (over_of(p) == 0) *f = *h = 0;
+    else *f /= over_of(p), *h /= (double)valid_rows;
+}
+
+/* exact: the call had no lse as input, or that of a forward, so that its error counts. */
+static void verify_gradient(const problem *p, bool exact)
+{
+    const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p), softcap = (double)p->softcap;
+    for (int64_t row = 0; row < p->rows; row++) {
+        const outcome o = outcomes[row];
+        for (int64_t c = p->vocab; c < laid[DLOGITS].end; c++) near(p, DLOGITS, row, c, 0, 0);
+        if (!o.counted || o.bad || !o.proper) {
+            for (int64_t c = 0; c < p->vocab; c++) near(p, DLOGITS, row, c, o.counted ? NAN : 0, 0);
+            continue;
+        }
+        const double lse = exact ? o.lse : (double)(float)o.lse, lost = o.z_error + (exact ? o.lse_slack : 0);
+        double f, h, rest = 0, rest_slack = 0;
+        upstream_of(p, row, &f, &h);
+        const double class_part = f * ((1 - e) * o.weight + share * weight_total),
+                     dlse = p->has[DLSE] ? (double)value(DLSE, row, 0) : 0, z_part = 2 * z_loss_of(p) * lse * h,
+                     own = z_part + dlse, own_size = fabs(z_part) + fabs(dlse), size = fabs(class_part) + own_size;
+        const double own_slack = 2 * z_loss_of(p) * fabs(h) * lost;
+        for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
+            for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
+                const double x = (double)value(LOGITS, row, c), z = z_of(p, x), probability = exp(z - lse),
+                             lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(z - lse)) + lost) : 0;
+                if (pass == 0 && c == o.y) continue;
+                rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here;
+                const double fall = f * share * (pass ? weight_total - o.weight : weight_of(p, c));
+                double want = pass ? own * probability - class_part * rest + fall : (class_part + own) * probability - fall;
+                double slack = pass ? own_size * (lost_here + 16 * u * probability) + own_slack * probability +
+                                          fabs(class_part) * (rest_slack + 16 * u * rest)
+                                    : size * (lost_here + 16 * u * probability) + own_slack * probability;
+                slack += 16 * u * fabs(fall) + (size + fabs(fall)) * 0x1p-126;
+                if (p->on[SOFTCAP]) { /* 1 - tanh^2; its relative error grows with its argument's */
+                    const double argument = a * x / softcap, root = 1 / cosh(argument), slope = root * root;
+                    want *= slope;
+                    slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0) +
+                            (size + fabs(fall)) * 0x1p-126;
+                }
+                near(p, DLOGITS, row, c, a * want, a * slack + 0x1p-126);
+            }
+    }
+}
+
+static void verify(const problem *p)
+{
+    if (gives_loss(p->direction)) verify_loss(p);
+    if (gives_gradient(p->direction)) verify_gradient(p, gives_loss(p->direction));
+    equal(p, BAD_COUNT, 0, 5 + bad_targets);
+}
+
+/* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
+static void settle(const problem *p, bool keep, const char *what)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        if (!is_output(p, t)) continue;
+        const test_buffer *const b = &buffers[home_of(p, t)];
+        const layout l = laid[t];
+        if (keep) {
+            kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], b->bytes);
+            if (b->bytes) memcpy(kept[t], test_buffer_back(b), b->bytes);
+        }
+        for (int64_t row = 0; row < l.rows; row++) {
+            const size_t at = (size_t)(row * l.stride * l.bytes), n = (size_t)(l.end * l.bytes);
+            if (!keep && !test_that(!memcmp(kept[t] + at, (char *)test_buffer_back(b) + at, n)))
+                test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, tensor_name[t], describe(p));
+        }
+    }
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t row = 0; is_output(p, t) && row < laid[t].rows; row++)
+            for (int64_t c = 0; c < laid[t].end; c++)
+                test_buffer_accept(&buffers[home_of(p, t)], row * laid[t].stride + c, laid[t].bytes);
+    const test_buffer *const w = &buffers[WORKSPACE];
+    if (w->bytes) memcpy(test_buffer_back(w), test_buffer_host(w), w->bytes);
+    for (int t = 0; t <= TENSORS; t++)
+        if (t == WORKSPACE || (p->has[t] && home_of(p, t) == t))
+            test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
+}
+
+/* ---- Counts of what ran: the names are collected by the first call --------------------------------------------------- */
+
+static const char *did_name[TEST_MOST_OPTIONS];
+static int did_direction[TEST_MOST_OPTIONS]; /* DIRECTIONS: any */
+static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster"};
+static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
+static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
+
+static bool cluster_here(void)
+{
+    return test.arch >= 90;
+}
+
+static bool path_here(int path)
+{
+    return path != LK_CROSS_ENTROPY_CLUSTER || cluster_here();
+}
+
+/* Whether this direction and path can be asked for an option at all. */
+static bool possible(int at, int did)
+{
+    const int which = did_direction[did], direction = at / PATHS;
+    return path_here(at % PATHS) &&
+           (which == DIRECTIONS || (which == FORWARD ? gives_loss(direction) : gives_gradient(direction)));
+}
+
+/* Called when the rows are examined. */
+static void count(const problem *p)
+{
+    const layout l = laid[LOGITS], d = laid[DLOGITS];
+    const bool some = p->rows > 0, several = p->rows > 1;
+    const int vec = 16 / test_type_bytes[p->type], at = p->direction * PATHS + p->path;
+    const bool plain_kernel = !p->on[SMOOTHING] && !p->on[SOFTCAP] && !p->on[WANT_ENTROPY] && !p->on[WANT_ARGMAX];
+    const bool alike = p->at[LOGITS] * l.bytes % 16 == p->at[DLOGITS] * d.bytes % 16;
+    int switched = 0, i = 0;
+    for (int s = 0; s < SWITCHES; s++) switched += p->on[s];
+    for (int s = 0; some && s < SWITCHES; s++) {
+        alone[at][s] += p->on[s] && switched == 1;
+        for (int t = s + 1; t < SWITCHES; t++) pairs[at][s][t] += p->on[s] && p->on[t];
+    }
+    counts.runs[at]++;
+#define DID(which, name, yes)                                                                                                  \
+    (did_name[i] = name, did_direction[i] = which, counts.of[at][i] += possible(at, i) && (yes), i++)
+    DID(DIRECTIONS, "f32", p->type == TEST_F32), DID(DIRECTIONS, "f16", p->type == TEST_F16);
+    DID(DIRECTIONS, "bf16", p->type == TEST_BF16), DID(DIRECTIONS, "0 rows", !some), DID(DIRECTIONS, "1 row", p->rows == 1);
+    DID(DIRECTIONS, "many rows", p->rows > 200), DID(DIRECTIONS, "1 col", p->vocab == 1 && some);
+    DID(DIRECTIONS, "long rows", p->vocab > 2000), DID(FORWARD, "plain kernel", plain_kernel && some);
+    DID(DIRECTIONS, "ignored rows", valid_rows > 0 && valid_rows < p->rows);
+    DID(DIRECTIONS, "all ignored", some && valid_rows == 0);
+    DID(DIRECTIONS, "ignored class", p->ignore_index >= 0 && valid_rows < p->rows);
+    DID(DIRECTIONS, "bad target seen", bad_targets > 0), DID(DIRECTIONS, "class weights all 0", valid_rows && weight_sum == 0);
+    DID(DIRECTIONS, "mean over nothing", p->on[MEAN] && over_of(p) == 0), DID(DIRECTIONS, "smoothing 1", smoothing_of(p) == 1);
+    DID(DIRECTIONS, "smoothing with weights", p->on[SMOOTHING] && p->on[WEIGHTS]);
+    DID(FORWARD, "loss NULL", !p->has[LOSS]), DID(FORWARD, "lse NULL", !p->has[LSE]);
+    DID(FORWARD, "z_loss_out", p->has[Z_LOSS] && p->on[Z]), DID(FORWARD, "bad_targets NULL", !p->has[BAD_COUNT]);
+    DID(FORWARD, "counts alone", plain_kernel && !p->has[LOSS] && !p->has[LSE] && !p->has[Z_LOSS]);
+    DID(DIRECTIONS, "rows off", p->at[LOGITS] % vec != 0), DID(DIRECTIONS, "target off", p->at[TARGET] % 2 != 0);
+    DID(DIRECTIONS, "packed odd rows", several && l.stride == p->vocab && p->vocab % vec);
+    DID(DIRECTIONS, "aligned gaps", several && l.stride > p->vocab && l.stride % vec == 0);
+    DID(DIRECTIONS, "odd gaps", several && l.stride > p->vocab && l.stride % vec);
+    DID(BACKWARD, "dlogits off as logits", some && !p->on[IN_PLACE] && p->at[LOGITS] % vec && alike);
+    DID(BACKWARD, "dlogits off otherwise", some && !p->on[IN_PLACE] && !alike);
+    DID(BACKWARD, "strides differ", several && !p->on[IN_PLACE] && l.stride != d.stride);
+    DID(BACKWARD, "16 bits in place", some && p->on[IN_PLACE] && p->on[HALF]);
+    DID(BACKWARD, "padding", some && d.end > p->vocab);
+    DID(BACKWARD, "dtype spelt out", p->spelt && !p->on[HALF]), DID(BACKWARD, "upstream NULL", !p->has[UPSTREAM]);
+    DID(DIRECTIONS, "around 1e4", fabs(p->offset) == 1e4 && some), DID(DIRECTIONS, "all alike", p->spread == 0 && some);
+    for (int s = 1; s < SPECIALS; s++) DID(DIRECTIONS, special_name[s], p->special == s && some);
+    for (int w = 0; w < WHERES; w++) DID(DIRECTIONS, where_name[w], p->special && p->special < PLACED && p->where == w && some);
+#undef DID
+    static_assert(TEST_MOST_OPTIONS >= 37 + SPECIALS + WHERES, "the list above");
+    counts.option_count = i;
+}
+
+static void all_counts(void)
+{
+    for (int at = 0; at < COUNTED; at++) {
+        for (int o = 0; o < counts.option_count; o++)
+            if (possible(at, o) && !test_that(counts.of[at][o] > 0))
+                test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
+        for (int s = 0; s < SWITCHES && path_here(at % PATHS); s++) {
+            if (switch_of(at / PATHS, s) && !test_that(alone[at][s] > 0))
+                test_detail("%s never ran \"%s\" alone", counted_paths[at], switch_name[s]);
+            for (int t = s + 1; t < SWITCHES; t++)
+                if (switch_of(at / PATHS, s) && switch_of(at / PATHS, t) && !exclude(s, t) && !test_that(pairs[at][s][t] > 0))
+                    test_detail("%s never ran \"%s\" with \"%s\"", counted_paths[at], switch_name[s], switch_name[t]);
+        }
+    }
+}
+
+static void check(problem *p)
+{
+    settle_tensors(p), settle_place(p);
+    for (int run = 0; run < 2; run++) {
+        bool ran = setup(p, run);
+        if (run == 0) count(p);
+        ran = ran && launched(p, launch(p));
+        collect(p);
+        if (!ran) return;
+        if (run == 0) verify(p);
+        settle(p, run == 0, "a second run");
+    }
+}
+
+/* ---- Cases: each on every direction, path and type ------------------------------------------------------------------- */
+
+/* Without rows, and with rows but nothing to divide by. */
+static void empty(int type, int direction, int path)
+{
+    for (int seed = 0; seed < pick(18, 6); seed++) {
+        problem p = drawn(type, direction, path, seed % 3 ? 4 : 0, seed % 2 ? 9 : 300, seed, seed % PLACES);
+        p.empty = seed % 3, p.on[MEAN] = seed % 6 < 4, p.on[SUM] = true;
+        if (p.empty) p.on[p.empty == ALL_IGNORED ? IGNORE : WEIGHTS] = true;
+        if (p.empty == ALL_WEIGHTLESS) p.on[BAD] = p.on[BAD] && seed % 4 == 0; /* a bad target's NaN stays one */
+        p.has[LOSS] = p.has[VALID] = p.has[WEIGHT_SUM] = true;
+        check(&p);
+    }
+    problem p = plain(type, direction, path, 0, 7); /* tensors without elements may be NULL */
+    forward = {}, backward = {};
+    forward.vocab = backward.vocab = 7, forward.path = backward.path = path;
+    launched(&p, launch(&p));
+}
+
+static void lengths(int type, int direction, int path)
+{
+    const int64_t vocab[] = {1,   2,   7,   8,   9,    15,   16,   17,   31,   32,   33,   63,   64,    65,   127,  129,
+                             255, 256, 257, 511, 1000, 1024, 1025, 2047, 2048, 2049, 4097, 5120, 8191, 8193, 16385};
+    for (int i = 0; i < LENGTH_OF(vocab); i++) {
+        if (test.small && ((i + type + 2 * path) % 4 || (vocab[i] > 1100 && i % 3))) continue;
+        if (!test.small && vocab[i] > 2000 && (i + type + path) % 2) continue;
+        for (int seed = 0; seed < (test.small || vocab[i] > 300 ? 1 : 2); seed++) {
+            problem p = drawn(type, direction, path, 1 + (i / 2 + type) % 4, vocab[i], seed, (seed + i + path) % 2);
+            check(&p);
+        }
+    }
+}
+
+/* Each switch alone, then draws as long as they bring pairs that this path has yet to see. */
+static void switches(int type, int direction, int path)
+{
+    const int64_t vocab[] = {37, 24, pick(520, 133)};
+    for (int s = 0; s < SWITCHES; s++) {
+        if (!switch_of(direction, s) || (s == HALF && type) || (test.small && (s + path) % 3 != type && s != HALF)) continue;
+        problem p = plain(type, direction, path, 5, vocab[(s + path) % 3]);
+        p.on[s] = true;
+        check(&p);
+    }
+    bool seen[SWITCHES][SWITCHES] = {};
+    for (int seed = 0; seed < 300; seed++) {
+        problem p = drawn(type, direction, path, 5, vocab[seed % 3], 100 + seed, seed % 2);
+        int fresh = 0;
+        settle_tensors(&p);
+        for (int s = 0; s < SWITCHES; s++)
+            for (int t = s + 1; t < SWITCHES; t++) fresh += p.on[s] && p.on[t] && !seen[s][t];
+        if (fresh < (test.small ? 4 : 1) && !(fresh && type == TEST_F32)) continue; /* f32 has them all */
+        for (int s = 0; s < SWITCHES; s++)
+            for (int t = s + 1; t < SWITCHES; t++) seen[s][t] |= p.on[s] && p.on[t];
+        check(&p);
+    }
+}
+
+static void places(int type, int direction, int path)
+{
+    const int64_t vocab[] = {5, 37, 64, pick(1000, 131), pick(4091, 300)};
+    for (int i = 0; i < LENGTH_OF(vocab); i++)
+        for (int place = 0; place < PLACES; place++)
+            for (int seed = 0; seed < pick(i < 3 ? 3 : 1, 1); seed++) {
+                if ((test.small || i > 2) && (i + place + path + type) % 3) continue;
+                problem p = drawn(type, direction, path, i < 3 ? 5 : 3, vocab[i], 400 + seed, place);
+                if (seed == 1 && i == 3) p.on[IN_PLACE] = false;
+                check(&p);
+            }
+}
+
+/* Many blocks, and in a sum several rounds of its block. */
+static void many_rows(int type, int direction, int path)
+{
+#if defined(LK_SIMT)
+    const int64_t most = path > LK_CROSS_ENTROPY_WARP ? pick(400, 201) : pick(3000, 530);
+#else
+    const int64_t most = pick(100003, 2000);
+#endif
+    for (int seed = 0; seed < pick(3, 1); seed++) {
+        problem p = drawn(type, direction, path, seed == 2 ? most / 4 + 200 : most, seed ? 24 : 3, 500 + seed, seed + 1);
+        p.on[SUM] = true, p.has[LOSS] = true;
+        check(&p);
+    }
+}
+
+static void long_rows(int type, int direction, int path)
+{
+    const int64_t vocab[] = {pick(5001, 2503), 32771, 131072, 151936};
+    for (int i = 0; i < pick(LENGTH_OF(vocab), 1); i++)
+        for (int seed = 0; seed < pick(i ? 1 : 4, 1); seed++) {
+            if (i > 1 && (type + path + i) % 3) continue; /* the longest take turns */
+            problem p = drawn(type, direction, path, i > 1 ? 1 : 2, vocab[i], 600 + seed, (seed + i) % PLACES);
+            if (i > 1) p.on[SOFTCAP] = false; /* the simulator's tanh takes as long as all the rest */
+            p.has[LOSS] = true;
+            if (i == 1) p.special = CLIFF, p.where = SPARSE;
+            check(&p);
+        }
+}
+
+static void specials(int type, int direction, int path)
+{
+    const int64_t vocab[] = {24, pick(701, 257), 4099};
+    for (int special = 1; special < SPECIALS; special++)
+        for (int where = 0; where < (special < PLACED ? (int)WHERES : 2); where++)
+            for (int i = 0; i < LENGTH_OF(vocab); i++) {
+                const int turn = special + where + type + path;
+                if (test.small && (i == 2 || i != (special + where) % 2 || turn % 4)) continue;
+                if (!test.small && (turn + i) % 2) continue;
+                if (i == 2 && where < SPARSE && where != BLOCK) continue;
+                problem p = drawn(type, direction, path, i ? 2 : 5, vocab[i], 700 + special * 100 + where, turn % PLACES);
+                p.special = special, p.where = where;
+                if (special == MINUS_INF && where % 2) p.on[SMOOTHING] = false; /* its loss is +inf whatever else is wrong */
+                check(&p);
+            }
+}
+
+/* Around +-1e4: to the header's 1e-5 with smoothing, weights and entropy, which the limits of every call imply. */
+static void offsets(int type, int direction, int path)
+{
+    for (int seed = 0; seed < pick(9, 2); seed++) {
+        problem p = drawn(type, direction, path, 4, seed % 2 ? 300 : 65, 1600 + seed, seed % PLACES);
+        p.offset = seed % 3 ? 1e4 : -1e4;
+        p.on[SOFTCAP] = p.on[Z] = false; /* one flattens the logits, the other adds 1e8 */
+        p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = seed % 4 < 3;
+        if (seed % 2) p.on[MEAN] = p.on[SUM] = false, p.on[BAD] = false;
+        if (seed % 4 == 1) p.spread = 0;
+        check(&p);
+        if (!gives_loss(direction) || p.on[MEAN] || p.on[SUM]) continue;
+        for (int64_t row = 0; row < p.rows && !bad_targets; row++) {
+            const double loss = outcomes[row].class_loss, entropy = outcomes[row].entropy;
+            if (p.has[LOSS] && !test_within(fabs((double)((float *)kept[LOSS])[row] - loss), 1e-5 * fabs(loss)))
+                test_detail("loss[%lld] is not within 1e-5 of %.9g; %s", (long long)row, loss, describe(&p));
+            if (p.has[ENTROPY] && !test_within(fabs((double)((float *)kept[ENTROPY])[row] - entropy), 1e-5 * fabs(entropy)))
+                test_detail("entropy[%lld] is not within 1e-5 of %.9g; %s", (long long)row, entropy, describe(&p));
+        }
+    }
+}
+
+/* In place, at lengths of one step and of several: what a step writes has been read. */
+static void in_place(int type, int direction, int path)
+{
+    const int64_t vocab[] = {9, 300, 2051, 20011};
+    for (int i = 0; gives_gradient(direction) && i < pick(LENGTH_OF(vocab), 3); i++)
+        for (int half = 0; half < (type == TEST_F32 ? 3 : 1); half++) {
+            if (test.small && i == 2 && (half + path) % 2) continue;
+            problem p = drawn(type, direction, path, i < 2 ? 5 : 2, vocab[i], 1800 + half, (half + i + path) % PLACES);
+            if (i > 1) p.on[IGNORE] = p.on[BAD] = false;
+            p.on[IN_PLACE] = true, p.on[HALF] = half, p.half = half;
+            check(&p);
+        }
+}
+
+/* Captured once, replayed twice over poison: the bits of a plain call. */
+static void graphs(int type, int direction, int path)
+{
+    problem p = drawn(type, direction, path, 5, pick(700, 140), 1900, PACKED);
+    p.on[MEAN] = p.has[LOSS] = true;
+    check(&p); /* leaves its bits in kept */
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    setup(&p, 0);
+    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
+    const lk_status status = launch(&p);
+    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
+    if (!test_that(status == LK_OK))
+        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
+    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    for (int run = 0; run < 2; run++) {
+        if (run) setup(&p, 0);
+        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        collect(&p);
+        settle(&p, false, "a replay");
+    }
+    TEST_CUDA(cudaGraphExecDestroy(replay));
+    TEST_CUDA(cudaGraphDestroy(graph));
+}
+
+typedef struct {
+    const char *name;
+    void (*run)(int type, int direction, int path);
+} theme;
+
+static void all_themes(void)
+{
+    static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"switches", switches},
+                                   {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
+                                   {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
+                                   {"graph", graphs}};
+    for (int at = 0; at < COUNTED; at++) {
+        const int direction = at / PATHS, path = at % PATHS;
+        if (!path_here(path)) {
+            test_skip("cluster", "the device has no clusters");
+            continue;
+        }
+        for (int type = 0; type < TEST_TYPES; type++)
+            for (int i = 0; i < LENGTH_OF(themes); i++) {
+                if (themes[i].run == in_place && !gives_gradient(direction)) continue;
+                if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
+                                themes[i].name))
+                    continue;
+                themes[i].run(type, direction, path);
+                test_finish();
+            }
+    }
+}
+
+/* ---- Forward, then backward from its results; differences ------------------------------------------------------------ */
+
+/* Runs both without a wait between: with programmatic launch the second may start early, and must still see the first's lse and
+ * counts. The gradients are checked against the exact lse. */
+static void sequence(problem p)
+{
+    p.direction = BACKWARD;
+    settle_tensors(&p), settle_place(&p);
+    problem f = p;
+    f.direction = FORWARD, f.has[LOSS] = f.has[VALID] = f.has[WEIGHT_SUM] = true, f.has[BAD_COUNT] = false;
+    p.has[VALID] = p.has[WEIGHT_SUM] = true;
+    settle_tensors(&f);
+    setup(&f, 0);
+    const forward_args first = forward;
+    collect(&f);  /* which lets go of the buffers that both have */
+    setup(&p, 0); /* its lse and counts are about to be overwritten */
+    forward = first;
+    const lk_status status = launch(&f);
+    const bool ran = launched(&p, status ? status : launch(&p));
+    collect(&f), collect(&p);
+    if (!ran) return;
+    verify_loss(&f), verify_gradient(&p, true);
+}
+
+static void sequences(int type)
+{
+    for (int seed = 0; seed < pick(24, 4); seed++) {
+        problem p = drawn(type, BACKWARD, seed % PATHS, 7, seed % 2 ? 700 : 77, 2000 + seed, seed % PLACES);
+        if (!path_here(p.path)) continue;
+        if (seed % 4 == 1) p.offset = 1e4, p.on[SOFTCAP] = p.on[Z] = false;
+        p.on[IN_PLACE] = false; /* forward's buffers are filled again */
+        sequence(p);
+    }
+}
+
+/* dlogits at the target where p is 1 - 1e-6, from forward's lse: right to 1e-5, and half an ulp. */
+static void confident(int type)
+{
+    for (int path = 0; path < PATHS; path++)
+        for (int i = 0; i < pick(3, 1); i++) {
+            problem p = plain(type, BACKWARD, path, 3, i == 1 ? 40 : i ? 9001 : 1000);
+            if (!path_here(path)) continue;
+            p.special = CONFIDENT, p.spread = 1, p.on[SCALE] = i == 1, p.on[MEAN] = i == 2, p.on[WEIGHTS] = i == 1;
+            sequence(p);
+            for (int64_t row = 0; row < p.rows; row++) {
+                const outcome o = examine(&p, row);
+                double rest = 0;
+                for (int64_t c = 0; c < p.vocab; c++) rest += c == o.y ? 0 : exp(row_z[c] - o.lse);
+                const double want = -rest * o.weight * scale_of(&p) / (p.on[MEAN] ? 3 : 1);
+                if (!test_that(rest > 5e-7 && rest < 2e-6)) test_detail("1 - p is %g; %s", rest, describe(&p));
+                near(&p, DLOGITS, row, o.y, want, 1e-5 * fabs(want));
+            }
+        }
+}
+
+/* What the gradients are those of, by the formula of the loss. */
+static double objective(const problem *p, int64_t row)
+{
+    double f, h;
+    const outcome o = examine(p, row);
+    upstream_of(p, row, &f, &h);
+    return f * o.class_loss + h * o.z_loss + (p->has[DLSE] ? (double)value(DLSE, row, 0) * o.lse : 0);
+}
+
+/* dlogits against central differences, whose own error is about 1e-9 with this step. */
+static void differences(void)
+{
+    for (int variant = 0; variant < 4; variant++) {
+        problem p = plain(TEST_F32, BACKWARD, variant, 2, 7);
+        if (!path_here(variant)) continue;
+        p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
+        p.on[WEIGHTS] = variant != 1, p.on[SOFTCAP] = variant != 2, p.on[MEAN] = variant != 3;
+        check(&p);
+        const double step = 1e-5, limit = 1e-7 + 64 * 0x1p-24; /* float results of up to about 4 in size */
+        for (int64_t i = 0; i < p.rows * p.vocab; i++) {
+            const int64_t row = i / p.vocab;
+            nudged = i % p.vocab, nudge = step;
+            double quotient = objective(&p, row);
+            nudge = -step, quotient -= objective(&p, row), quotient /= 2 * step, nudged = -1;
+            const double got = (double)((const float *)kept[DLOGITS])[i];
+            if (!test_within(fabs(got - quotient), limit))
+                test_detail("dlogits[%lld] is %.9g, the quotient %.9g; %s", (long long)i, got, quotient, describe(&p));
+        }
+    }
+}
+
+/* ---- The device type lk_ce_row ---------------------------------------------------------------------------------------- */
+
+enum { STATES = 5, SLICES = 40 };
+typedef struct {
+    const float *values, *weights;
+    int vocab, y;
+    lk_ce_options options;
+    lk_ce_row *states;     /* [SLICES + 1][STATES] */
+    lk_ce_result *results; /* likewise */
+} state_plan;
+
+/* Columns begin to end - 1, four at a time where there are four. */
+LK_DEVICE lk_ce_row state_of(const state_plan &p, int begin, int end)
+{
+    lk_ce_row s = lk_ce_row_empty();
+    int c = begin;
+    for (; c + 4 <= end; c += 4) {
+        float v[4], w[4];
+        for (int i = 0; i < 4; i++) v[i] = p.values[c + i], w[i] = p.weights[c + i];
+        s = lk_ce_row_add(s, v, w, p.options.scale);
+    }
+    for (; c < end; c++) {
+        const float v[1] = {p.values[c]}, w[1] = {p.weights[c]};
+        s = lk_ce_row_add(s, v, w, p.options.scale);
+    }
+    for (c = end - 1; c >= begin; c--) s = lk_ce_row_top(s, p.values[c], c);
+    if (p.y >= begin && p.y < end) s.target = p.values[p.y];
+    return s;
+}
+
+/* Thread t has the slices [0, t) and [t, vocab). */
+LK_KERNEL void state_kernel(state_plan p)
+{
+    const int cut = (int)threadIdx.x;
+    if (cut > p.vocab) return;
+    const float scale = p.options.scale;
+    const lk_ce_row left = state_of(p, 0, cut), right = state_of(p, cut, p.vocab);
+    const lk_ce_row nothing = lk_ce_row_merge(lk_ce_row_empty(), lk_ce_row_empty(), scale);
+    const lk_ce_row right_first = lk_ce_row_merge(right, left, scale), padded = lk_ce_row_merge(right, nothing, scale);
+    const lk_ce_row among = lk_ce_row_merge(nothing, lk_ce_row_merge(left, padded, scale), scale);
+    const lk_ce_row s[STATES] = {lk_ce_row_merge(left, right, scale), right_first, among, state_of(p, 0, p.vocab), nothing};
+    for (int i = 0; i < STATES; i++) {
+        p.states[cut * STATES + i] = s[i];
+        p.results[cut * STATES + i] = lk_ce_row_finish(s[i], p.options);
+    }
+}
+
+static void near_state(double got, double want, double slack, const problem *p, int cut, int state, const char *what)
+{
+    if (!test_near(TEST_F32, (float)got, want, isfinite(slack) ? slack : 0))
+        test_detail("%s of state %d, cut at %d, is %.9g, want %.9g +- %.3g; %s", what, state, cut, got, want, slack,
+                    describe(p));
+}
+
+static void states(int special)
+{
+    static test_buffer out[2];
+    for (int seed = 0; seed < 2 * WHERES; seed++) {
+        problem p = plain(TEST_F32, FORWARD, LK_CROSS_ENTROPY_AUTO, 1, seed % 3 ? SLICES : 13);
+        p.seed += (uint64_t)seed, p.special = special, p.where = seed % WHERES, p.scale = seed % 2 ? 0.7f : 2;
+        p.offset = seed % 5 == 3 ? 1e4 : 0;
+        p.on[SMOOTHING] = seed % 3 != 1, p.on[WEIGHTS] = p.on[Z] = p.on[SCALE] = true;
+        settle_tensors(&p), setup(&p, 0);
+        const outcome o = outcomes[0];
+        for (int i = 0; i < 2; i++) {
+            test_buffer_size(&out[i], (SLICES + 1) * STATES * (i ? sizeof(lk_ce_result) : sizeof(lk_ce_row)), 0, 0x5a);
+            test_buffer_upload(&out[i]);
+        }
+        const state_plan plan = {(const float *)test_buffer_device(&buffers[LOGITS]),
+                                 (const float *)test_buffer_device(&buffers[WEIGHT]), (int)p.vocab, (int)o.y,
+                                 {p.scale, (float)smoothing_of(&p), p.z_loss, (float)o.weight, p.vocab},
+                                 (lk_ce_row *)test_buffer_device(&out[0]), (lk_ce_result *)test_buffer_device(&out[1])};
+        TEST_CUDA(lk_launch(state_kernel, 1, 64, 0, test.stream, plan));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        test_buffer_download(&out[0]), test_buffer_download(&out[1]), collect(&p);
+        for (int cut = 0; cut <= p.vocab; cut++) {
+            const lk_ce_row *const s = (lk_ce_row *)test_buffer_back(&out[0]) + cut * STATES;
+            const lk_ce_result *const r = (lk_ce_result *)test_buffer_back(&out[1]) + cut * STATES;
+            for (int i = 0; i < STATES - 1; i++) {
+                const bool same = s[i].max == s[3].max && s[i].top == s[3].top && r[i].argmax == o.argmax &&
+                                  (s[i].target == s[3].target || s[3].target != s[3].target);
+                if (!test_that(same))
+                    test_detail("max %g, target %g, argmax %lld of state %d, cut at %d; %s", (double)s[i].max,
+                                (double)s[i].target, (long long)r[i].argmax, i, cut, describe(&p));
+                near_state((double)r[i].lse, o.lse, o.lse_slack, &p, cut, i, "lse");
+                near_state((double)r[i].class_loss, o.class_loss, o.class_slack, &p, cut, i, "class_loss");
+                near_state((double)r[i].z_loss, o.z_loss, o.z_slack, &p, cut, i, "z_loss");
+                near_state((double)r[i].entropy, o.entropy, o.entropy_slack, &p, cut, i, "entropy");
+                near_state((double)s[i].weights, weight_total, 16 * 0x1p-24 * weight_total, &p, cut, i, "weights");
+            }
+            const lk_ce_row none = s[4];
+            if (!test_that(none.max == -INFINITY && none.sum == 0 && none.weights == 0 && none.weighted == 0 &&
+                           none.entropic == 0 && r[4].lse == -INFINITY && r[4].argmax == -1))
+                test_detail("two empties: max %g sum %g lse %g", (double)none.max, (double)none.sum, (double)r[4].lse);
+        }
+    }
+}
+
+static void all_sequences(void)
+{
+    for (int special = 0; special < SPECIALS; special++)
+        if (test_begin("lk_ce_row: two slices, %s", special_name[special])) states(special), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++) {
+        if (test_begin("forward, then backward %s", test_type_name[type])) sequences(type), test_finish();
+        if (test_begin("the target's gradient %s", test_type_name[type])) confident(type), test_finish();
+    }
+    if (test_begin("backward f32: central differences")) differences(), test_finish();
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+
+/* The calls that errors are told from: every tensor given, 4 rows of 8, a mean. */
+static void good_calls(int type)
+{
+    void *at[TENSORS];
+    problem p = plain(type, FORWARD, LK_CROSS_ENTROPY_AUTO, 4, 8);
+    p.on[MEAN] = p.on[Z] = true;
+    for (int t = 0; t < TENSORS; t++) {
+        test_buffer_size(&buffers[t], 512, 0, 0x3c), test_buffer_upload(&buffers[t]);
+        at[t] = test_buffer_device(&buffers[t]);
+    }
+    set_args(&p, at);
+    if (!test_that(forward_query_of[type](&forward, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 512))
+        test_detail("the query of 4 rows says %zu bytes, %s", forward.workspace_bytes, lk_last_error());
+    test_buffer_size(&buffers[WORKSPACE], forward.workspace_bytes + 256, 0, 0x3c); /* room to move it */
+    test_buffer_upload(&buffers[WORKSPACE]);
+    forward.workspace = test_buffer_device(&buffers[WORKSPACE]);
+}
+
+/* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the workspace. */
+static void expect_error(int type, int direction, lk_status want, const char *field)
+{
+    char op[64], said[300];
+    snprintf(op, sizeof op, "lk_cross_entropy_%s_%s", direction_name[direction], test_type_name[type]);
+    problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
+    const lk_status status = launch(&p);
+    snprintf(said, sizeof said, "%s", lk_last_error());
+    size_t asked = 12345;
+    const lk_status query =
+        direction == FORWARD ? forward_query_of[type](&forward, &asked) : backward_query_of[type](&backward, &asked);
+    if (!test_that(status == want))
+        test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
+    if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
+        test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
+    if (!test_that(query == (want == LK_ERR_WORKSPACE ? LK_OK : want) && (asked == 12345) == (query != LK_OK)))
+        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(query), asked);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int t = 0; t <= TENSORS; t++) {
+        test_buffer_download(&buffers[t]);
+        if (status) test_buffer_untouched(&buffers[t], tensor_name[t], field);
+    }
+}
+
+#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
+#define BAD_CALL(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
+
+/* The fields that every direction has. */
+template <class Args> static void common_errors(int type, int direction, Args &a)
+{
+    BAD_CALL(LK_OK, "nothing", a.path = 0);
+    BAD_CALL(LK_ERR_NULL, "logits", a.logits = NULL);
+    BAD_CALL(LK_ERR_NULL, "target", a.target = NULL);
+    BAD_CALL(LK_ERR_SHAPE, "rows", a.rows = -1);
+    BAD_CALL(LK_ERR_SHAPE, "rows", (a.rows = -1, a.z_loss = -1));
+    const int64_t sizes[] = {0, -8, ((int64_t)1 << 30) + 1, INT64_MIN};
+    for (int i = 0; i < LENGTH_OF(sizes); i++) BAD_CALL(LK_ERR_SHAPE, "vocab", a.vocab = sizes[i]);
+    BAD_CALL(LK_ERR_SHAPE, "vocab", (a.rows = 0, a.vocab = 0));
+    BAD_CALL(LK_ERR_SHAPE, "logits_stride", a.logits_stride = 7);
+    BAD_CALL(LK_ERR_SHAPE, "logits_stride", a.logits_stride = -8);
+    BAD_CALL(LK_ERR_SHAPE, "2^62", a.logits_stride = (int64_t)1 << 62);
+    BAD_CALL(LK_ERR_SHAPE, "2^62", a.rows = INT64_MAX);
+    BAD_CALL(LK_OK, "a large stride", (a.logits_stride = (int64_t)1 << 62, a.rows = 1));
+    float *const options[] = {&a.logit_scale, &a.softcap, &a.z_loss, &a.label_smoothing};
+    const char *const names[] = {"logit_scale", "softcap", "z_loss", "label_smoothing"};
+    for (int i = 0; i < LENGTH_OF(options); i++) {
+        BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = -1e-9f);
+        BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = INFINITY);
+        BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = NAN);
+        BAD_CALL(i < 3 ? LK_OK : LK_ERR_VALUE, names[i], *options[i] = 1.0001f);
+    }
+    BAD_CALL(LK_OK, "smoothing of 1", a.label_smoothing = 1);
+    int *const enums[] = {&a.reduction, &a.target_dtype, &a.path};
+    const char *const enum_names[] = {"reduction", "target_dtype", "path"};
+    const int most[] = {LK_REDUCTION_SUM, LK_TARGET_INT32, LK_CROSS_ENTROPY_CLUSTER};
+    for (int i = 0; i < LENGTH_OF(enums); i++) {
+        BAD_CALL(LK_ERR_VALUE, enum_names[i], *enums[i] = -1);
+        BAD_CALL(LK_ERR_VALUE, enum_names[i], *enums[i] = most[i] + 1);
+    }
+    for (int path = LK_CROSS_ENTROPY_BLOCK; path <= LK_CROSS_ENTROPY_CLUSTER; path++) {
+        BAD_CALL(LK_ERR_PATH, "path", (a.path = path, a.rows = ((int64_t)1 << 27) + 1));
+        BAD_CALL(LK_ERR_PATH, "path", (a.path = path, a.rows = ((int64_t)1 << 27) + 1, MOVED(a.logits, 1)));
+    }
+    if (!cluster_here()) BAD_CALL(LK_ERR_PATH, "path", a.path = LK_CROSS_ENTROPY_CLUSTER);
+    BAD_CALL(LK_ERR_ALIGNMENT, "logits", MOVED(a.logits, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "target", MOVED(a.target, 4));
+    BAD_CALL(LK_ERR_ALIGNMENT, "target", (MOVED(a.target, 2), a.target_dtype = LK_TARGET_INT32));
+    BAD_CALL(LK_OK, "a target of 4 bytes", (MOVED(a.target, 4), a.target_dtype = LK_TARGET_INT32));
+    BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", (a.class_weight = a.lse, MOVED(a.class_weight, 2)));
+    BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "valid_rows", MOVED(a.valid_rows, 4));
+    BAD_CALL(LK_ERR_ALIGNMENT, "weight_sum", MOVED(a.weight_sum, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "bad_targets", MOVED(a.bad_targets, 2));
+    /* Two rules broken at once: the earlier one speaks. */
+    BAD_CALL(LK_ERR_NULL, "target", (a.target = NULL, a.rows = -1));
+    BAD_CALL(LK_ERR_NULL, "logits", (a.logits = NULL, a.vocab = 0));
+    BAD_CALL(LK_ERR_SHAPE, "vocab", (a.vocab = 0, a.softcap = NAN));
+    BAD_CALL(LK_ERR_SHAPE, "logits_stride", (a.logits_stride = 3, a.path = 9));
+    BAD_CALL(LK_ERR_VALUE, "z_loss", (a.z_loss = NAN, a.path = LK_CROSS_ENTROPY_BLOCK, a.rows = (int64_t)1 << 28));
+    BAD_CALL(LK_ERR_VALUE, "reduction", (a.reduction = 3, MOVED(a.logits, 1)));
+}
+
+static void forward_errors(int type)
+{
+    const int direction = FORWARD;
+    forward_args &a = forward;
+    common_errors(type, direction, a);
+#define NO_OUTPUT                                                                                                              \
+    a.loss = a.z_loss_out = a.lse = a.entropy = a.weight_sum = NULL, a.argmax = a.valid_rows = NULL, a.bad_targets = NULL
+    BAD_CALL(LK_ERR_NULL, "output", NO_OUTPUT);
+    BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.rows = 0));
+    BAD_CALL(LK_ERR_ALIGNMENT, "loss", MOVED(a.loss, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "z_loss_out", MOVED(a.z_loss_out, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "entropy", MOVED(a.entropy, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "argmax", MOVED(a.argmax, 4));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
+    BAD_CALL(LK_OK, "more than is asked", a.workspace_bytes += 1);
+    BAD_CALL(LK_OK, "none where none is needed", (a.reduction = 0, a.workspace = NULL, a.workspace_bytes = 0));
+    BAD_CALL(LK_OK, "a sum that nobody wants", (a.loss = a.z_loss_out = NULL, a.workspace = NULL));
+    BAD_CALL(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));
+    BAD_CALL(LK_ERR_ALIGNMENT, "loss", (MOVED(a.loss, 1), a.workspace_bytes = 0));
+}
+
+static void backward_errors(int type)
+{
+    const int direction = BACKWARD;
+    backward_args &a = backward;
+    common_errors(type, direction, a);
+    BAD_CALL(LK_ERR_NULL, "lse", a.lse = NULL);
+    BAD_CALL(LK_ERR_NULL, "dlogits", a.dlogits = NULL);
+    BAD_CALL(LK_ERR_NULL, "valid_rows", (a.class_weight = NULL, a.valid_rows = NULL, a.z_loss = 0));
+    BAD_CALL(LK_ERR_NULL, "valid_rows", a.valid_rows = NULL);
+    BAD_CALL(LK_ERR_NULL, "weight_sum", a.weight_sum = NULL);
+    BAD_CALL(LK_OK, "counts that a mean does without", (a.z_loss = 0, a.valid_rows = NULL));
+    BAD_CALL(LK_OK, "counts that a mean does without", (a.class_weight = NULL, a.weight_sum = NULL));
+    BAD_CALL(LK_OK, "inputs that may be NULL",
+             (a.reduction = 2, a.class_weight = a.upstream = a.dlse = a.weight_sum = NULL, a.valid_rows = NULL));
+    BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", a.dlogits_stride = 7);
+    BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", a.dlogits_stride = -8);
+    BAD_CALL(LK_ERR_SHAPE, "2^62", a.dlogits_stride = (int64_t)1 << 62);
+    BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", (a.dlogits = (void *)a.logits, a.dlogits_stride = 9));
+    BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", (a.dlogits = (void *)a.logits, a.logits_stride = 9, a.dlogits_stride = 8));
+    BAD_CALL(LK_OK, "in place", (a.dlogits = (void *)a.logits, a.logits_stride = 9, a.dlogits_stride = 9));
+    BAD_CALL(LK_OK, "in place, one row", (a.dlogits = (void *)a.logits, a.rows = 1, a.dlogits_stride = 9));
+    for (int dtype = -1; dtype < 6; dtype++) {
+        const bool half = type == TEST_F32 && (dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16);
+        const bool good = half || dtype == LK_DTYPE_T || dtype == type + 1;
+        BAD_CALL(good ? LK_OK : LK_ERR_VALUE, "dlogits_dtype", a.dlogits_dtype = dtype);
+        if (!half) continue;
+        BAD_CALL(LK_OK, "half in place", (a.dlogits = (void *)a.logits, a.dlogits_dtype = dtype, a.dlogits_stride = 16));
+        BAD_CALL(LK_ERR_SHAPE, "dlogits_stride",
+                 (a.dlogits = (void *)a.logits, a.dlogits_dtype = dtype, a.dlogits_stride = 8));
+        BAD_CALL(LK_OK, "dlogits of 2 bytes", (MOVED(a.dlogits, 2), a.dlogits_dtype = dtype));
+    }
+    BAD_CALL(LK_ERR_ALIGNMENT, "dlogits", MOVED(a.dlogits, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "upstream", MOVED(a.upstream, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "dlse", MOVED(a.dlse, 2));
+    BAD_CALL(LK_ERR_NULL, "weight_sum", (a.weight_sum = NULL, a.dlogits_stride = 3));
+    BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", (a.dlogits_stride = 3, a.softcap = -1));
+    BAD_CALL(LK_ERR_VALUE, "dlogits_dtype", (a.dlogits_dtype = 9, MOVED(a.lse, 1)));
+}
+
+static void no_args(int type)
+{
+    size_t asked = 12345;
+    const bool forward_says = forward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args"),
+               backward_says = backward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args");
+    const lk_status first = forward_query_of[type](NULL, &asked), second = backward_query_of[type](NULL, &asked);
+    if (!test_that(forward_says && backward_says && first == LK_ERR_NULL && second == LK_ERR_NULL && asked == 12345))
+        test_detail("args NULL: %s", lk_last_error());
+}
+
+static void all_errors(void)
+{
+    for (int type = 0; type < TEST_TYPES; type++) {
+        const char *const name = test_type_name[type];
+        if (test_begin("forward %s: errors", name)) forward_errors(type), no_args(type), test_finish();
+        if (test_begin("backward %s: errors", name)) backward_errors(type), test_finish();
+    }
+}
+
+/* ---- Random draws ---------------------------------------------------------------------------------------------------- */
+
+static void fuzz(void)
+{
+    static const int64_t lengths_drawn[] = {1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1000, 1025, 2049, 8200};
+    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 40 : 300;
+    const char *const who = test.fuzz < 0 ? " (default)" : "";
+    if (!test_begin("fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed, who)) return;
+    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    for (long i = 0; i < n; i++) {
+        uint64_t state = test_hash(test_hash(test.fuzz_seed) + (uint64_t)i), *const r = &state;
+        const int type = (int)test_below(r, TEST_TYPES), direction = (int)test_below(r, DIRECTIONS),
+                  path = (int)test_below(r, PATHS);
+        int64_t vocab = chance(r, 3) ? lengths_drawn[test_below(r, LENGTH_OF(lengths_drawn))] : 1 + test_below(r, 70);
+        if (!test.small && chance(r, 40)) vocab = 1 + test_below(r, 40000);
+        if (test.small && vocab > 2049) vocab = 2049;
+        const int64_t rows = chance(r, 20) ? 0 : chance(r, 30) && vocab < 80 ? 201 + test_below(r, 200)
+                                                                             : 1 + test_below(r, vocab > 1000 ? 3 : 12);
+        problem p = plain(type, direction, path_here(path) ? path : LK_CROSS_ENTROPY_BLOCK, rows, vocab);
+        p.seed = test_random(r);
+        draw_switches(&p, r);
+        draw_place(&p, r, (int)test_below(r, PLACES));
+        if (chance(r, 3)) p.special = 1 + (int)test_below(r, SPECIALS - 1), p.where = (int)test_below(r, WHERES);
+        if (chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
+        if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
+        if (chance(r, 8)) p.spread = 0;
+        check(&p);
+    }
+    for (int o = 0; o < counts.option_count && n >= 1000; o++) {
+        long total = 0;
+        for (int at = 0; at < COUNTED; at++) total += counts.of[at][o];
+        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
+    }
+    for (int at = 0; at < COUNTED && n >= 1000; at++)
+        if (!test_that(counts.runs[at] > 0 || !path_here(at % PATHS)))
+            test_detail("path %s was never drawn", counted_paths[at]);
+    test_finish();
+    test_counts_print(&counts, "drawn");
+}
+
+/* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
+
+#if !defined(LK_SIMT)
+
+/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
+static __host__ __device__ int huge_number(int64_t i)
+{
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    return (int)(h >> 56);
+}
+
+static __host__ __device__ int64_t huge_target(int64_t row, int64_t vocab)
+{
+    return (int64_t)((uint64_t)row * 0x9e3779b97f4a7c15u >> 11) % vocab;
+}
+
+typedef struct {
+    lk_bf16 *logits;
+    int32_t *target;
+    int64_t rows, vocab;
+} huge_fill;
+
+LK_KERNEL void huge_fill_kernel(huge_fill p)
+{
+    const int64_t first = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = first; i < p.rows * p.vocab; i += step) lk_put(p.logits + i, (float)huge_number(i) / 32.0f - 4.0f);
+    for (int64_t i = first; i < p.rows; i += step) p.target[i] = (int32_t)huge_target(i, p.vocab);
+}
+
+static double huge_get(int type, const void *elements, int64_t at)
+{
+    uint32_t bits = 0;
+    const size_t bytes = (size_t)test_type_bytes[type];
+    TEST_CUDA(cudaMemcpy(&bits, (const char *)elements + (size_t)at * bytes, bytes, cudaMemcpyDeviceToHost));
+    return (double)test_decode(type, bits);
+}
+
+/* Forward, with smoothing or without, then backward in place; sampled rows are recomputed here. */
+static void huge(int64_t rows, int64_t vocab, int path, bool smooth)
+{
+    lk_bf16 *logits;
+    int32_t *target;
+    float *lse, *loss;
+    TEST_CUDA(cudaMalloc((void **)&logits, (size_t)(rows * vocab) * 2));
+    TEST_CUDA(cudaMalloc((void **)&target, (size_t)rows * 4));
+    TEST_CUDA(cudaMalloc((void **)&lse, (size_t)rows * 4));
+    TEST_CUDA(cudaMalloc((void **)&loss, (size_t)rows * 4));
+    const huge_fill fill = {logits, target, rows, vocab};
+    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill));
+    problem p = plain(TEST_BF16, FORWARD, path, rows, vocab);
+    p.on[INT32] = true, p.on[SMOOTHING] = smooth;
+    void *const at[TENSORS] = {logits, target, NULL, NULL, NULL, lse, loss, NULL, NULL, NULL, NULL, NULL, NULL, logits};
+    set_args(&p, at);
+    bool ran = launched(&p, launch(&p));
+    p.direction = BACKWARD;
+    ran = ran && launched(&p, launch(&p));
+    enum { SAMPLES = 24, COLUMNS = 48 };
+    uint64_t random = (uint64_t)(rows + vocab);
+    for (int s = 0; ran && s < (vocab > 1 << 21 ? 1 : SAMPLES); s++) { /* the host is slow */
+        const int64_t chosen[3] = {rows - 1, 0, rows / 2}, row = s < 3 ? chosen[s] : test_below(&random, rows);
+        const int64_t y = huge_target(row, vocab), base = row * vocab;
+        /* There are 256 values: the sums over the columns are over the values with how often each occurs. */
+        int64_t often[256] = {};
+        for (int64_t c = 0; c < vocab; c++) often[huge_number(base + c)]++;
+        double sum = 0, mean = 0;
+        for (int v = 0; v < 256; v++) {
+            sum += (double)often[v] * exp(v / 32.0 - 4);
+            mean += (double)often[v] / (double)vocab * (v / 32.0 - 4);
+        }
+        const double exact = log(sum), z = huge_number(base + y) / 32.0 - 4, e = smoothing_of(&p), share = e / (double)vocab;
+        const double want = (1 - e) * (exact - z) + (e > 0 ? e * (exact - mean) : 0);
+        const double slack = (16 + sqrt((double)vocab / 256)) * 0x1p-24; /* a chain of vocab / 256 additions loses its root */
+        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, lse, row), exact, slack * (8 + exact)))
+            test_detail("lse[%lld] is wrong; %s", (long long)row, describe(&p));
+        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, loss, row), want, slack * (12 + exact)))
+            test_detail("loss[%lld] is wrong; %s", (long long)row, describe(&p));
+        for (int i = 0; i < COLUMNS; i++) {
+            const int64_t c = i == 0 ? vocab - 1 : i == 1 ? 0 : i == 2 ? y : test_below(&random, vocab);
+            const double probability = exp(huge_number(base + c) / 32.0 - 4 - exact);
+            const double gradient = c == y ? probability - 1 + e - share : probability - share;
+            if (!test_near(TEST_BF16, (float)huge_get(TEST_BF16, logits, base + c), gradient,
+                           slack * (8 + exact) * (c == y ? 1 : probability + share)))
+                test_detail("dlogits[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
+        }
+    }
+    TEST_CUDA(cudaFree(logits));
+    TEST_CUDA(cudaFree(target));
+    TEST_CUDA(cudaFree(lse));
+    TEST_CUDA(cudaFree(loss));
+}
+
+/* Holds its SMs until the flag is set, a few seconds at most. */
+typedef struct {
+    volatile int *flag;
+} spin_plan;
+
+LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
+{
+    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
+}
+
+static void busy(int type, int direction, int path)
+{
+    static int *flag;
+    static cudaStream_t spinning, setting;
+    const int smem = 160 << 10; /* an SM has room for one such block */
+    if (!flag) {
+        TEST_CUDA(cudaMalloc((void **)&flag, 4));
+        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
+        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
+        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    }
+    problem p = drawn(type, direction, path, 3000, 1001, 2200, PACKED);
+    p.on[MEAN] = p.has[LOSS] = true;
+    check(&p); /* leaves its bits in kept */
+    setup(&p, 0);
+    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(setting));
+    const spin_plan plan = {flag};
+    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, plan));
+    launched(&p, launch(&p));
+    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
+        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
+    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(spinning));
+    collect(&p);
+    settle(&p, false, "a run beside a spinning kernel");
+}
+
+static void all_huge(void)
+{
+    static const int64_t shapes[][2] = {{70001, 32768}, {17000, 131071}, {3, 1 << 30}, {(1ll << 31) + 77, 1}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int path = 0; path < PATHS; path++) {
+            if (!path_here(path) || (path >= LK_CROSS_ENTROPY_BLOCK && shapes[i][0] > 1 << 27)) continue;
+            const int64_t rows = shapes[i][0], vocab = shapes[i][1];
+            if (!test_begin("huge: %lld x %lld %s", (long long)rows, (long long)vocab, path_name[path])) continue;
+            huge(rows, vocab, path, (i + path) % 2);
+            test_finish();
+        }
+    for (int at = 0; at < COUNTED; at++)
+        for (int type = 0; type < TEST_TYPES; type++) {
+            if (!path_here(at % PATHS)) continue;
+            if (!test_begin("%s %s %s: half of the SMs held", direction_name[at / PATHS], test_type_name[type],
+                            path_name[at % PATHS]))
+                continue;
+            busy(type, at / PATHS, at % PATHS);
+            test_finish();
+        }
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    all_errors();
+    all_sequences();
+    all_themes();
+#if defined(LK_SIMT)
+    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
+#else
+    if (test.small) test_skip("huge", "left out of --small");
+    else all_huge();
+#endif
+    if (!test.selected) {
+        test_counts_print(&counts, "calls by path and option");
+        if (test_begin("every option ran on every path that has it")) all_counts(), test_finish();
+    }
+    fuzz();
+    return test_end();
+}
