@@ -328,10 +328,10 @@ LK_DEVICE void lk_srms_norm_add(lk_srms_norm_total *total, float x)
 
 template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const float (&b)[N])
 {
-    float sum = 0.0f;
+    float sum[2] = {0.0f, 0.0f}; /* two chains: neither waits for the other's latency */
 #pragma unroll
-    for (int j = 0; j < N; j++) sum = fmaf(a[j], b[j], sum);
-    return sum;
+    for (int j = 0; j < N; j++) sum[j % 2] = fmaf(a[j], b[j], sum[j % 2]);
+    return sum[0] + sum[1];
 }
 
 /* Most threads a block, and the vectors of a row that a thread of forward holds. */
@@ -427,6 +427,7 @@ typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, cols], of sums for dweight: one a team */
+    bool hot;         /* see the kernel */
 } lk_srms_norm_backward_plan;
 
 /* What threads hold from the sums to the scaling: [warp][stage][part][vector][lane], each lane's its own, so that no barrier
@@ -455,10 +456,10 @@ LK_DEVICE void lk_srms_norm_fetch_one(const lk_srms_norm_input &in, uint4 *slot,
             lk_cp_async_16(slot + in.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
     }
 }
-template <class T, class R, int U>
+template <class T, class R, class S, int U>
 LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_plan &p, uint4 *slot, int64_t row, int col, int count)
 {
-    lk_srms_norm_fetch_one<T, LK_VEC<T>, U>(p.x, slot, row, col, count);
+    lk_srms_norm_fetch_one<S, LK_VEC<T>, U>(p.x, slot, row, col, count);
     lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(p.r, slot, row, col, count);
     lk_srms_norm_fetch_one<T, LK_VEC<T>, U>(p.dy, slot, row, col, count);
     lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(p.dr, slot, row, col, count);
@@ -479,10 +480,14 @@ LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_input &in, con
 }
 
 /* s and dy, N elements of each. */
-template <class T, class R, int U, int N>
+template <class T, class R, class S, bool HOT, int U, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int u,
                                      int64_t row, int col)
 {
+    if constexpr (HOT) {
+        lk_srms_norm_get<S, U>(s, p.x, slot, u, row, col);
+        return lk_srms_norm_get<T, U>(dy, p.dy, slot, u, row, col);
+    }
     if (p.dy.rows) {
         lk_srms_norm_get<T, U>(dy, p.dy, slot, u, row, col);
     } else {
@@ -499,28 +504,30 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
 }
 
 /* What N elements of a row have of its sums of g s and, where rstd is not given, of s^2. */
-template <class T, class R, bool WEIGHT, int N, int U>
+template <class T, class R, class S, bool WEIGHT, bool HOT, int N, int U>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, float (&sum)[2], const uint4 *slot, int u,
                                           int64_t row, int col)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, U>(s, g, p.p, slot, u, row, col);
-    if (WEIGHT) lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
+    lk_srms_norm_get_both<T, R, S, HOT, U>(s, g, p.p, slot, u, row, col);
+    if (WEIGHT && HOT) lk_srms_norm_scale<true>(g, (const T *)p.a.weight + col);
+    else if (WEIGHT) lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
 /* Writes N elements of a row, and adds what they have of dweight to sums. */
-template <class T, class R, bool WEIGHT, int N, int U>
+template <class T, class R, class S, bool WEIGHT, bool HOT, int N, int U>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk_srms_norm_row at, float (&sums)[N],
                                          const uint4 *slot, int u, int col)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, U>(s, g, p.p, slot, u, at.row, col);
+    lk_srms_norm_get_both<T, R, S, HOT, U>(s, g, p.p, slot, u, at.row, col);
     if (WEIGHT) {
 #pragma unroll
         for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * at.rstd, s[j], sums[j]);
-        lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
+        if (HOT) lk_srms_norm_scale<true>(g, (const T *)p.a.weight + col);
+        else lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-s[j], at.slope, g[j]);
@@ -540,17 +547,18 @@ LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_backward_plan &p, l
     float sums[N];
 #pragma unroll
     for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, WEIGHT, N, 0>(p, at, sums, NULL, 0, col);
+    lk_srms_norm_backward_put<T, R, T, WEIGHT, false, N, 0>(p, at, sums, NULL, 0, col);
 #pragma unroll
     for (int j = 0; j < N; j++)
         if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
 }
 
 /* A team owns a row, or with WEIGHT (there is weight or dweight) every step-th row, and then its vectors are at the same
- * columns in all rows. REST: some elements are held by no thread, single ones and those beyond the first U vectors of a
- * thread; they are read twice, and their sums for dweight are in the workspace from the start. */
-template <class T, class R, bool WEIGHT, bool REST>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1 : 2)
+ * columns in all rows. HOT: all elements are held, and there are dy, one source of s, of type S, and a weight of T where
+ * there is weight. Otherwise single elements, and those beyond the first U vectors of a thread, are read twice, and their sums
+ * for dweight are in the workspace from the start. */
+template <class T, class R, class S, bool WEIGHT, bool HOT>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 : 1)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS(WEIGHT), N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
@@ -561,7 +569,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1
     float *partial = (float *)p.a.workspace + (WEIGHT ? at.row * p.a.cols : 0); /* a team's first row is its number */
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (REST && WEIGHT && p.a.dweight) { /* each thread those that it will add to */
+    if (!HOT && WEIGHT && p.a.dweight) { /* each thread those that it will add to */
         for (int i = at.rank; i < at.cols; i += at.size) partial[at.begin + i] = 0.0f;
         __syncthreads(); /* nobody adds to a sum before it is 0 */
     }
@@ -569,7 +577,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1
     lk_srms_norm_split split = {};
     if (at.row < p.a.rows) split = lk_srms_norm_split_row<T>(p.p, at.row, at.cols);
     int first = at.begin + split.head + at.vec * N, count = min(split.vecs, at.stop) - at.vec;
-    lk_srms_norm_fetch<T, R, U>(p.p, slots, at.row, first, count);
+    lk_srms_norm_fetch<T, R, S, U>(p.p, slots, at.row, first, count);
     lk_cp_async_commit_group();
     lk_cluster_ready();
 
@@ -580,20 +588,20 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1
         const uint4 *slot = slots + (WEIGHT ? (turn & 1) * stage_size : 0);
         if (WEIGHT) {
             if (row + at.step < p.a.rows)
-                lk_srms_norm_fetch<T, R, U>(p.p, slots + (~turn & 1) * stage_size, row + at.step, first, count);
+                lk_srms_norm_fetch<T, R, S, U>(p.p, slots + (~turn & 1) * stage_size, row + at.step, first, count);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if (REST) { /* in short chains: long ones of like terms round one way */
+        if (!HOT) { /* in short chains: long ones of like terms round one way */
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; i < split.edge; i += at.size) {
                 const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-                lk_srms_norm_backward_sums<T, R, WEIGHT, 1, 0>(p, more, NULL, 0, row, col);
+                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, NULL, 0, row, col);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             for (int i = U * 32; i < count; i += 32) {
-                lk_srms_norm_backward_sums<T, R, WEIGHT, N, 0>(p, more, NULL, 0, row, first + i * N);
+                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, N, 0>(p, more, NULL, 0, row, first + i * N);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
@@ -602,7 +610,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
-            lk_srms_norm_backward_sums<T, R, WEIGHT, N, U>(p, more, slot, u, row, first + u * 32 * N);
+            lk_srms_norm_backward_sums<T, R, S, WEIGHT, HOT, N, U>(p, more, slot, u, row, first + u * 32 * N);
             sum[0] += more[0], sum[1] += more[1];
         }
         lk_srms_norm_sum(p.p, sum, turn);
@@ -613,9 +621,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REST ? 1
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
-            lk_srms_norm_backward_put<T, R, WEIGHT, N, U>(p, here, sums[WEIGHT ? u : 0], slot, u, first + u * 32 * N);
+            lk_srms_norm_backward_put<T, R, S, WEIGHT, HOT, N, U>(p, here, sums[WEIGHT ? u : 0], slot, u, first + u * 32 * N);
         }
-        if (!REST) continue;
+        if (HOT) continue;
         for (int i = U * 32; i < count; i += 32)
             lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
         for (int i = at.rank; i < split.edge; i += at.size)
@@ -732,7 +740,7 @@ typedef struct {
 /* How a launch is laid out: one row a team. */
 typedef struct {
     lk_srms_norm_plan p;
-    int threads, cluster, rest; /* rest: some elements are held by no thread */
+    int threads, cluster;
     int64_t grid;
 } lk_srms_norm_layout;
 
@@ -916,8 +924,10 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     *smem = sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
     *workspace = 0;
-    l->rest = !l->p.aligned || l->p.offset || l->p.offset_step || a->cols % N || l->p.stretch > 32 * vecs ||
-                 (l->p.team_log2 >= 0 && lk_ceil_div(a->cols, N) > (int64_t)vecs << l->p.team_log2);
+    const bool held = l->p.aligned && !l->p.offset && !l->p.offset_step && a->cols % N == 0 && l->p.stretch <= 32 * vecs &&
+                      (l->p.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l->p.team_log2);
+    plan->hot = held && a->dy && !a->residual && (!weight || (a->weight && !plan->p.weight_is_f32));
+    if (plan->hot && !plan->p.x.rows) plan->p.x = plan->p.r, plan->p.r.rows = NULL; /* the one source of s */
     if (!weight || a->rows == 0) return LK_OK;
     /* Persistent blocks, as many as fit; each team has a row of the workspace. */
     const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
@@ -934,11 +944,11 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     return LK_OK;
 }
 
-template <class T, class R>
-LK_HOST void (*lk_srms_norm_backward_choose(bool weight, bool rest))(lk_srms_norm_backward_plan)
+template <class T, class R, class S>
+LK_HOST void (*lk_srms_norm_backward_choose(bool weight, bool hot))(lk_srms_norm_backward_plan)
 {
-    if (weight) return rest ? lk_srms_norm_backward_kernel<T, R, true, true> : lk_srms_norm_backward_kernel<T, R, true, false>;
-    return rest ? lk_srms_norm_backward_kernel<T, R, false, true> : lk_srms_norm_backward_kernel<T, R, false, false>;
+    if (weight) return hot ? lk_srms_norm_backward_kernel<T, R, S, true, true> : lk_srms_norm_backward_kernel<T, R, T, true, false>;
+    return hot ? lk_srms_norm_backward_kernel<T, R, S, false, true> : lk_srms_norm_backward_kernel<T, R, T, false, false>;
 }
 
 template <class T>
@@ -957,11 +967,12 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
             return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; it needs %zu", a->workspace_bytes, workspace);
         if ((uintptr_t)a->workspace % 256) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to 256 bytes");
     }
+    const bool other = lk_srms_norm_other<T>(a->residual_dtype), weight = a->weight || a->dweight;
     if (a->rows > 0)
         status = lk_launch_pdl(op, &device,
-                               lk_srms_norm_other<T>(a->residual_dtype)
-                                   ? lk_srms_norm_backward_choose<T, float>(a->weight || a->dweight, l.rest)
-                                   : lk_srms_norm_backward_choose<T, T>(a->weight || a->dweight, l.rest),
+                               !other              ? lk_srms_norm_backward_choose<T, T, T>(weight, plan.hot)
+                               : a->residual_out   ? lk_srms_norm_backward_choose<T, float, float>(weight, plan.hot)
+                                                   : lk_srms_norm_backward_choose<T, float, T>(weight, plan.hot),
                                l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
