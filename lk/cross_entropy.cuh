@@ -525,7 +525,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
-    const T *logits = (const T *)a.logits + row * a.logits_stride;
+    const T *logits = (const T *)a.logits + (row < a.rows ? row : 0) * a.logits_stride; /* 2^62 is a stride of one row too */
     LK_SHARED(lk_ce_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
     lk_ce_aside *aside = &asides[threadIdx.x];
     lk_cluster_begin();
@@ -780,8 +780,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3)
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1);
-    const T *logits = (const T *)a.logits + row * a.logits_stride;
-    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
+    const int64_t own = row < a.rows ? row : 0; /* 2^62 is a stride of one row too */
+    const T *logits = (const T *)a.logits + own * a.logits_stride;
+    D *dlogits = (D *)a.dlogits + own * a.dlogits_stride;
     const int steps = (int)a.vocab / N / (team * U); /* and one: the same for all rows, whatever their alignment */
     LK_SHARED(lk_ce_backward_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
     lk_ce_backward_aside *aside = &asides[threadIdx.x];
