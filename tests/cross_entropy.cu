@@ -1005,6 +1005,7 @@ static void sequence(problem p)
     collect(&f);  /* which lets go of the buffers that both have */
     setup(&p, 0); /* its lse and counts are about to be overwritten */
     forward = first;
+    test_buffer_guard(&buffers[WORKSPACE], false); /* forward's, of which backward's setup has left nothing */
     const lk_status status = launch(&f);
     const bool ran = launched(&p, status ? status : launch(&p));
     collect(&f), collect(&p);
