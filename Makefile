@@ -4,6 +4,7 @@
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc 2>/dev/null))),/usr/local/cuda)
 NVCC ?= $(CUDA_HOME)/bin/nvcc
 ARCH ?= native
+PYTHON ?= python3
 PREFIX ?= /usr/local
 COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo none)
 
@@ -48,7 +49,7 @@ defines = printf '\043include "lk/%s.cuh"\n' $(ops) && for op in $(ops); do for 
 help: ## lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
-	@echo "  variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX"
+	@echo "  variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX PYTHON"
 backend:
 	@echo "lk: BACKEND=$(BACKEND) ($(why))"
 
@@ -67,6 +68,8 @@ sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" tests/run tests/mutate $(ops)
+test-torch: $(out)/liblk.so | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
+	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 lib: $(out)/liblk.so ## one shared library with every op and type
@@ -138,5 +141,5 @@ $(out)/%.o: %.c
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-fastmath lib install readme clean
+.PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install readme clean
 .SECONDARY:
