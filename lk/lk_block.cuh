@@ -46,10 +46,19 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
     } else {
         __syncthreads(); /* likewise */
     }
+    const int count = blocks * warps;
+    if (count <= 8) { /* a few broadcasts are sooner here than five shuffles */
+#pragma unroll
+        for (int n = 0; n < N; n++) v[n] = box[n];
+        for (int i = 1; i < count; i++)
+#pragma unroll
+            for (int n = 0; n < N; n++) v[n] += box[i * N + n];
+        return;
+    }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        v[n] = 0.0f;
-        for (int i = lane; i < blocks * warps; i += 32) v[n] += box[i * N + n];
+        v[n] = lane < count ? box[lane * N + n] : 0.0f;
+        for (int i = lane + 32; i < count; i += 32) v[n] += box[i * N + n];
         v[n] = lk_sum_warp(v[n]);
     }
 }

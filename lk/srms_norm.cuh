@@ -147,30 +147,38 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* x *= weight[0 .. N): at full width where it is aligned, which it is not beside rows of odd length; ALIGNED: it is known to
- * be. Every row reads it, so it may stay in the caches. */
-template <bool ALIGNED, class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
+/* x *= weight[0 .. N): at full width where it is aligned, which it is not beside rows of odd length. Every row reads it, so it
+ * may stay in the caches. */
+template <class E, int N> LK_DEVICE void lk_srms_norm_scale_wide(float (&x)[N], const E *weight)
+{
+    lk_vec<E> raw[N / LK_VEC<E>];
+    float w[N];
+#pragma unroll
+    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)weight)[i];
+    lk_srms_norm_unpack<E, N>(w, raw);
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] *= w[j];
+}
+template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
 {
     if constexpr (N > 1) {
-        if (ALIGNED || (uintptr_t)weight % 16 == 0) {
-            lk_vec<E> raw[N / LK_VEC<E>];
-            float w[N];
-#pragma unroll
-            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)weight)[i];
-            lk_srms_norm_unpack<E, N>(w, raw);
-#pragma unroll
-            for (int j = 0; j < N; j++) x[j] *= w[j];
-            return;
-        }
+        if ((uintptr_t)weight % 16 == 0) return lk_srms_norm_scale_wide(x, weight);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
 }
-template <class T, bool ALIGNED, int N>
-LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const void *weight, int is_f32, int col)
+template <class T> LK_DEVICE void lk_srms_norm_scale(float (&x)[LK_VEC<T>], lk_vec<T> weight)
 {
-    if (weight && is_f32) lk_srms_norm_scale<ALIGNED>(x, (const float *)weight + col);
-    else if (weight) lk_srms_norm_scale<ALIGNED>(x, (const T *)weight + col);
+    float w[LK_VEC<T>];
+    lk_forget(&weight.raw); /* its floats are not kept beside it */
+    lk_unpack(w, weight);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) x[j] *= w[j];
+}
+template <class T, int N> LK_DEVICE void lk_srms_norm_weigh(float (&x)[N], const void *weight, int is_f32, int col)
+{
+    if (weight && is_f32) lk_srms_norm_scale(x, (const float *)weight + col);
+    else if (weight) lk_srms_norm_scale(x, (const T *)weight + col);
 }
 
 /* A tensor that a kernel reads; rows NULL: there is none. part: how many 16-byte parts of a vector come before it, where a
@@ -353,7 +361,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    lk_srms_norm_weigh<T, false>(s, p.a.weight, p.p.weight_is_f32, col);
+    lk_srms_norm_weigh<T>(s, p.a.weight, p.p.weight_is_f32, col);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
@@ -419,9 +427,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, PACKED ? 2 : 1)
 
 /* Vectors of a row that a thread holds, rows at a time, and most threads a block: with weight a thread also has a register
  * for dweight's sum of each element it holds, and the next row on its way. */
-#define LK_SRMS_NORM_BACKWARD_VECS(weight) 4
+#define LK_SRMS_NORM_BACKWARD_VECS(weight) ((weight) ? 2 : 4)
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
-#define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 320 : 512)
+#define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 384 : 512)
 
 typedef struct {
     lk_srms_norm_backward_args a;
@@ -484,34 +492,34 @@ template <class T, class R, class S, bool HOT, int U, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_plan &p, const uint4 *slot, int u,
                                      int64_t row, int col)
 {
-    if constexpr (HOT) {
-        lk_srms_norm_get<S, U>(s, p.x, slot, u, row, col);
-        return lk_srms_norm_get<T, U>(dy, p.dy, slot, u, row, col);
-    }
-    if (p.dy.rows) {
+    if (HOT || p.dy.rows) {
         lk_srms_norm_get<T, U>(dy, p.dy, slot, u, row, col);
     } else {
 #pragma unroll
         for (int j = 0; j < N; j++) dy[j] = 1.0f;
     }
-    if (!p.r.rows) return lk_srms_norm_get<T, U>(s, p.x, slot, u, row, col);
-    lk_srms_norm_get<R, U>(s, p.r, slot, u, row, col);
-    if (!p.x.rows) return;
-    float x[N];
-    lk_srms_norm_get<T, U>(x, p.x, slot, u, row, col);
+    if constexpr (HOT) {
+        lk_srms_norm_get<S, U>(s, p.x, slot, u, row, col);
+    } else {
+        float x[N];
 #pragma unroll
-    for (int j = 0; j < N; j++) s[j] += x[j];
+        for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f;
+        if (p.r.rows) lk_srms_norm_get<R, U>(s, p.r, slot, u, row, col);
+        if (p.x.rows) lk_srms_norm_get<T, U>(x, p.x, slot, u, row, col);
+#pragma unroll
+        for (int j = 0; j < N; j++) s[j] += x[j];
+    }
 }
 
 /* What N elements of a row have of its sums of g s and, where rstd is not given, of s^2. */
 template <class T, class R, class S, bool WEIGHT, bool HOT, int N, int U>
-LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, float (&sum)[2], const uint4 *slot, int u,
-                                          int64_t row, int col)
+LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, float (&sum)[2], lk_vec<T> weight,
+                                          const uint4 *slot, int u, int64_t row, int col)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, S, HOT, U>(s, g, p.p, slot, u, row, col);
-    if (WEIGHT && HOT) lk_srms_norm_scale<true>(g, (const T *)p.a.weight + col);
-    else if (WEIGHT) lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
+    if constexpr (WEIGHT && HOT) lk_srms_norm_scale(g, weight);
+    else if (WEIGHT) lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -519,15 +527,15 @@ LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, f
 /* Writes N elements of a row, and adds what they have of dweight to sums. */
 template <class T, class R, class S, bool WEIGHT, bool HOT, int N, int U>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk_srms_norm_row at, float (&sums)[N],
-                                         const uint4 *slot, int u, int col)
+                                         lk_vec<T> weight, const uint4 *slot, int u, int col)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, S, HOT, U>(s, g, p.p, slot, u, at.row, col);
     if (WEIGHT) {
 #pragma unroll
         for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * at.rstd, s[j], sums[j]);
-        if (HOT) lk_srms_norm_scale<true>(g, (const T *)p.a.weight + col);
-        else lk_srms_norm_weigh<T, true>(g, p.a.weight, p.p.weight_is_f32, col);
+        if constexpr (HOT) lk_srms_norm_scale(g, weight);
+        else lk_srms_norm_weigh<T>(g, p.a.weight, p.p.weight_is_f32, col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = at.rstd * fmaf(-s[j], at.slope, g[j]);
@@ -547,7 +555,7 @@ LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_backward_plan &p, l
     float sums[N];
 #pragma unroll
     for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, T, WEIGHT, false, N, 0>(p, at, sums, NULL, 0, col);
+    lk_srms_norm_backward_put<T, R, T, WEIGHT, false, N, 0>(p, at, sums, {}, NULL, 0, col);
 #pragma unroll
     for (int j = 0; j < N; j++)
         if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
@@ -579,6 +587,10 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     int first = at.begin + split.head + at.vec * N, count = min(split.vecs, at.stop) - at.vec;
     lk_srms_norm_fetch<T, R, S, U>(p.p, slots, at.row, first, count);
     lk_cp_async_commit_group();
+    lk_vec<T> weights[WEIGHT ? U : 1] = {};
+#pragma unroll
+    for (int u = 0; WEIGHT && HOT && u < U; u++)
+        if (u * 32 < count) weights[u].raw = *(const uint4 *)((const T *)p.a.weight + first + u * 32 * N);
     lk_cluster_ready();
 
     int turn = 0;
@@ -597,11 +609,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; i < split.edge; i += at.size) {
                 const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, NULL, 0, row, col);
+                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, {}, NULL, 0, row, col);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             for (int i = U * 32; i < count; i += 32) {
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, N, 0>(p, more, NULL, 0, row, first + i * N);
+                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, N, 0>(p, more, {}, NULL, 0, row, first + i * N);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
@@ -610,10 +622,17 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
-            lk_srms_norm_backward_sums<T, R, S, WEIGHT, HOT, N, U>(p, more, slot, u, row, first + u * 32 * N);
+            const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
+            lk_srms_norm_backward_sums<T, R, S, WEIGHT, HOT, N, U>(p, more, weights[w], slot, u, row, col);
             sum[0] += more[0], sum[1] += more[1];
         }
-        lk_srms_norm_sum(p.p, sum, turn);
+        if (p.a.rstd) {
+            float one[1] = {sum[0]};
+            lk_srms_norm_sum(p.p, one, turn);
+            sum[0] = one[0];
+        } else {
+            lk_srms_norm_sum(p.p, sum, turn);
+        }
         lk_griddepcontrol_launch_dependents();
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.p.inverse_cols, p.a.eps));
@@ -621,13 +640,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
-            lk_srms_norm_backward_put<T, R, S, WEIGHT, HOT, N, U>(p, here, sums[WEIGHT ? u : 0], slot, u, first + u * 32 * N);
+            const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
+            lk_srms_norm_backward_put<T, R, S, WEIGHT, HOT, N, U>(p, here, sums[w], weights[w], slot, u, col);
         }
-        if (HOT) continue;
-        for (int i = U * 32; i < count; i += 32)
-            lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
-        for (int i = at.rank; i < split.edge; i += at.size)
-            lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
+        if constexpr (!HOT) {
+            for (int i = U * 32; i < count; i += 32)
+                lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
+            for (int i = at.rank; i < split.edge; i += at.size)
+                lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
+        }
     }
     if (!WEIGHT || !p.a.dweight) return;
     count = p.p.aligned ? min(at.cols / N, at.stop) - at.vec : 0;
@@ -947,7 +968,8 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
 template <class T, class R, class S>
 LK_HOST void (*lk_srms_norm_backward_choose(bool weight, bool hot))(lk_srms_norm_backward_plan)
 {
-    if (weight) return hot ? lk_srms_norm_backward_kernel<T, R, S, true, true> : lk_srms_norm_backward_kernel<T, R, T, true, false>;
+    if (weight)
+        return hot ? lk_srms_norm_backward_kernel<T, R, S, true, true> : lk_srms_norm_backward_kernel<T, R, T, true, false>;
     return hot ? lk_srms_norm_backward_kernel<T, R, S, false, true> : lk_srms_norm_backward_kernel<T, R, T, false, false>;
 }
 
