@@ -563,7 +563,7 @@ def say(text):
 
 
 def off(value, right):
-    return f"{float((value.double() - right).abs().max()):.2g}"
+    return f"{float((value.double() - right).detach().abs().max()):.2g}"
 
 
 def shown(tensor):
@@ -705,7 +705,8 @@ if device == "cuda" and not torch.cuda.is_available():
     print(f"FAIL {library} is for a GPU, and PyTorch {torch.__version__} sees none: make BACKEND=cpu test-torch")
     print("0 passed, 1 failed")
     sys.exit(1)
-lk = ctypes.CDLL(os.path.abspath(library))
+# The simulator defines CUDA's calls, and so does the runtime that a PyTorch for GPUs brings: the library's own come first.
+lk = ctypes.CDLL(os.path.abspath(library), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
 lk.lk_status_string.restype = lk.lk_last_error.restype = ctypes.c_char_p
 clusters = device == "cpu" or torch.cuda.get_device_capability()[0] >= 9
 print(f"PyTorch {torch.__version__} against {library} on",
