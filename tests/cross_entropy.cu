@@ -9,13 +9,14 @@
  *
  * Limits, in u = 2^-24, besides half an ulp of the output's type. d_j = z_j - max, P = sum_j p_j |d_j|:
  *   log sum       16 (2 + log sum + P): a term's relative error is (|d_j| + 2) 2^-23 (lk_exp), and the sum is of many
- *   lse           that, and 3 |max|: scale max is rounded, and so is the sum
+ *   lse           that, and 2 |max|: scale max is rounded, and so is the sum
  *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
  *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
  *   reduced       the sum of the rows' limits, and 16 of the sum of their magnitudes
  *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. From the lse that is given; in
  *                 sequences, where it is forward's own, against the exact lse with its limit besides
- * Under a softcap z has an error of 6 |z|: tanh is good to a few ulp. Results below 2^-126 may be flushed to 0.
+ * Under a softcap z has an error of 16 |z|: tanh's argument has 2, its exponential 6, their quotient 6, the product with
+ * softcap 1. Results below 2^-126 may be flushed to 0.
  */
 #include "lk/cross_entropy.cuh"
 
@@ -410,9 +411,9 @@ static outcome examine(const problem *p, int64_t row)
     const double log_sum = log(sum), mean = first / sum, log_slack = 16 * u * (2 + log_sum + mean);
     const bool good = !o.bad && o.proper;
     o.weight = o.bad ? 0 : weight_of(p, o.y);
-    o.z_error = p->on[SOFTCAP] ? 6 * u * largest : 0;
+    o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0;
     o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
-    o.lse_slack = log_slack + 3 * u * fabs(max) + o.z_error;
+    o.lse_slack = log_slack + 2 * u * fabs(max) + o.z_error;
     o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
     o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss;
     o.entropy = o.proper ? log_sum + mean : NAN;
@@ -851,31 +852,37 @@ static void places(int type, int direction, int path)
             }
 }
 
-/* Many blocks, and in a sum several rounds of its block. */
+/* Many blocks. Of short rows so many that the sum over them is a cluster's. */
 static void many_rows(int type, int direction, int path)
 {
 #if defined(LK_SIMT)
-    const int64_t most = path > LK_CROSS_ENTROPY_WARP ? pick(400, 201) : pick(3000, 530);
+    const int64_t shapes[][2] = {{path > LK_CROSS_ENTROPY_WARP ? pick(400, 201) : 16500, 3}, {1000, 24}, {300, 100}};
 #else
-    const int64_t most = pick(100003, 2000);
+    const int64_t shapes[][2] = {{100003, 3}, {100003, 24}, {20001, 600}};
 #endif
-    for (int seed = 0; seed < pick(3, 1); seed++) {
-        problem p = drawn(type, direction, path, seed == 2 ? most / 4 + 200 : most, seed ? 24 : 3, 500 + seed, seed + 1);
-        p.on[SUM] = true, p.has[LOSS] = true;
+    for (int i = 0; i < pick(LENGTH_OF(shapes), 1); i++) {
+        problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 500 + i, i + 1);
+        p.on[i ? MEAN : SUM] = p.has[LOSS] = true;
+        if (i == 0) p.on[MEAN] = p.on[BAD] = false; /* whose NaN is the loss */
+        if (i == 0) p.has[VALID] = p.has[WEIGHT_SUM] = true;
         check(&p);
     }
 }
 
+/* With a cliff that every thread sees after its first vector, too. */
 static void long_rows(int type, int direction, int path)
 {
-    const int64_t vocab[] = {pick(5001, 2503), 32771, 131072, 151936};
+    const int64_t vocab[] = {pick(5001, 4603), 32771, 131072, 151936};
     for (int i = 0; i < pick(LENGTH_OF(vocab), 1); i++)
-        for (int seed = 0; seed < pick(i ? 1 : 4, 1); seed++) {
+        for (int seed = 0; seed < (i ? 1 : pick(4, 2)); seed++) {
             if (i > 1 && (type + path + i) % 3) continue; /* the longest take turns */
             problem p = drawn(type, direction, path, i > 1 ? 1 : 2, vocab[i], 600 + seed, (seed + i) % PLACES);
             if (i > 1) p.on[SOFTCAP] = false; /* the simulator's tanh takes as long as all the rest */
-            p.has[LOSS] = true;
-            if (i == 1) p.special = CLIFF, p.where = SPARSE;
+            p.has[LOSS] = p.has[LSE] = true;
+            if (i == 1 || seed == 1) {
+                p.special = CLIFF, p.where = SPARSE;
+                p.on[SOFTCAP] = p.on[SMOOTHING] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[SCALE] = p.on[BAD] = false;
+            }
             check(&p);
         }
 }

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - sum e (v - reference) keeps the old reference
+s/s.entropic = factor \* fmaf(shift, s.sum, s.entropic);/s.entropic = factor * s.entropic;/

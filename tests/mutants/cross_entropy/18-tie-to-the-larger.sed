@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - argmax takes the last of equals
+s/(uint64_t)(0x7fffffff - col)/(uint64_t)col/;s/: 0x7fffffff - (int64_t)(uint32_t)s.top/: (int64_t)(uint32_t)s.top/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - forward leaves out the last single element of a row
+s/for (int i = rank; i < aside->split.edge; i += team)/for (int i = rank; i < aside->split.edge - 1; i += team)/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - values are checked before sizes
+s/^    if (!status) status = lk_cross_entropy_check_sizes(op, a);/    if (!status) status = lk_cross_entropy_check_values(op, a);\n&/

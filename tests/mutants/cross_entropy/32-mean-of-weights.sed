@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - the mean of z-loss is divided by the weights too
+s/s.z = __fdiv_rn(s.z, valid);/s.z = __fdiv_rn(s.z, over);/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - dlogits in place may have another stride
+s/if (in_place \&\& a->rows > 1 \&\& a->dlogits_stride/if (false \&\& a->dlogits_stride/
