@@ -63,11 +63,10 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
     }
 }
 
-/* Merges the states of all threads of a block, or of all blocks of a cluster: by shuffles within each warp, then once more
- * over the warps' states, which all warps of the cluster write into the memory of the block with rank 0. Two rounds of
- * shuffles, because a merge costs two exponentials, and a chain of them (one a warp, as in cub::BlockReduce) is what a short
- * row would wait for.
- * Who calls: every thread of every block, THREADS a block, once a kernel; before it, anywhere, lk_cluster_begin().
+/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. By shuffles,
+ * because a merge costs two exponentials, and a chain of them (as in cub::BlockReduce) is what a short row would wait for.
+ * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; before it, anywhere,
+ * lk_cluster_begin().
  * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
  * Shared memory: its own. A peer may end after the call: nobody writes into its memory. */
 template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
@@ -75,7 +74,6 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
     constexpr int WARPS = THREADS / 32;
     LK_SHARED(lk_lse, inbox, [8 * WARPS]);
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
-    s = lk_lse_warp(s);
     lk_lse *slot = &inbox[rank * WARPS + warp];
     if (blocks > 1) {
         lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
@@ -92,7 +90,7 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
     if (warp != 0) return s;
     s = lk_lse_empty();
     for (int i = (int)threadIdx.x; i < blocks * WARPS; i += 32) s = lk_lse_merge(s, inbox[i]);
-    return lk_lse_warp(s);
+    return blocks > 1 ? lk_lse_warp(s) : lk_lse_warp(s, WARPS);
 }
 
 #endif /* CUDA or the simulator */

@@ -147,23 +147,32 @@ template <class T> LK_NOINLINE lk_lse lk_logsumexp_read_slowly(const T *next, in
     return s;
 }
 
-/* The state of a share. U loads are always in flight: raw holds the share's first U vectors; each one is used and the next one
- * loaded into its registers. */
+/* The state of a share, and of the shares of `team` lanes together once they are merged: every lane gets it. U loads are always
+ * in flight: raw holds the share's first U vectors; each one is used and the next one loaded into its registers. The lanes agree
+ * on a reference early, while they wait for loads anyway, so that at the end they only have to add. */
 template <class T, int U>
-LK_DEVICE lk_lse lk_logsumexp_read(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, float scale, int rank, int size_log2)
+LK_DEVICE lk_lse lk_logsumexp_read(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, float scale, int rank, int size_log2,
+                                   int team)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const float rate = scale * LK_LOG2E;
+    const float rate = scale * LK_LOG2E, nothing = lk_logsumexp_nothing(scale);
     const bool edge = rank < share.split.edge;
-    float single[1] = {0.0f};
+    float single[1] = {nothing};
     if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
 
-    float x[LK_VEC<T>], reference = lk_logsumexp_nothing(scale);
+    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
     lk_unpack(x, raw[0]);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) reference = scale > 0.0f ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+    for (int j = 0; j < LK_VEC<T>; j++)
+        if (share.count > 0) reference = scale > 0.0f ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        if (offset >= team) continue;
+        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
+        reference = scale > 0.0f ? fmaxf(reference, other) : fminf(reference, other);
+    }
     const float base = rate * reference;
-    float sum = 0.0f, lost = 0.0f, part = 0.0f;
+    float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
     const T *next = share.first + U * step;
     int left = share.count;
     while (left > U) {
@@ -183,20 +192,20 @@ LK_DEVICE lk_lse lk_logsumexp_read(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> sh
     for (int u = 0; u < U; u++)
         if (u < left) part += lk_logsumexp_terms(raw[u], rate, base);
     sum += part - lost;
+    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
+        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
 
-    /* base differs from rate reference by a rounding error, which is known exactly. */
-    lk_lse s = {scale * reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
-    if (!(lk_is_finite(base) && sum < LK_LOGSUMEXP_LIMIT && share.count > 0))
-        s = lk_logsumexp_read_slowly(share.first, share.count, step, scale);
-    if (edge) {
-        single[0] *= scale;
-        s = lk_lse_add(s, single);
-        for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) {
-            single[0] = scale * lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
-            s = lk_lse_add(s, single);
-        }
+    const bool fast = lk_is_finite(base) && sum < LK_LOGSUMEXP_LIMIT;
+    if (__all_sync(0xffffffffu, fast)) {
+        /* base differs from rate reference by a rounding error, which is known exactly. */
+        return {scale * reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
     }
-    return s;
+    lk_lse s = lk_logsumexp_read_slowly(share.first, share.count, step, scale);
+    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
+        single[0] = scale * lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+        s = lk_lse_add(s, single);
+    }
+    return lk_lse_warp(s, team);
 }
 
 /* Loads the first U vectors of a share. */
@@ -236,9 +245,8 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_w
     lk_vec<T> raw[U];
     lk_griddepcontrol_wait();
     lk_logsumexp_start(raw, share, p.team_log2);
-    lk_lse s = lk_logsumexp_read(raw, share, p.a.scale, rank, p.team_log2);
+    const lk_lse s = lk_logsumexp_read(raw, share, p.a.scale, rank, p.team_log2, team);
     lk_griddepcontrol_launch_dependents();
-    s = lk_lse_warp(s, team);
     if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
 }
 
@@ -254,7 +262,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_logsumexp_start(raw, share, size_log2);
-    lk_lse s = lk_logsumexp_read(raw, share, a.scale, rank, size_log2);
+    lk_lse s = lk_logsumexp_read(raw, share, a.scale, rank, size_log2, 32);
     lk_griddepcontrol_launch_dependents();
     s = lk_lse_cluster<LK_LOGSUMEXP_THREADS>(s);
     if (rank == 0) lk_logsumexp_put<T>(a, row, s);
@@ -641,17 +649,19 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
     /* Loads in flight a thread (U) and blocks an SM, measured on an H200 in shares of the ceiling. Many loads cover the
      * latency; few leave registers for the next launch's blocks, which is what counts where a launch is a single wave. */
     if (a.path == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_column<T>(op, &device, a, stream);
-    if (a.path == LK_LOGSUMEXP_WARP) { /* 1024 columns: U = 1 0.72, 2 0.82, 4 0.77; 4096: 2 0.83, 4 0.84 */
-        constexpr int U = 2;
-        const int64_t lanes = lk_ceil_div(a.cols, U * LK_VEC<T>);
+    if (a.path == LK_LOGSUMEXP_WARP) { /* 1024 columns: U = 2 0.80, 4 0.73; 4096: 2 0.834, 4 0.841 */
+        const bool narrow = row_bytes <= 2048;
+        const int64_t lanes = lk_ceil_div(a.cols, 2 * LK_VEC<T>);
         lk_logsumexp_forward_warp_plan plan = {a, 0};
         while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
         const int64_t grid = lk_ceil_div(a.outer, threads >> plan.team_log2); /* x would not fit above 2^31 - 1 */
-        return lk_launch_pdl(op, &device, lk_logsumexp_forward_warp_kernel<T, U>, grid, 1, threads, 0, stream, plan);
+        return lk_launch_pdl(op, &device,
+                             narrow ? lk_logsumexp_forward_warp_kernel<T, 2> : lk_logsumexp_forward_warp_kernel<T, 4>, grid, 1,
+                             threads, 0, stream, plan);
     }
     if (a.path == LK_LOGSUMEXP_BLOCK) /* 32768 columns: U = 4 x 5 blocks 0.94, 8 x 4 0.95; 131072: 0.95, 0.97 */
         return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 8, 4>, a.outer, 1, threads, 0, stream, a);
-    int cluster = 2; /* 64 rows of 128256: clusters of 8, U = 2 x 5 blocks 0.73, 4 x 5 0.71, 8 x 4 0.64; clusters of 4 0.60 */
+    int cluster = 2; /* 64 rows of 128256: clusters of 8, U = 2 x 5 blocks 0.73, 4 x 5 0.68, 8 x 4 0.63; clusters of 4 0.60 */
     while (cluster < 8 && a.outer * cluster < 2 * device.sms) cluster *= 2;
     return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 2, 5>, a.outer * cluster, cluster, threads, 0,
                          stream, a);
