@@ -173,7 +173,8 @@ LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*
                                 int block, size_t smem, cudaStream_t stream, const Args &args)
 {
     if (smem > 32 * 1024) { /* with its static shared memory a kernel has 48 KiB without being asked */
-        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+        const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, most, (int)smem);
         if (error) return lk_launched(op, error);
     }
     cudaLaunchAttribute attributes[2] = {};

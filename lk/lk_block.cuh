@@ -63,8 +63,9 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
     }
 }
 
-/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. By shuffles,
- * because a merge costs two exponentials, and a chain of them (as in cub::BlockReduce) is what a short row would wait for.
+/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. By
+ * shuffles, because a merge costs two exponentials, and a chain of them (as in cub::BlockReduce) is what a short row would
+ * wait for.
  * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; before it, anywhere,
  * lk_cluster_begin().
  * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.

@@ -451,8 +451,8 @@ LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
 #if defined(LK_SIMT)
     *(uint4 *)((char *)shared + offset) = __ldcs((const uint4 *)global);
 #elif LK_ARCH >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared) + (unsigned)offset),
-                 "l"(global) : "memory");
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared) + (unsigned)offset;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 #endif
 }
 

@@ -147,9 +147,9 @@ template <class T> LK_NOINLINE lk_lse lk_logsumexp_read_slowly(const T *next, in
     return s;
 }
 
-/* The state of a share, and of the shares of `team` lanes together once they are merged: every lane gets it. U loads are always
- * in flight: raw holds the share's first U vectors; each one is used and the next one loaded into its registers. The lanes agree
- * on a reference early, while they wait for loads anyway, so that at the end they only have to add. */
+/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first
+ * U vectors; each one is used and the next one loaded into its registers. The lanes agree on a reference early, while they
+ * wait for loads anyway, so that at the end they only have to add. */
 template <class T, int U>
 LK_DEVICE lk_lse lk_logsumexp_read(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, float scale, int rank, int size_log2,
                                    int team)

@@ -1065,7 +1065,7 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
         splits = splits < most ? splits : most;
         p->stretch = lk_ceil_div(a.batch, splits > least ? splits : least);
         if (!vector) /* a warp a row: rows may outnumber the warps of a grid */
-            while (a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
+            while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
                 p->token_step = lk_ceil_div(p->token_step, 2);
     }
     p->tokens_each = (int)lk_ceil_div(tokens, p->token_step);

@@ -25,15 +25,16 @@
  *            Relative errors before that rounding: rstd 8 2^-24, y 10 2^-24, dx 16 2^-24 of the sum of its terms' magnitudes,
  *            dweight (16 + log2 rows) 2^-24 of them. With rstd from forward and s from residual_out, backward also has the
  *            rounding of residual_out.
- *            Against float64 on an H200, 512 rows of N(0, 1.5), 1024 to 16384 columns, with a weight, PyTorch 2.11's rms_norm in
- *            brackets, relative Frobenius: y f32 5.3e-8 (5.7e-8), f16 2.1e-4 (2.1e-4), bf16 1.7e-3 (1.7e-3); dx 5.9e-8 (5.7e-8),
- *            2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3); dweight 1.0e-7 (1.1e-7), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3).
+ *            Against float64 on an H200, 512 rows of N(0, 1.5), 1024 to 16384 columns, with a weight, PyTorch 2.11's rms_norm
+ *            in brackets, relative Frobenius: y f32 5.3e-8 (5.7e-8), f16 2.1e-4 (2.1e-4), bf16 1.7e-3 (1.7e-3); dx 5.9e-8
+ *            (5.7e-8), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3); dweight 1.0e-7 (1.1e-7), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3).
  *            A zero row: y = 0 and dx = dy / sqrt(eps). A NaN in a row: NaN in all of it. An infinity: rstd = 0, NaN there.
  * Traffic    forward reads x (and residual) once and writes y (and residual_out) once; backward reads s, dy (and dresidual_out)
  *            once and writes dx once. Rows longer than a cluster holds are read twice: forward from 2^18 columns of 16 bits on
  *            (2^17 with a residual), backward from about 2^16.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
- * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM", 2023.
+ * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
+ *            2023.
  */
 #ifndef LK_SRMS_NORM_CUH
 #define LK_SRMS_NORM_CUH
