@@ -446,10 +446,12 @@ LK_DEVICE float lk_cos(float x)
 
 /* cp.async.cg.shared.global (9.7.9.25.3.1): copies 16 bytes to shared + offset bytes, both addresses aligned to 16, past L1
  * and past registers. The copy is this thread's: it sees the bytes after a wait, others after a barrier behind that. */
-LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
+LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global, const char *file = __builtin_FILE(),
+                              int line = __builtin_LINE())
 {
+    (void)file, (void)line;
 #if defined(LK_SIMT)
-    *(uint4 *)((char *)shared + offset) = __ldcs((const uint4 *)global);
+    simt_cp_async((char *)shared + offset, global, 16, file, line);
 #elif LK_ARCH >= 800
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared) + (unsigned)offset;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
@@ -457,17 +459,23 @@ LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
 }
 
 /* cp.async.commit_group (9.7.9.25.3.2): closes the group of this thread's copies since the last one. */
-LK_DEVICE void lk_cp_async_commit_group(void)
+LK_DEVICE void lk_cp_async_commit_group(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-#if !defined(LK_SIMT) && LK_ARCH >= 800
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_cp_async_commit(file, line);
+#elif LK_ARCH >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
 /* cp.async.wait_group (9.7.9.25.3.3): returns when at most `groups` of this thread's newest groups are still on their way. */
-template <int groups> LK_DEVICE void lk_cp_async_wait_group(void)
+template <int groups> LK_DEVICE void lk_cp_async_wait_group(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-#if !defined(LK_SIMT) && LK_ARCH >= 800
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_cp_async_wait(groups, file, line);
+#elif LK_ARCH >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 #endif
 }

@@ -1715,6 +1715,15 @@ void simt_bulk_store(void *global, const void *shared, unsigned bytes, const cha
 
 void simt_bulk_commit(void) { me->self->bulk_groups++; }
 
+void simt_cp_async(void *to, const void *from, size_t bytes, const char *file, int line) {
+    if (((uintptr_t)to | (uintptr_t)from) % bytes) simt_fail(file, line, "cp.async of %zu bytes from or to an address that is not aligned to them", bytes);
+    memcpy(to, from, bytes);
+}
+
+void simt_cp_async_commit(const char *, int) {}
+
+void simt_cp_async_wait(unsigned, const char *, int) {}
+
 void simt_bulk_wait(unsigned groups, int read, const char *file, int line) {
     fiber *f = me->self;
     group *g = me->group;

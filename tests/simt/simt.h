@@ -148,6 +148,10 @@ void simt_bulk_commit(void);
 void simt_bulk_wait(unsigned groups, int read, SIMT_SITE);      /* all but the latest `groups`; read: for their sources alone */
 void simt_fence_proxy_async(void);
 void simt_st_async(unsigned to, uint64_t value, unsigned bar, SIMT_SITE);
+/* cp.async: copies of one thread, in groups. */
+void simt_cp_async(void *to, const void *from, size_t bytes, SIMT_SITE);
+void simt_cp_async_commit(SIMT_SITE);
+void simt_cp_async_wait(unsigned groups, SIMT_SITE); /* all but the latest `groups` groups have landed */
 
 /* To be called in every spin loop: lets others run. A grid that does nothing but spin is reported as a deadlock. */
 void simt_yield(SIMT_SITE);
