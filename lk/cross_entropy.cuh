@@ -525,7 +525,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
-    const T *logits = (const T *)a.logits + (row < a.rows ? row : 0) * a.logits_stride; /* 2^62 is a stride of one row too */
+    const T *logits = (const T *)a.logits + row * a.logits_stride;
     LK_SHARED(lk_ce_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
     lk_ce_aside *aside = &asides[threadIdx.x];
     lk_cluster_begin();
@@ -780,9 +780,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3)
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1);
-    const int64_t own = row < a.rows ? row : 0; /* 2^62 is a stride of one row too */
-    const T *logits = (const T *)a.logits + own * a.logits_stride;
-    D *dlogits = (D *)a.dlogits + own * a.dlogits_stride;
+    const T *logits = (const T *)a.logits + row * a.logits_stride;
+    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
     const int steps = (int)a.vocab / N / (team * U); /* and one: the same for all rows, whatever their alignment */
     LK_SHARED(lk_ce_backward_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
     lk_ce_backward_aside *aside = &asides[threadIdx.x];
@@ -1023,6 +1022,7 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
 
     const bool reduced = a.reduction != LK_REDUCTION_NONE;
     lk_cross_entropy_forward_plan plan = {a, 0, reduced};
+    if (a.rows == 1) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     lk_cross_entropy_sum_plan sum = {a, NULL, NULL};
     if (reduced) {
         float *next = (float *)a.workspace;
@@ -1105,6 +1105,7 @@ LK_HOST lk_status lk_cross_entropy_backward_launch(const char *op, const lk_devi
 {
     lk_cross_entropy_backward_plan plan = {a, 0, sizeof(D) != sizeof(T) && a.dlogits == a.logits, a.vocab};
     if (a.zero_padding) plan.padded_end = plan.ordered ? a.logits_stride : a.dlogits_stride;
+    if (a.rows == 1) plan.a.logits_stride = plan.a.dlogits_stride = 0; /* as in forward */
     int cluster;
     plan.team_log2 = lk_cross_entropy_team<T>(device, &a, 8192, LK_CROSS_ENTROPY_BACKWARD_U, &cluster);
     if (plan.ordered && plan.team_log2 < 3) plan.team_log2 = 3; /* single elements are read at once, one a thread */

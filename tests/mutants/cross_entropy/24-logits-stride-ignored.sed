@@ -1,2 +1,2 @@
-# file: cross_entropy.cuh - forward takes rows for packed
-s/(row < a.rows ? row : 0) \* a.logits_stride/(row < a.rows ? row : 0) * a.vocab/
+# file: cross_entropy.cuh - rows of logits are taken for packed
+s/(const T \*)a.logits + row \* a.logits_stride;/(const T *)a.logits + row * a.vocab;/

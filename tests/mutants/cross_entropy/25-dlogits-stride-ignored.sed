@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - backward writes rows as if they were packed
-s/(D \*)a.dlogits + own \* a.dlogits_stride/(D *)a.dlogits + own * a.vocab/
+s/(D \*)a.dlogits + row \* a.dlogits_stride;/(D *)a.dlogits + row * a.vocab;/
