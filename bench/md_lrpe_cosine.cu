@@ -215,6 +215,14 @@ template <class T> static void activate(const shape *s, const T *x, double *act,
     }
 }
 
+/* Half a unit in the last place of x in T; nothing for 0, which is stored as it is. */
+template <class T> static double half_ulp(double x)
+{
+    int exponent;
+    frexp(x, &exponent); /* |x| is in [2^(exponent - 1), 2^exponent) */
+    return x == 0 ? 0 : ldexp(sizeof(T) == 4 ? 0x1p-25 : 0x1p-9, exponent);
+}
+
 /* Checks 60 rows: the first, the last, others at random. The limits: what the header says, doubled, since here it need not be
  * told apart, and half an ulp of T. dtheta is held against a second launch on the other path, which sums in another order. */
 template <class T> static bool check_rows(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
@@ -222,7 +230,6 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
     enum { MOST = 128 };
     const shape *s = (const shape *)c->context;
     const bool back = is_backward(c);
-    const double rounding = sizeof(T) == 4 ? 0x1p-24 : 0x1p-9;
     uint64_t random = 7;
     bool right = true;
     for (int k = 0; right && k < 60; k++) {
@@ -258,7 +265,7 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
             else if (s->activation == LK_MD_LRPE_COSINE_SOFTMAX)
                 want = act[f] * (g[f] - dot), scale = act[f] * (fabs(g[f]) + size + 4);
             else want = g[f] * slope[f], scale = fabs((double)(float)in[f]) + fabs((double)(float)in[s->dim + f]);
-            const double got = (double)(float)out[i], limit = rounding * fabs(want) + 1.6e-6 * scale * (s->activation ? 4 : 1);
+            const double got = (double)(float)out[i], limit = half_ulp<T>(want) + 1.6e-6 * scale * (s->activation ? 4 : 1);
             if (fabs(got - want) <= limit) continue;
             snprintf(why, why_bytes, "row %lld, feature %lld is %.9g, not %.9g; limit %.2g", (long long)row, (long long)i, got,
                      want, limit);
