@@ -772,7 +772,7 @@ template <int N> LK_DEVICE void lk_ce_sum(float (&v)[N], int team)
  * is stored, the thread with rank 0 writes the target's element. 16-bit gradients in place of f32 logits lie where earlier
  * steps or this one have read, so a barrier a step keeps the writes behind the reads. */
 template <class T, class D, bool plain>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain ? 4 : 3)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain && sizeof(T) < 4 ? 4 : 3)
     lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
 {
     constexpr int U = LK_CROSS_ENTROPY_BACKWARD_U, N = LK_VEC<T>;
@@ -1073,7 +1073,8 @@ LK_HOST lk_status lk_cross_entropy_backward_check(const char *op, const lk_cross
     if (status) return status;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_cross_entropy_dtype<T>;
     const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
-    const int64_t in_place_stride = a->logits_stride * (half ? 2 : 1);
+    int64_t in_place_stride = a->logits_stride;
+    if (half) in_place_stride = in_place_stride > INT64_MAX / 2 ? INT64_MAX : 2 * in_place_stride;
     if (in_place && a->dlogits_stride == 0) a->dlogits_stride = in_place_stride;
     status = lk_cross_entropy_check_stride(op, "dlogits", a->rows, a->vocab, &a->dlogits_stride);
     if (status) return status;
