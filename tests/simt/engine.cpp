@@ -7,7 +7,8 @@ A launch is a grid of *groups*: a group is a cluster, or a single block where th
 group of the grid, gives each of its CUDA threads a fiber, and switches to the first. A fiber that has to wait leaves its warp's ready mask and switches
 straight to the next ready fiber of the group; only when the group has none does it switch back to the worker's own stack (run_round), which
 lands asynchronous copies, retires the group, wakes those that yielded, starts another group beside one that only spins, or
-reports a deadlock. Lazy copies land nowhere else; eager ones land where they are issued, random ones in reschedule() too.
+reports a deadlock. Lazy copies land nowhere else, but cp.async and bulk stores in their thread's wait; eager ones land
+where they are issued, random ones in reschedule() too.
 
 This file is compiled without sanitizers, so what it does to the kernel's memory is not checked; it avoids memcpy and memset inside a launch
 because libtsan would record them as the running fiber's accesses.
@@ -103,6 +104,7 @@ enum {
     MAX_ARRIVALS = (1 << 20) - 1,       // of an mbarrier's phase, and its bytes to either side of 0
     MAX_COPIES = 4096,                  // in flight in a group; beyond that the oldest lands. A power of two
     MAX_STORES = 1024,                  // bulk stores of a group that are not waited for
+    MAX_OWN_COPIES = 128,               // cp.async of a thread that are not waited for
     MAX_NOTES = 64,                     // ranges of a block's shared memory that copies have left or read
     COPIERS = 4,                        // TSan fibers in turn for one kind of access
 };
@@ -156,6 +158,14 @@ struct store {                          // a bulk store, from its issue until it
     wait_site site;
 };
 
+struct own_copy {                       // a cp.async, from its issue until its thread waits for it
+    char *to;
+    const char *from, *file;
+    int line;
+    unsigned group;                     // of its thread
+    unsigned short bytes, landed;
+};
+
 struct range_note {                     // shared memory as a copy left or read it
     const char *from, *to;
     uint64_t hash;
@@ -172,7 +182,9 @@ struct fiber {
     unsigned cluster_arrivals, cluster_waits;
     mbarrier *waits_for;                // while IN_MBARRIER
     unsigned waits_phase;
-    unsigned bulk_groups;               // committed so far
+    unsigned bulk_groups, own_groups;   // committed so far; own: of cp.async
+    unsigned own_count;
+    own_copy *own_copies;
     char issue_tag, read_tag[4], write_tag[4];  // of its copies; the last two by bulk group
     char *stack;
     void *fake_stack, *tsan;
@@ -243,6 +255,8 @@ struct group {
     size_t last_waited_room;
     flight *flights;                    // a ring
     store *stores;
+    own_copy *own_copies;               // MAX_OWN_COPIES for each thread
+    size_t own_copies_room;
 };
 
 struct launch {
@@ -642,7 +656,7 @@ static void land_at_random(worker *w, group *g);
 static void reschedule(void) {
     worker *w = me;
     if (__builtin_expect(w->launch->failed.load(std::memory_order_relaxed), 0)) leave_fiber();
-    if (__builtin_expect(copies == RANDOM_COPIES && (w->group->flight_count || w->group->store_count), 0))
+    if (__builtin_expect(copies == RANDOM_COPIES, 0) && (w->group->flight_count || w->group->store_count || w->self->own_count))
         land_at_random(w, w->group);
     fiber *next = choose_fiber(w, w->group);
     if (next != w->self) switch_to(w, next, false);
@@ -763,6 +777,11 @@ static void prepare_copies(group *g, unsigned threads) {
         g->flights = (flight *)calloc(MAX_COPIES, sizeof *g->flights);
         g->stores = (store *)calloc(MAX_STORES, sizeof *g->stores);
     }
+    if (g->live > g->own_copies_room) {
+        free(g->own_copies);
+        g->own_copies = (own_copy *)calloc((size_t)g->live * MAX_OWN_COPIES, sizeof *g->own_copies);
+        g->own_copies_room = g->live;
+    }
     if (room <= g->last_waited_room) return;
     free(g->last_waited);
     g->last_waited = (int *)calloc(room, sizeof *g->last_waited);
@@ -825,7 +844,8 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
             f->lane = i % 32;
             f->index = i;
             f->state = READY;
-            f->cluster_arrivals = f->cluster_waits = f->bulk_groups = 0;
+            f->cluster_arrivals = f->cluster_waits = f->bulk_groups = f->own_groups = f->own_count = 0;
+            f->own_copies = g->own_copies + (size_t)slot * MAX_OWN_COPIES;
             f->waits_for = NULL;
             prepare_fiber(f, slot);
             if (++t.x == s->block.x) {
@@ -898,7 +918,7 @@ static void exit_thread(fiber *f) {
     }
     if (g->cluster_arrived && f->cluster_arrivals == g->cluster_phase)
         fail_all(g->cluster_site.file, g->cluster_site.line, "thread %u of cluster rank %u exited while others arrived at a cluster barrier", f->index, blk->rank);
-    if (g->store_count) check_copies_of_thread(f);
+    if (g->store_count || f->own_count) check_copies_of_thread(f);
     if (f->cluster_arrivals == g->cluster_phase + 1) g->cluster_left++;
     release(&me->launch->end_tag);
     f->state = EXITED;
@@ -1466,7 +1486,8 @@ void simt_mbarrier_wait(uint64_t *at, unsigned parity, int cluster_scope, const 
    A load or st.async is a flight until it lands; its destination is poison meanwhile. A bulk store stays in the table of
    stores, landed or not, until its thread has waited for it. In TSan's eyes a copy is a thread of its own that runs where the
    copy is issued and ends at the barrier's phase or the wait for the bulk group; another one, ordered by nothing but fences
-   and landings, reads what bulk stores read. */
+   and landings, reads what bulk stores read. A cp.async is its thread's alone, which lands it in the wait: in TSan's eyes the
+   thread reads and writes both where it issues and where it waits. */
 
 enum copier { LOADER, READER, WRITER, FENCED_READER };
 
@@ -1615,6 +1636,22 @@ static void land_store(store *x) {
     x->landed = 1;
 }
 
+/* 4, 8 or 16 aligned bytes. There are millions of these, so not by loops. */
+static void copy_few(char *to, const char *from, unsigned bytes) {
+    if (bytes == 4) {
+        *(uint32_t *)to = *(const uint32_t *)from;
+        return;
+    }
+    *(uint64_t *)to = *(const uint64_t *)from;
+    if (bytes == 16) ((uint64_t *)to)[1] = ((const uint64_t *)from)[1];
+}
+
+static void land_own(own_copy *x) {
+    if (x->landed) return;
+    copy_few(x->to, x->from, x->bytes);
+    x->landed = 1;
+}
+
 /* Nothing else can run: one copy lands, any one if they are in random order. Bulk stores wait for their wait. */
 static void land_one(worker *w, group *g) {
     land_flight(g, copies == RANDOM_COPIES ? next_of(&w->copy_random) % g->flight_count : 0);
@@ -1623,9 +1660,11 @@ static void land_one(worker *w, group *g) {
 static void land_at_random(worker *w, group *g) {
     uint64_t r = next_of(&w->copy_random);
     if (r & 3) return;
-    r = (r >> 2) % (g->flight_count + g->store_count);
+    const unsigned shared = g->flight_count + g->store_count;
+    r = (r >> 2) % (shared + w->self->own_count);
     if (r < g->flight_count) land_flight(g, r);
-    else land_store(&g->stores[r - g->flight_count]);
+    else if (r < shared) land_store(&g->stores[r - g->flight_count]);
+    else land_own(&w->self->own_copies[r - shared]);
 }
 
 static void launch_flight(const flight *x) {
@@ -1715,14 +1754,60 @@ void simt_bulk_store(void *global, const void *shared, unsigned bytes, const cha
 
 void simt_bulk_commit(void) { me->self->bulk_groups++; }
 
-void simt_cp_async(void *to, const void *from, size_t bytes, const char *file, int line) {
-    if (((uintptr_t)to | (uintptr_t)from) % bytes) simt_fail(file, line, "cp.async of %zu bytes from or to an address that is not aligned to them", bytes);
-    memcpy(to, from, bytes);
+__attribute__((noinline, cold)) static void bad_own_copy(const void *to, const void *from, size_t bytes, const char *file,
+                                                         int line) {
+    group *g = me->group;
+    size_t offset, room;
+    char what[32];
+    snprintf(what, sizeof what, "lk_cp_async_%zu", bytes);
+    if (bytes != 4 && bytes != 8 && bytes != 16) simt_fail(file, line, "cp.async copies 4, 8 or 16 bytes, not %zu", bytes);
+    if ((uintptr_t)to % bytes) simt_fail(file, line, "%s: the shared address %p is not a multiple of %zu", what, to, bytes);
+    if ((uintptr_t)from % bytes) simt_fail(file, line, "%s: the global address %p is not a multiple of %zu", what, from, bytes);
+    if ((size_t)((const char *)to - me->self->block->memory) >= g->memory_stride)
+        simt_fail(file, line, "%s: %p is not in this block's shared memory", what, to);
+    const char *name = find_variable(g, to, &offset, &room);
+    if (!name || bytes > room) simt_fail(file, line, "%s: %zu bytes at %p are in no shared variable", what, bytes, to);
+    check_global(from, bytes, what, file, line);
 }
 
-void simt_cp_async_commit(const char *, int) {}
+void simt_cp_async(void *to, const void *from, size_t bytes, const char *file, int line) {
+    fiber *f = me->self;
+    group *g = me->group;
+    // Whether the ranges are in a shared variable and an allocation takes a search: that is left to ASan and the redzones.
+    if (__builtin_expect((bytes != 4 && bytes != 8 && bytes != 16) || (((uintptr_t)to | (uintptr_t)from) & (bytes - 1))
+                         || (size_t)((char *)to - f->block->memory) >= g->memory_stride
+                         || (size_t)((const char *)from - g->memory) < g->memory_stride * g->block_count
+                         || first_hidden(to, bytes) || first_hidden(from, bytes), 0))
+        bad_own_copy(to, from, bytes, file, line);
+    if (__builtin_expect(f->own_count == MAX_OWN_COPIES, 0))
+        simt_fail(file, line, "lk_cp_async_%zu: more than %u copies that the thread has not waited for", bytes, MAX_OWN_COPIES);
+    touch(from, bytes, false, __builtin_return_address(0));
+    touch(to, bytes, true, __builtin_return_address(0));
+    own_copy *x = &f->own_copies[f->own_count++];
+    *x = {(char *)to, (const char *)from, file, line, f->own_groups, (unsigned short)bytes, 0};
+    const uint64_t word = 0x0101010101010101u * (unsigned char)simt_poison_byte(), poison[2] = {word, word};
+    if (copies == EAGER) land_own(x);
+    else copy_few(x->to, (const char *)poison, x->bytes);
+}
 
-void simt_cp_async_wait(unsigned, const char *, int) {}
+void simt_cp_async_commit(const char *, int) { me->self->own_groups++; }
+
+void simt_cp_async_wait(unsigned groups, const char *, int) {
+    fiber *f = me->self;
+    maybe_switch();
+    unsigned kept = 0;
+    for (unsigned i = 0; i < f->own_count; i++) {
+        own_copy *x = &f->own_copies[i];
+        if (x->group + groups >= f->own_groups) {
+            if (kept++ != i) f->own_copies[kept - 1] = *x;
+            continue;
+        }
+        touch(x->from, x->bytes, false, __builtin_return_address(0));
+        touch(x->to, x->bytes, true, __builtin_return_address(0));
+        land_own(x);
+    }
+    f->own_count = kept;
+}
 
 void simt_bulk_wait(unsigned groups, int read, const char *file, int line) {
     fiber *f = me->self;
@@ -1756,6 +1841,10 @@ static void check_copies_of_thread(fiber *f) {
         fail_all(x->site.file, x->site.line, "%s: thread %u exits and has not %s", x->site.what, f->index,
                  x->group == f->bulk_groups ? "committed it to a bulk group" : "waited for its bulk group");
     }
+    if (!f->own_count) return;
+    const own_copy *x = &f->own_copies[0];
+    fail_all(x->file, x->line, "lk_cp_async_%u: thread %u exits and has not %s", x->bytes, f->index,
+             x->group == f->own_groups ? "committed it to a group" : "waited for its group");
 }
 
 static void check_copies_of_block(block *blk) {

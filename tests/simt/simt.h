@@ -22,12 +22,12 @@ What it reports (stderr, simt_last_report(), and cudaErrorLaunchFailure from the
     byte, misaligned vectors and leaks; TSan is the race detector: barriers, __syncwarp and cluster barriers order accesses,
     shuffles do not.
 
-mbarriers, bulk copies and st.async
+mbarriers, bulk copies, st.async and cp.async
     A wait parks its thread until the phase ends; lk_mbarrier_try_wait_parity yields. A load or st.async is in flight until
     it lands: lazy copies land when nothing else of the cluster can run, oldest first; eager ones where they are issued;
     random ones now and then, any of them. What a copy in flight will overwrite is poison from its issue on, so that whoever
     reads a slot that was given back too early, or before the wait, sees NaN. A bulk store reads and writes when its thread
-    waits for it, or earlier where copies are eager or random.
+    waits for it, or earlier where copies are eager or random. So does a cp.async, whose destination is poison until then.
     Reported: addresses and sizes that are not multiples of 16 (8 for st.async); ranges that leave a shared variable or an
     allocation, to the byte; an mbarrier that is not initialised, is written over, is initialised twice, or is used by
     copies or peers with no lk_fence_mbarrier_init after its init; an arrival too many; a byte count out of range; a phase
@@ -37,12 +37,15 @@ mbarriers, bulk copies and st.async
     that a bulk store has yet to read; the source of a bulk store in flight, or changed before the wait, or written with no
     lk_fence_proxy_async_shared by any thread since the last copy there; a thread that exits with stores not waited for; a
     block that exits with copies on their way to it, bytes missing or too many, or bytes nobody waited for; a peer not
-    started or gone. A deadlock names the barriers, with the arrivals and bytes that they miss.
+    started or gone; a cp.async that is misaligned, of another size than 4, 8 and 16 bytes, to elsewhere than the block's
+    shared memory, from there, or never committed or waited for (ranges that leave a variable or an allocation: in ASan's
+    build alone). A deadlock names the barriers, with the arrivals and bytes that they miss.
     TSan sees arrivals and waits, and each copy as a thread of its own between its issue and the phase's end or the wait for
     its group: it finds a slot reused or read too early under any schedule, a proxy fence that one of the writers lacks, and
-    an init with no barrier before its use.
-    Not seen: fences between reads and a copy over them, wrong counts that come out even, L2 policies, and whether one
-    warp's arrivals stand in for another's (TSan sees the race that this leads to).
+    an init with no barrier before its use. A cp.async is its own thread's: another that reads what it brings, or writes what
+    it reads, with no barrier after the wait is a race.
+    Not seen: fences between reads and a copy over them, two cp.async of one thread to one place, wrong counts that come out
+    even, L2 policies, and whether one warp's arrivals stand in for another's (TSan sees the race that this leads to).
 
 What it does not model
     Programmatic dependent launch, memory fences (a missing one goes unseen; atomics order as acquire-release; two are
@@ -148,7 +151,7 @@ void simt_bulk_commit(void);
 void simt_bulk_wait(unsigned groups, int read, SIMT_SITE);      /* all but the latest `groups`; read: for their sources alone */
 void simt_fence_proxy_async(void);
 void simt_st_async(unsigned to, uint64_t value, unsigned bar, SIMT_SITE);
-/* cp.async: copies of one thread, in groups. */
+/* cp.async: a thread's own copies, of 4, 8 or 16 bytes, in groups of their own. */
 void simt_cp_async(void *to, const void *from, size_t bytes, SIMT_SITE);
 void simt_cp_async_commit(SIMT_SITE);
 void simt_cp_async_wait(unsigned groups, SIMT_SITE); /* all but the latest `groups` groups have landed */

@@ -685,6 +685,63 @@ template <int wrong> __global__ void st_async_kernel(int *result) {
     result[blockIdx.x * blockDim.x + t] = sum;
 }
 
+enum { STAGE_VECTORS = SLOT_INTS / 4, NO_COPY_WAIT = 200, WAIT_OF_ANOTHER, NO_COPY_BARRIER, WAIT_BEHIND_BARRIER, NO_COMMIT,
+       EXIT_IN_FLIGHT, COPY_UNALIGNED_SHARED, COPY_UNALIGNED_GLOBAL, COPY_SIZE, COPY_TO_GLOBAL, COPY_FROM_SHARED,
+       COPY_PAST_STAGES, COPY_PAST_INPUT, TOO_MANY_COPIES };
+
+/* Two stages of cp.async; each thread sums what its neighbour has copied while its own next vector is on its way. */
+template <int wrong> __global__ void stages_kernel(const int *in, int *result) {
+    LK_SHARED(uint4, stages, [2][STAGE_VECTORS]);
+    const int t = threadIdx.x, last = STAGE_VECTORS - 1;
+    int sum = 0;
+    for (int tile = 0; tile <= TILES; tile++) {         // copies tile `tile`, sums the one before
+        if (tile < TILES) {
+            const int *from = in + tile * SLOT_INTS + 4 * t + (wrong == COPY_UNALIGNED_GLOBAL);
+            if (wrong == COPY_FROM_SHARED) from = (const int *)&stages[1][0];
+            if (wrong == COPY_PAST_INPUT && tile == TILES - 1 && t == last) from += 4;
+            int offset = (tile % 2 * STAGE_VECTORS + t) * 16 + (wrong == COPY_UNALIGNED_SHARED ? 4 : 0);
+            if (wrong == COPY_PAST_STAGES && tile == 1 && t == last) offset += 16;
+            if (wrong == COPY_SIZE) simt_cp_async(stages[0] + t, from, 12);
+            lk_cp_async_16(wrong == COPY_TO_GLOBAL ? (void *)result : stages, offset, from);
+            for (int i = 0; wrong == TOO_MANY_COPIES && i < 200; i++) lk_cp_async_16(stages, offset, from);
+            if (wrong != NO_COMMIT) lk_cp_async_commit_group();
+        } else if (wrong != EXIT_IN_FLIGHT && wrong != NO_COMMIT) {
+            lk_cp_async_commit_group();                 // an empty group, so that the wait is the same
+        }
+        if (tile == 0) continue;
+        if (wrong == WAIT_OF_ANOTHER) lk_cp_async_wait_group<2>();
+        else if (wrong != NO_COPY_WAIT && wrong != WAIT_BEHIND_BARRIER) lk_cp_async_wait_group<1>();
+        if (wrong != NO_COPY_BARRIER) __syncthreads();
+        if (wrong == WAIT_BEHIND_BARRIER) lk_cp_async_wait_group<1>();
+        if (wrong == NO_COPY_BARRIER) __nanosleep(20);
+        const int *mine = (const int *)&stages[(tile - 1) % 2][last - t];
+        for (int i = 0; i < 4; i++) sum += mine[i];
+        __syncthreads();
+    }
+    result[t] = sum;
+    if (wrong == NO_COPY_WAIT || wrong == WAIT_OF_ANOTHER) lk_cp_async_wait_group<0>();
+}
+
+/* The sizes that no wrapper has, groups of several copies, and a wait for all but two. */
+__global__ void small_copies_kernel(const int *in, int *result) {
+    LK_SHARED(uint4, slots, [3][32]);
+    const int t = threadIdx.x;
+    const int *from = in + 4 * t;
+    for (int g = 0; g < 3; g++, from += 128) {
+        simt_cp_async((int *)&slots[g][t], from, 4);
+        simt_cp_async((int *)&slots[g][t] + 2, from + 2, 8);
+        simt_cp_async((int *)&slots[g][t] + 1, from + 1, 4);
+        lk_cp_async_commit_group();
+    }
+    lk_cp_async_wait_group<2>();
+    int bad = 0;
+    for (int i = 0; i < 4; i++) bad += ((const int *)&slots[0][t])[i] != in[4 * t + i];
+    lk_cp_async_wait_group<0>();
+    for (int g = 1; g < 3; g++)
+        for (int i = 0; i < 4; i++) bad += ((const int *)&slots[g][t])[i] != in[128 * g + 4 * t + i];
+    result[t] = bad;
+}
+
 enum { RING_BLOCKS = 5 };
 static int *ring_in;            // TILES * SLOT_INTS ints, device memory
 static void fill_ring(void) {
@@ -707,6 +764,21 @@ template <int wrong> static cudaError_t launch_lazily(void) {
 }
 template <int wrong> static cudaError_t launch_st_async(void) {
     return launch_cluster(st_async_kernel<wrong>, 4, 32, 4, 0, out);
+}
+
+template <int wrong> static cudaError_t launch_stages(void) {
+    fill_ring();
+    return launch(stages_kernel<wrong>, 1, STAGE_VECTORS, (const int *)ring_in, out);
+}
+static int count_stage_errors(void) {
+    int bad = 0;
+    for (int t = 0; t < STAGE_VECTORS; t++) {
+        int sum = 0;
+        for (int tile = 0; tile < TILES; tile++)
+            for (int i = 0; i < 4; i++) sum += ring_in[tile * SLOT_INTS + 4 * (STAGE_VECTORS - 1 - t) + i];
+        bad += out[t] != sum;
+    }
+    return bad;
 }
 
 static int count_ring_errors(int blocks, int first) {
@@ -736,6 +808,16 @@ static int case_ring_orders(void) {
     simt_set_copies(NULL);
     return bad;
 }
+static int case_stages(void) {
+    int bad = 0;
+    for (const char *order : {"lazy", "eager", "random:5", "random:6"}) {
+        simt_set_copies(order);
+        bad += launch_stages<RIGHT>() || count_stage_errors();
+        bad += launch(small_copies_kernel, 1, 32, (const int *)ring_in, out) || count_other_than(0, 32);
+    }
+    simt_set_copies(NULL);
+    return bad;
+}
 static int case_st_async(void) {
     int bad = 0;
     for (unsigned blocks = 2; blocks <= 4; blocks += 2) {
@@ -749,7 +831,8 @@ static int case_st_async(void) {
 struct negative {
     const char *name, *report;  // report: alternatives, where schedules come upon different signs, with | between
     cudaError_t (*run)(void);
-    int sanitized;              // 0: in a sanitizer's build that sanitizer is the one that reports it; 2: TSan alone
+    // 0: in a sanitizer's build that sanitizer is the one that reports it; 2: TSan alone; 3: reported in ASan's build alone
+    int sanitized;
 };
 static const negative negatives[] = {
     {"two barriers on two lines", "divergent barriers", [] { return launch(divergent_barriers_kernel, 2, 64, out); }, 1},
@@ -820,6 +903,16 @@ static const negative negatives[] = {
     {"a phase that never ends, asked for", "1 of 1 arrivals missing", launch_barrier<SPIN>, 1},
     {"two loads into one slot", "still being filled", launch_lazily<TWO_LOADS>, 1},
     {"a bulk store of what has not landed", "still being filled", launch_lazily<STORE_OF_A_LOAD>, 1},
+    {"cp.async: never waited for", "exits and has not waited for its group", launch_stages<EXIT_IN_FLIGHT>, 1},
+    {"cp.async: never committed", "has not committed it to a group", launch_stages<NO_COMMIT>, 1},
+    {"cp.async: misaligned shared address", "shared address", launch_stages<COPY_UNALIGNED_SHARED>, 1},
+    {"cp.async: misaligned global address", "global address", launch_stages<COPY_UNALIGNED_GLOBAL>, 1},
+    {"cp.async: size", "16 bytes, not 12", launch_stages<COPY_SIZE>, 1},
+    {"cp.async: to global memory", "not in this block's shared memory", launch_stages<COPY_TO_GLOBAL>, 1},
+    {"cp.async: from shared memory", "not in global memory", launch_stages<COPY_FROM_SHARED>, 1},
+    {"cp.async: past a shared variable", "past the end of stages|in no shared variable", launch_stages<COPY_PAST_STAGES>, 2},
+    {"cp.async: past its source", "leave their allocation", launch_stages<COPY_PAST_INPUT>, 3},
+    {"cp.async: too many", "more than 128 copies", launch_stages<TOO_MANY_COPIES>, 1},
     {"st.async: a wait at block scope", "that takes lk_mbarrier_wait_parity_cluster", launch_st_async<CTA_SCOPE>, 1},
     {"st.async: wrong parity", "wrong parity", launch_st_async<ST_ASYNC_PARITY>, 0},
     {"st.async: barrier in another block", "is in rank", launch_st_async<BAR_ELSEWHERE>, 1},
@@ -879,6 +972,22 @@ static int case_early_reuse_shows(void) {
         seen += launch(read_ring_kernel<1>, 1, 64, (const int *)ring_in, out) || count_sum_errors();
     }
     return seen < 3;            // a random schedule may let the reader be faster
+}
+/* A stage read without the wait, or behind a wait for the stage before: poison as long as the copy has not landed. */
+static int case_missing_copy_wait_shows(void) {
+    int bad = 0;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        for (const char *order : {"lazy", "random:3"}) {
+            simt_set_copies(order);
+            bad += launch_stages<NO_COPY_WAIT>() || count_stage_errors() == 0;
+            bad += launch_stages<WAIT_OF_ANOTHER>() || count_stage_errors() == 0;
+        }
+        simt_set_copies("eager");                       // which hides it
+        bad += launch_stages<NO_COPY_WAIT>() || count_stage_errors() != 0;
+    }
+    simt_set_copies(NULL);
+    return bad;
 }
 /* A bulk store that does not wait for the writers: reported, or in the results. */
 static int case_early_store_shows(void) {
@@ -992,7 +1101,9 @@ static const provocation provocations[] = {
     {"mbarrier-init-without-barrier", "data race", [] { simt_set_schedule("forward"); launch_ring<NO_INIT_BARRIER>(); }},
     {"st-async-read-without-waiting", "data race", [] { launch_st_async<NO_WAIT>(); }},
     {"st-async-into-what-is-being-read", "data race", [] { launch_st_async<ROOM_TOO_EARLY>(); }},
-    {"rings-and-st-async", NULL, [] { case_ring(); case_st_async(); }},
+    {"cp-async-read-without-barrier", "lk_cp_async_16", [] { launch_stages<NO_COPY_BARRIER>(); }},
+    {"cp-async-waited-for-behind-the-barrier", "lk_cp_async_wait_group", [] { launch_stages<WAIT_BEHIND_BARRIER>(); }},
+    {"rings-and-st-async", NULL, [] { case_ring(); case_st_async(); case_stages(); }},
     {"all-the-right-kernels", NULL, [] { case_cub(); case_cluster(); case_ticket(); case_chain(); case_dynamic(); case_shuffles(); case_block_sum(); case_atomics(); }},
 #endif
     {NULL, NULL, NULL},
@@ -1048,10 +1159,11 @@ int main(int argc, char **argv) {
         {"device queries", case_device, 1}, {"graphs and capture", case_graph, 1},
         {"order of the schedules", case_schedules, 1},
         {"a ring of bulk copies", case_ring, 0}, {"a ring, copies in any order", case_ring_orders, 0},
-        {"st.async in a cluster", case_st_async, 0},
+        {"st.async in a cluster", case_st_async, 0}, {"two stages of cp.async", case_stages, 0},
 #if !defined(__SANITIZE_THREAD__)
         {"a missing barrier shows", case_missing_barrier_shows, 1},
         {"a slot reused early shows", case_early_reuse_shows, 1}, {"a store too early shows", case_early_store_shows, 1},
+        {"a missing wait for cp.async shows", case_missing_copy_wait_shows, 1},
 #endif
     };
     for (auto &p : positives) {
@@ -1070,8 +1182,11 @@ int main(int argc, char **argv) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
         if (!n.sanitized) continue;
 #if defined(__SANITIZE_THREAD__)
-        if (n.sanitized == 2) continue;
+        if (n.sanitized >= 2) continue;
 #endif
+#endif
+#if !defined(__SANITIZE_ADDRESS__)
+        if (n.sanitized == 3) continue;
 #endif
         run_negative(&n);
     }
