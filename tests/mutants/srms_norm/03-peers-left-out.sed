@@ -1,2 +1,2 @@
 # file: lk_block.cuh - the sums of a cluster are those of its first block
-/void lk_sum_cluster/,/^}/ s/i < blocks \* warps;/i < warps;/
+/void lk_sum_cluster/,/^}/ s/count = blocks \* warps;/count = warps;/

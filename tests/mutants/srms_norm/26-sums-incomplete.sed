@@ -1,2 +1,2 @@
-# file: srms_norm.cuh - the teams' sums for dweight are added before all are complete
-/every team's sums are complete/d
+# file: srms_norm.cuh - the shares of dweight are added before all are there
+/all shares are there before a warp adds/d

@@ -1,2 +1,2 @@
-# file: srms_norm.cuh - the teams' sums for dweight are read where they are not
-s/lk_srms_norm_sum_at(p, col)\]/col]/
+# file: srms_norm.cuh - the sums for dweight of a thread's vectors go where its neighbours' are
+s/partial\[first + u \* 32 \* N + j\] =/partial[first + u * N + j] =/

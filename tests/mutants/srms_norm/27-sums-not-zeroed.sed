@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - the sums for dweight that are in the workspace start from what is there
+s/partial\[at\.begin + i\] = 0\.0f;/;/

@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - the next row is copied where this row's elements are still read
+s/(~turn & 1) \* stage_size/(turn \& 1) * stage_size/

@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - all of a thread's vectors get the first one's weights
+s/(const T \*)p\.a\.weight + first + u \* 32 \* N/(const T *)p.a.weight + first/

@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - x and residual go through the kernel that knows one source of s
+s/held && a->dy && !a->residual && /held \&\& a->dy \&\& /
