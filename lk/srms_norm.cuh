@@ -360,6 +360,8 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 /* Most threads a block, and the vectors of a row that a thread of forward holds. */
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
+/* Blocks an SM, which bounds a thread's registers: up to sm_90 64 are enough for 8 packed vectors of 16-bit elements. */
+#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed) ((packed) && sizeof(T) == 2 && LK_ARCH < 1000 ? 2 : 1)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
@@ -383,7 +385,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
  * reads twice. */
 template <class T, class R, bool PACKED>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, PACKED ? 2 : 1)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
     constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED), N = LK_VEC<T>;
