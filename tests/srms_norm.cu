@@ -637,6 +637,11 @@ static void long_rows(int type, int direction, int path)
             if (i == 3 && direction == BACKWARD && path == LK_SRMS_NORM_CLUSTER) p.has[DWEIGHT] = true;
             check(&p);
         }
+    if (direction == BACKWARD && path == LK_SRMS_NORM_BLOCK) { /* a little longer than a block's threads hold, all in vectors */
+        problem p = drawn(type, direction, path, 1, 20000, 460, PACKED);
+        for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == DY || t == DX, p.home[t] = t;
+        check(&p);
+    }
     if (test.small) return;
     /* Equal terms: a running float sum loses the same fraction at each step. */
     problem p = drawn(type, direction, path, 1, 100001, 450, PACKED);
