@@ -421,8 +421,8 @@ LK_DEVICE void lk_st_async_b64(unsigned peer, uint64_t value, unsigned peer_bar,
 #endif
 }
 
-/* sin.approx.ftz.f32 (9.7.3.18) and cos.approx.ftz.f32 (9.7.3.19): absolute error of at most 3.4e-7 for |x| <= pi, measured
- * on an H200 over 2^24 arguments; sin 0 is 0 and cos 0 is 1. */
+/* sin.approx.ftz.f32 (9.7.3.18) and cos.approx.ftz.f32 (9.7.3.19): absolute error of at most 3.4e-7 for |x| <= pi over 2^24
+ * arguments, as a prototype found on an H200; sin 0 is 0 and cos 0 is 1. */
 LK_DEVICE float lk_sin(float x)
 {
 #if defined(LK_SIMT)

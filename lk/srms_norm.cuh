@@ -30,8 +30,8 @@
  *            (5.7e-8), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3); dweight 1.0e-7 (1.1e-7), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3).
  *            A zero row: y = 0 and dx = dy / sqrt(eps). A NaN in a row: NaN in all of it. An infinity: rstd = 0, NaN there.
  * Traffic    forward reads x (and residual) once and writes y (and residual_out) once; backward reads s, dy (and dresidual_out)
- *            once and writes dx once. Rows longer than a cluster holds are read twice: forward from 2^18 columns of 16 bits on
- *            (2^17 with a residual), backward from about 2^16.
+ *            once and writes dx once. Rows longer than a cluster holds are read twice: of 16 bits, forward above 2^18 columns
+ *            (2^17 with a residual), backward above about 2^17 (2^16 with weight or dweight); of 32 bits, above half as many.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
@@ -111,7 +111,8 @@ typedef struct {
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
  * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full
- * speed; other rows go element by element. */
+ * speed; other rows go element by element, and in backward with weight or dweight all rows that do not start on 16 bytes do.
+ * Backward is fastest with dy, one source of s, cols a multiple of 16 bytes, and a weight of type T where there is one. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_API lk_status lk_srms_norm_forward_##T(const lk_srms_norm_forward_args *args, cudaStream_t stream);                     \
