@@ -26,6 +26,8 @@
  *            two then alternate with the operation; the better median is the ceiling. of_ceiling = ceiling ms / own ms.
  *            On an H200 a ceiling over 3 % slower than it was measured before (bench_known_gb_per_s) makes the row
  *            "invalid: ceiling"; an of_ceiling above 1.03 makes it "invalid: above ceiling". Both are written all the same.
+ *            Where an operation is matmuls, its case names another yardstick, bare: the same matmuls and nothing between them.
+ *            of_gemm = bare ms / own ms; a bare over 3 % slower than it was measured before makes the row "invalid: bare".
  *
  * Check      Before it is timed, the graph that will be timed runs once over poisoned outputs; check() then holds the last set
  *            against double on the host. A provider that fails prints FAIL and has no row.
@@ -230,6 +232,11 @@ struct bench_case {
     size_t (*workspace)(const bench_case *c, int path); /* what the query says, 0 when it refuses; NULL means 0 */
     /* Whether write and out are right; says what is wrong in `why`. The stream is idle. */
     bool (*check)(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes);
+    bench_launch *bare;  /* the matmuls alone, in place of a ceiling; NULL: a ceiling by mix. Alike for all cases of a bench */
+    double flops;        /* of the matmuls */
+    double known_ms;     /* of bare on an H200; 0: unknown */
+    size_t naive_bytes;  /* naive's scratch, for memory_mb */
+    const char *remark;  /* the operation's note; NULL: none */
 };
 
 /* Values of a case's inputs: a sum of four uniform values, near enough to a normal one, from a hash of the index. */
@@ -316,11 +323,12 @@ typedef struct {
     uint4 *sink;
 } bench_arena;
 
-/* One thing to time: an operation, its baseline, or (shape != NULL) a ceiling. */
+/* One thing to time: an operation, its baseline, or a ceiling, by shape or by the matmuls that launch makes. */
 typedef struct {
     const char *provider;
     bench_launch *launch;
     const bench_shape *shape;
+    bool ceiling;
     int launches; /* a replay */
     cudaGraphExec_t graph;
     float ms, p10, p90;
@@ -349,7 +357,7 @@ static bool bench_allocate(const bench *b, const bench_case *c, bench_arena *are
                        bench_round_up(c->out_bytes);
     arena->sets = 1 + (int)lk_ceil_div(4 * b->l2_bytes, (int64_t)traffic);
     if (arena->sets < 2) arena->sets = 2;
-    const double launch_ms = 2e-3 + (double)traffic / 4.3e9; /* a guess, to make a replay about 1 ms */
+    const double launch_ms = 2e-3 + (double)traffic / 4.3e9 + c->flops / 7e11; /* a guess, to make a replay about 1 ms */
     arena->launches = arena->sets * (int)ceil(1.0 / (launch_ms * arena->sets));
     const size_t bytes = 256 + bench_round_up(c->workspace_bytes) + (size_t)arena->sets * arena->set_bytes;
     if (cudaMalloc((void **)&arena->memory, bytes) != cudaSuccess) {
@@ -408,6 +416,12 @@ static int bench_compare_floats(const void *a, const void *b)
     return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
 }
 
+/* How many replays a case gets: matmuls last too long for as many as kernels get. */
+static int bench_rounds(const bench *b, bool matmuls)
+{
+    return matmuls ? (b->quick ? 5 : 21) : b->quick ? 11 : 51;
+}
+
 /* Replays the subjects in turn, `rounds` times after 2 rounds of warm-up, and fills in their times. */
 static void bench_replay(const bench *b, bench_subject *subjects, int count, int rounds)
 {
@@ -439,12 +453,17 @@ static int bench_compare_subjects(const void *a, const void *b)
     return bench_compare_floats(&((const bench_subject *)a)->ms, &((const bench_subject *)b)->ms);
 }
 
-/* The ceilings worth a full count: fills in the best two and returns 2. */
+/* The ceilings worth a full count: fills in the best two and returns 2, or the one bare and returns 1. */
 static int bench_choose_ceilings(const bench *b, const bench_case *c, const bench_arena *arena, bench_subject *best)
 {
     bench_subject all[BENCH_SHAPES_MOST] = {};
+    if (c->bare) {
+        best->provider = "bare", best->ceiling = true, best->launch = c->bare, best->launches = arena->launches;
+        BENCH_CUDA((cudaError_t)bench_capture(b, c, arena, best));
+        return 1;
+    }
     for (int i = 0; i < c->mix.count; i++) {
-        all[i].provider = "ceiling";
+        all[i].provider = "ceiling", all[i].ceiling = true;
         all[i].shape = &c->mix.shapes[i];
         all[i].launches = arena->launches;
         BENCH_CUDA((cudaError_t)bench_capture(b, c, arena, &all[i]));
@@ -493,20 +512,23 @@ static void bench_add_row(bench *b, const char *text, int order)
 static void bench_finish_row(bench *b, int number, int chosen, const bench_case *c, const bench_subject *s,
                              const bench_subject *ceiling, const char *note)
 {
-    const double gb_per_s = (double)(c->read_bytes + c->write_bytes) / s->ms * 1e-6;
-    char share[16] = "", memory[48] = ",";
-    if (!s->shape) {
-        const double mib = 1.0 / (1 << 20), workspace = strcmp(s->provider, "naive") == 0 ? 0.0 : (double)c->workspace_bytes;
+    const double gb_per_s = (double)(c->read_bytes + c->write_bytes) / s->ms * 1e-6, tflop_per_s = c->flops / s->ms * 1e-9;
+    char share[16] = "", memory[48] = ",", rates[48];
+    if (!s->ceiling) {
+        const bool naive = strcmp(s->provider, "naive") == 0;
+        const double mib = 1.0 / (1 << 20), workspace = (double)(naive ? c->naive_bytes : c->workspace_bytes);
         snprintf(share, sizeof share, "%.3f", ceiling->ms / s->ms);
         snprintf(memory, sizeof memory, "%.6g,%.6g", workspace * mib,
                  ((double)(c->read_bytes + c->write_bytes + c->in_bytes + c->out_bytes) + workspace) * mib);
     }
     printf("| %d/%d | %s | %s | %s | %s | %.5g | %.4g-%.4g | %.0f | %s | %.5g | %s |\n", number, chosen, c->name, c->direction,
-           c->dtype, s->provider, s->ms, s->p10, s->p90, gb_per_s, share, ceiling->ms, note);
+           c->dtype, s->provider, s->ms, s->p10, s->p90, c->bare ? tflop_per_s : gb_per_s, share, ceiling->ms, note);
     fflush(stdout);
+    if (c->bare) snprintf(rates, sizeof rates, ",%.5g,,%s", tflop_per_s, share);
+    else snprintf(rates, sizeof rates, "%.5g,,%s,", gb_per_s, share);
     char text[512];
-    snprintf(text, sizeof text, "%s,%s,%s,%s,%s,%.5g,%.5g,,%s,,%s,%s,%s", b->op, c->direction, c->dtype, c->name, s->provider,
-             s->ms, gb_per_s, share, memory, b->gpu, BENCH_COMMIT);
+    snprintf(text, sizeof text, "%s,%s,%s,%s,%s,%.5g,%s,%s,%s,%s", b->op, c->direction, c->dtype, c->name, s->provider, s->ms,
+             rates, memory, b->gpu, BENCH_COMMIT);
     bench_add_row(b, text, (int)(c - b->cases));
 }
 
@@ -620,22 +642,31 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
     if (count) {
         const int operations = count;
         count += bench_choose_ceilings(b, c, &arena, subjects + count);
-        bench_replay(b, subjects, count, b->quick ? 11 : 51);
+        bench_replay(b, subjects, count, bench_rounds(b, c->bare != NULL));
         const bench_subject *ceiling = &subjects[operations];
-        if (ceiling[1].ms < ceiling[0].ms) ceiling++;
+        if (count - operations == 2 && ceiling[1].ms < ceiling[0].ms) ceiling++;
 
-        const double bytes = (double)(c->read_bytes + c->write_bytes), known = bench_known_gb_per_s(b->gpu, c->mix, bytes);
-        const bool slow = bytes / ceiling->ms * 1e-6 * 1.03 < known, above = ceiling->ms / subjects[0].ms > 1.03f;
+        const double bytes = (double)(c->read_bytes + c->write_bytes);
+        const double known = c->bare ? 0.0 : bench_known_gb_per_s(b->gpu, c->mix, bytes);
+        const double known_ms = strcmp(b->gpu, "h200") == 0 ? c->known_ms : 0.0;
+        const bool slow_bare = known_ms > 0 && ceiling->ms > 1.03 * known_ms;
+        const bool slow = slow_bare || bytes / ceiling->ms * 1e-6 * 1.03 < known;
+        const bool above = !c->bare && ceiling->ms / subjects[0].ms > 1.03f;
+        const char *invalid = slow_bare ? "invalid: bare" : slow ? "invalid: ceiling" : above ? "invalid: above ceiling" : "";
         if (slow || above) b->invalid++;
         b->measured++;
-        for (int i = 0; i < operations; i++)
-            bench_finish_row(b, number, chosen, c, &subjects[i], ceiling,
-                             i ? "" : slow ? "invalid: ceiling" : above ? "invalid: above ceiling" : "");
-        char note[128];
+        char note[320];
+        for (int i = 0; i < operations; i++) {
+            snprintf(note, sizeof note, "%s%s%s", invalid, c->remark && invalid[0] ? "; " : "", c->remark ? c->remark : "");
+            bench_finish_row(b, number, chosen, c, &subjects[i], ceiling, i ? "" : note);
+        }
         const bench_shape *shape = ceiling->shape;
-        const int used = snprintf(note, sizeof note, "%d threads x %d units%s%s", shape->threads, shape->units,
-                                  shape->cs ? ", cs" : "", shape->blocks_per_sm ? ", persistent" : "");
+        int used = snprintf(note, sizeof note, "the matmuls alone");
+        if (shape)
+            used = snprintf(note, sizeof note, "%d threads x %d units%s%s", shape->threads, shape->units,
+                            shape->cs ? ", cs" : "", shape->blocks_per_sm ? ", persistent" : "");
         if (known > 0) snprintf(note + used, sizeof note - (size_t)used, "; known %.0f GB/s", known);
+        if (known_ms > 0) snprintf(note + used, sizeof note - (size_t)used, "; known %.4g ms", known_ms);
         bench_finish_row(b, number, chosen, c, ceiling, ceiling, note);
     }
     for (int i = 0; i < count; i++) BENCH_CUDA(cudaGraphExecDestroy(subjects[i].graph));
@@ -669,10 +700,13 @@ static void bench_open(bench *b)
     printf("GPU %s, %d SMs, L2 %.0f MiB; driver %s (CUDA %d.%d); CUDA %d.%d; commit %s\n", properties.name, b->device.sms,
            (double)b->l2_bytes / (1 << 20), version, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
            BENCH_COMMIT);
-    printf("ms: median of %d graph replays, per launch, cold L2; p10-p90: their percentiles; GB/s: least traffic / ms;\n"
-           "of_ceiling: time of the best plain kernel with the same reads and writes (ceiling, timed alternately) / ms.\n\n",
-           b->quick ? 11 : 51);
-    printf("| # | case | direction | dtype | provider | ms | p10-p90 | GB/s | of_ceiling | ceiling ms | note |\n");
+    const bool matmuls = b->cases[0].bare != NULL;
+    printf("ms: median of %d graph replays, per launch, cold L2; p10-p90: their percentiles; ", bench_rounds(b, matmuls));
+    puts(matmuls ? "TFLOP/s: that of the matmuls;\nof_gemm: time of the matmuls alone (bare, timed alternately) / ms.\n"
+                 : "GB/s: least traffic / ms;\nof_ceiling: time of the best plain kernel with the same reads and writes "
+                   "(ceiling, timed alternately) / ms.\n");
+    printf("| # | case | direction | dtype | provider | ms | p10-p90 | %s | note |\n",
+           matmuls ? "TFLOP/s | of_gemm | bare ms" : "GB/s | of_ceiling | ceiling ms");
     printf("|---|---|---|---|---|---|---|---|---|---|---|\n");
     fflush(stdout);
 }

@@ -13,6 +13,7 @@ typedef struct {
     int mean; /* else none */
 } shape;
 
+/* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0},
@@ -47,17 +48,61 @@ static const shape shapes[] = {
     {"rows=4096 vocab=50264 reduction=none", "backward", "bf16", 4096, 50264, 0},
     {"rows=4096 vocab=131072 reduction=none", "backward", "f16", 4096, 131072, 0},
     {"rows=4096 vocab=65536 reduction=none", "backward", "f32", 4096, 65536, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward_backward", "bf16", 4096, 1024, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward_backward", "bf16", 4096, 2048, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward_backward", "bf16", 4096, 4096, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward_backward", "bf16", 4096, 8192, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward_backward", "bf16", 4096, 16384, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward_backward", "bf16", 4096, 32768, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "bf16", 4096, 65536, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "bf16", 4096, 131072, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward_backward", "bf16", 4096, 1024, 1},
+    {"rows=4096 vocab=8192 reduction=mean", "forward_backward", "bf16", 4096, 8192, 1},
+    {"rows=4096 vocab=131072 reduction=mean", "forward_backward", "bf16", 4096, 131072, 1},
+    {"rows=4096 vocab=50257 reduction=none", "forward_backward", "bf16", 4096, 50257, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward_backward", "bf16", 4096, 50264, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward_backward", "bf16", 4093, 32003, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward_backward", "bf16", 4096, 151936, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "f16", 4096, 131072, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "f32", 4096, 65536, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward then backward", "bf16", 4096, 1024, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward then backward", "bf16", 4096, 2048, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward then backward", "bf16", 4096, 4096, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward then backward", "bf16", 4096, 8192, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward then backward", "bf16", 4096, 16384, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward then backward", "bf16", 4096, 32768, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "bf16", 4096, 65536, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "bf16", 4096, 131072, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward then backward", "bf16", 4096, 1024, 1},
+    {"rows=4096 vocab=8192 reduction=mean", "forward then backward", "bf16", 4096, 8192, 1},
+    {"rows=4096 vocab=131072 reduction=mean", "forward then backward", "bf16", 4096, 131072, 1},
+    {"rows=4096 vocab=50257 reduction=none", "forward then backward", "bf16", 4096, 50257, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward then backward", "bf16", 4096, 50264, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward then backward", "bf16", 4093, 32003, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward then backward", "bf16", 4096, 151936, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "f16", 4096, 131072, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "f32", 4096, 65536, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
-/* The least traffic: forward reads the logits, backward reads them and writes dlogits. Targets, lse and losses, 16 bytes a row,
+/* The least traffic: forward reads the logits, the others read them and write dlogits. Targets, lse and losses, 16 bytes a row,
  * are not counted. */
 #define TRAFFIC_READ(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
-#define TRAFFIC_WRITE(s) (is_backward(s) ? TRAFFIC_READ(s) : 0)
+#define TRAFFIC_WRITE(s) (gives_gradient(s) ? TRAFFIC_READ(s) : 0)
 
-static bool is_backward(const shape *s)
+static bool gives_loss(const shape *s)
 {
-    return s->direction[0] == 'b';
+    return strcmp(s->direction, "backward") != 0;
+}
+
+static bool gives_gradient(const shape *s)
+{
+    return strcmp(s->direction, "forward") != 0;
+}
+
+static bool is_fused(const shape *s)
+{
+    return strcmp(s->direction, "forward_backward") == 0;
 }
 
 static size_t element_bytes(const shape *s)
@@ -65,8 +110,9 @@ static size_t element_bytes(const shape *s)
     return strcmp(s->dtype, "f32") == 0 ? sizeof(lk_f32) : sizeof(lk_bf16);
 }
 
-/* The small tensors. `in` holds valid_rows, the targets, and for backward lse and one value, upstream; `out` holds for forward
- * valid_rows where it is wanted, lse, and the losses or their mean: no gap, since every word of it must be written. */
+/* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows and lse;
+ * `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their mean: no gap, since every word
+ * of it must be written. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *loss, *upstream;
@@ -76,15 +122,15 @@ typedef struct {
 static smalls smalls_of(const shape *s, const bench_buffers *set)
 {
     const size_t rows = (size_t)s->rows, target = sizeof(int64_t), lse = target + rows * sizeof(int64_t);
-    const size_t upstream = lse + rows * sizeof(float), counts = s->mean ? sizeof(int64_t) : 0;
+    const size_t upstream = gives_loss(s) ? lse : lse + rows * sizeof(float), counts = s->mean ? sizeof(int64_t) : 0;
     smalls t = {};
     t.target = (int64_t *)(set->in + target);
-    t.valid_rows = (int64_t *)(is_backward(s) ? set->in : set->out);
-    t.lse = (float *)(is_backward(s) ? set->in + lse : set->out + counts);
+    t.valid_rows = (int64_t *)(gives_loss(s) ? set->out : set->in);
+    t.lse = (float *)(gives_loss(s) ? set->out + counts : set->in + lse);
     t.loss = (float *)(set->out + counts) + rows;
     t.upstream = (float *)(set->in + upstream);
-    t.in_bytes = is_backward(s) ? upstream + sizeof(float) : lse;
-    t.out_bytes = is_backward(s) ? 0 : counts + (rows + (s->mean ? 1 : rows)) * sizeof(float);
+    t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
+    t.out_bytes = gives_loss(s) ? counts + (rows + (s->mean ? 1 : rows)) * sizeof(float) : 0;
     return t;
 }
 
@@ -99,6 +145,7 @@ typedef struct {
     const float *upstream; /* [1] */
     void *dlogits;
     int64_t rows, vocab;
+    bool given;            /* lse is an input, and so is valid_rows */
 } naive_args;
 
 #define NAIVE_THREADS 256
@@ -161,10 +208,11 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
 template <class T> static lk_status launch_kernels_t(const naive_args &args, cudaStream_t stream)
 {
     const int64_t pieces = lk_ceil_div(args.rows * args.vocab, NAIVE_THREADS);
-    if (args.dlogits) return (lk_status)lk_launch(naive_backward_kernel<T>, pieces, NAIVE_THREADS, 0, stream, args);
-    const cudaError_t error = lk_launch(naive_forward_kernel<T>, args.rows, NAIVE_THREADS, 0, stream, args);
-    if (error != cudaSuccess || !args.mean) return (lk_status)error;
-    return (lk_status)lk_launch(naive_mean_kernel<T>, 1, NAIVE_THREADS, 0, stream, args);
+    cudaError_t error = cudaSuccess;
+    if (!args.given) error = lk_launch(naive_forward_kernel<T>, args.rows, NAIVE_THREADS, 0, stream, args);
+    if (!error && args.mean) error = lk_launch(naive_mean_kernel<T>, 1, NAIVE_THREADS, 0, stream, args);
+    if (!error && args.dlogits) error = lk_launch(naive_backward_kernel<T>, pieces, NAIVE_THREADS, 0, stream, args);
+    return (lk_status)error;
 }
 
 static lk_status launch_kernels(const shape *s, const naive_args &args, cudaStream_t stream)
@@ -182,14 +230,14 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     naive_args args = {};
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
     if (s->mean) args.valid_rows = t.valid_rows;
-    if (is_backward(s)) args.upstream = t.upstream, args.dlogits = set->write;
-    else if (s->mean) args.mean = t.loss;
-    else args.loss = t.loss;
+    args.given = !gives_loss(s);
+    if (gives_gradient(s)) args.upstream = t.upstream, args.dlogits = set->write;
+    if (gives_loss(s)) *(s->mean ? &args.mean : &args.loss) = t.loss;
     return launch_kernels(s, args, stream);
 }
 
-/* Logits; targets, in the first and the last column for the first and the last row, anywhere for the others; for backward the
- * lse of these logits, upstream, and the number of rows. */
+/* Logits; targets, in the first and the last column for the first and the last row, anywhere for the others; for a gradient
+ * upstream, and for backward alone the lse of these logits and the number of rows. */
 static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
@@ -205,11 +253,11 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     BENCH_CUDA(cudaMemcpyAsync(t.target, target, rows * sizeof *target, cudaMemcpyHostToDevice, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     free(target);
-    if (!is_backward(s)) return;
+    if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
+    if (gives_loss(s)) return;
     naive_args args = {};
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
     BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
-    bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
     BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
 }
 
@@ -240,19 +288,44 @@ static lk_cross_entropy_backward_args backward_args(const bench_case *c, const b
     return args;
 }
 
+static lk_cross_entropy_forward_backward_args both_args(const bench_case *c, const bench_buffers *set, int path)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    lk_cross_entropy_forward_backward_args args = {};
+    args.logits = set->read, args.target = t.target, args.upstream = t.upstream;
+    args.loss = t.loss, args.lse = t.lse, args.dlogits = set->write;
+    args.rows = s->rows, args.vocab = s->vocab;
+    args.use_ignore_index = 1, args.ignore_index = -100;
+    if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
+    args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
+    args.path = path;
+    return args;
+}
+
+/* `function` of the case's type, of the arguments and what follows. */
+#define OF_TYPE(s, function, ...)                                                                                              \
+    (strcmp((s)->dtype, "f32") == 0   ? function##_f32(__VA_ARGS__)                                                            \
+     : strcmp((s)->dtype, "f16") == 0 ? function##_f16(__VA_ARGS__)                                                            \
+                                      : function##_bf16(__VA_ARGS__))
+
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
-    if (is_backward(s)) {
-        const lk_cross_entropy_backward_args args = backward_args(c, set, path);
-        if (strcmp(s->dtype, "f32") == 0) return lk_cross_entropy_backward_f32(&args, stream);
-        if (strcmp(s->dtype, "f16") == 0) return lk_cross_entropy_backward_f16(&args, stream);
-        return lk_cross_entropy_backward_bf16(&args, stream);
+    if (is_fused(s)) {
+        const lk_cross_entropy_forward_backward_args args = both_args(c, set, path);
+        return OF_TYPE(s, lk_cross_entropy_forward_backward, &args, stream);
     }
-    const lk_cross_entropy_forward_args args = forward_args(c, set, path);
-    if (strcmp(s->dtype, "f32") == 0) return lk_cross_entropy_forward_f32(&args, stream);
-    if (strcmp(s->dtype, "f16") == 0) return lk_cross_entropy_forward_f16(&args, stream);
-    return lk_cross_entropy_forward_bf16(&args, stream);
+    lk_status status = LK_OK;
+    if (gives_loss(s)) {
+        const lk_cross_entropy_forward_args args = forward_args(c, set, path);
+        status = OF_TYPE(s, lk_cross_entropy_forward, &args, stream);
+    }
+    if (!status && gives_gradient(s)) {
+        const lk_cross_entropy_backward_args args = backward_args(c, set, path);
+        status = OF_TYPE(s, lk_cross_entropy_backward, &args, stream);
+    }
+    return status;
 }
 
 /* ---- Checks against double ---------------------------------------------------------------------------------------------- */
@@ -288,28 +361,32 @@ typedef struct {
     double upstream;
 } fetched;
 
-/* Holds row `row` against double. lse, which forward wrote or backward was given, is within the header's limit: the gradients'
- * limits stand on it. The loss is within that and the rounding of a difference. p[j], relative to lse as given, is off by
- * (4 + |z - lse| + |lse|) 2^-23, then rounded to T. The target's gradient is minus the sum of the others, with the sum of their
- * errors; the baseline's p[y] - 1 is off by the error of lse besides. */
+/* Holds row `row` against double. lse, which the operation wrote or was given, is within the header's limit: the gradients'
+ * limits stand on it. The loss is within that and the rounding of a difference. p[j], relative to the lse that backward was
+ * given and to the exact one otherwise, is off by (4 + |z - lse| + |lse|) 2^-23, the |lse| where an lse was saved and read
+ * again; then it is rounded to T. The target's gradient is minus the sum of the others, with the sum of their errors; the
+ * baseline's p[y] - 1 is off by the error of lse besides. */
 template <class T>
 static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
 {
-    T *logits = fetch_row<T>(s, set->read, row), *dlogits = is_backward(s) ? fetch_row<T>(s, set->write, row) : NULL;
+    T *logits = fetch_row<T>(s, set->read, row), *dlogits = gives_gradient(s) ? fetch_row<T>(s, set->write, row) : NULL;
     const int64_t y = f->target[row];
-    const double lse = f->lse[row];
     double max = -INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
     for (int64_t col = 0; col < s->vocab; col++) {
-        const double z = (float)logits[col], p = exp(z - lse);
+        const double z = (float)logits[col];
         max = fmax(max, z), magnitude = fmax(magnitude, fabs(z));
-        if (col != y) others += p, errors += p * (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23;
     }
     for (int64_t col = 0; col < s->vocab; col++) sum += exp((double)(float)logits[col] - max);
-    const double right = max + log(sum), lse_limit = 8 * 0x1p-24 * (magnitude + log((double)s->vocab) + 1);
-    bool ok = within(lse, right, lse_limit, "lse", row, 0, why, why_bytes);
-    if (ok && !dlogits && !s->mean) {
+    const double right = max + log(sum), lse = gives_loss(s) ? right : (double)f->lse[row];
+    const double lse_limit = 8 * 0x1p-24 * (magnitude + log((double)s->vocab) + 1);
+    bool ok = within(f->lse[row], right, lse_limit, "lse", row, 0, why, why_bytes);
+    if (ok && gives_loss(s) && !s->mean) {
         const double loss = right - (double)(float)logits[y];
         ok = within(f->loss[row], loss, lse_limit + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
+    }
+    for (int64_t col = 0; dlogits && col < s->vocab; col++) {
+        const double z = (float)logits[col], p = exp(z - lse);
+        if (col != y) others += p, errors += p * (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23;
     }
     for (int64_t col = 0; ok && dlogits && col < s->vocab; col++) {
         const double z = (float)logits[col], p = exp(z - lse);
@@ -352,16 +429,15 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     fetched f = {(int64_t *)malloc(2 * floats), (float *)malloc(floats), (float *)malloc(floats), 0};
     BENCH_CUDA(cudaMemcpy(f.target, t.target, 2 * floats, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(f.lse, t.lse, floats, cudaMemcpyDeviceToHost));
-    if (is_backward(s)) {
+    if (gives_gradient(s)) {
         float upstream;
         BENCH_CUDA(cudaMemcpy(&upstream, t.upstream, sizeof upstream, cudaMemcpyDeviceToHost));
         f.upstream = (double)upstream / (s->mean ? (double)s->rows : 1.0);
-    } else {
-        BENCH_CUDA(cudaMemcpy(f.loss, t.loss, losses, cudaMemcpyDeviceToHost));
     }
+    if (gives_loss(s)) BENCH_CUDA(cudaMemcpy(f.loss, t.loss, losses, cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < 4; k++) right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
-    if (right && s->mean && !is_backward(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
+    if (right && s->mean && gives_loss(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
     free(f.target), free(f.lse), free(f.loss);
     return right;
 }
@@ -371,12 +447,15 @@ static size_t workspace(const bench_case *c, int path)
     const shape *s = (const shape *)c->context;
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
-    const lk_cross_entropy_forward_args args = forward_args(c, &set, path);
     size_t bytes = 0;
     lk_status status;
-    if (strcmp(s->dtype, "f32") == 0) status = lk_cross_entropy_forward_workspace_bytes_f32(&args, &bytes);
-    else if (strcmp(s->dtype, "f16") == 0) status = lk_cross_entropy_forward_workspace_bytes_f16(&args, &bytes);
-    else status = lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes);
+    if (is_fused(s)) {
+        const lk_cross_entropy_forward_backward_args args = both_args(c, &set, path);
+        status = OF_TYPE(s, lk_cross_entropy_forward_backward_workspace_bytes, &args, &bytes);
+    } else {
+        const lk_cross_entropy_forward_args args = forward_args(c, &set, path);
+        status = OF_TYPE(s, lk_cross_entropy_forward_workspace_bytes, &args, &bytes);
+    }
     return status ? 0 : bytes;
 }
 
@@ -391,13 +470,13 @@ int main(int argc, char **argv)
         c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
         c->read_bytes = TRAFFIC_READ(s), c->write_bytes = TRAFFIC_WRITE(s);
         c->in_bytes = t.in_bytes, c->out_bytes = t.out_bytes;
-        c->mix = is_backward(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+        c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
         c->context = s;
         c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
         c->check = check<lk_bf16>;
         if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
         if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
-        if (!is_backward(s)) c->workspace = workspace;
+        if (gives_loss(s)) c->workspace = workspace;
     }
     return bench_run("cross_entropy", cases, CASES, argc, argv);
 }

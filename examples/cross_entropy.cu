@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* cross_entropy in three rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
+/* cross_entropy in four rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
  * the same four rows of 8:
  *
  *   row 0   log 1, log 2, ..., log 8; target 5          the exponentials are 1 to 8, of 36:   loss = log 36/6 = 1.791759
@@ -7,12 +7,12 @@
  *   row 2   log 1, log 1, log 2, log 4, -inf; target 3  exp(-inf) is 0, so 4 of 8:            loss = log 8/4  = 0.693147
  *   row 3   NaN, eight times; target -100               ignored, whatever it holds:           loss = 0
  *
- * Then lk, forward and backward:
+ * The fourth adds the gradient, and so does lk, which has forward, backward and forward_backward:
  *
- *   backward    p[j] is an exponential over its row's sum, and 1 less at the target:
+ *   gradient    p[j] is an exponential over its row's sum, and 1 less at the target:
  *               row 0   times 36:   1  2  3  4  5 -30  7  8
- *               row 1   times 8:    1  1  1 -7  1  1  1  1      but for what lse = 1002.079442 loses as a float: 6e-5
- *               row 2   times 8:    1  1  2 -4  0  0  0  0
+ *               row 1   times 8:    1  1  1 -7  1  1  1  1      backward, which is given lse, is off by what 1002.079442 loses
+ *               row 2   times 8:    1  1  2 -4  0  0  0  0      as a float: 6e-5. Who still has the sum loses nothing
  *               row 3               0  0  0  0  0  0  0  0
  *   mean        three rows count:   (log 6 + log 8 + log 2) / 3 = log(96) / 3 = 1.521449, and a third of these gradients
  *
@@ -38,6 +38,7 @@ typedef struct {
     const float *logits;   /* [ROWS, VOCAB] */
     const int64_t *target; /* [ROWS] */
     float *loss;           /* [ROWS] */
+    float *dlogits;        /* [ROWS, VOCAB]; rung 4 */
 } rung_args;
 
 /* Rung 1: the formula, one thread a row. Right on paper; in float, exp overflows above 88 (row 1 becomes inf). */
@@ -91,6 +92,30 @@ __global__ void rung_3_kernel(rung_args a)
     a.loss[row] = y == IGNORED ? 0.0f : result.class_loss;
 }
 
+/* Rung 4: the gradient in the same pass. Backward reads the logits again, since it usually comes after all of the forward. But
+ * the loss is a model's last step, so its gradient can be made at once, from logits that are still at hand: here in `held`, in
+ * lk in shared memory. One read and one write do what took two reads and a write. The target is left out of the first sum: the
+ * sum of the others' p is minus its gradient, where p[y] - 1 would have no digits left once p[y] is all but 1. */
+__global__ void rung_4_kernel(rung_args a)
+{
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= ROWS) return;
+    const int64_t y = a.target[row];
+    float held[VOCAB], max = -INFINITY, others = 0.0f;
+    for (int col = 0; col < VOCAB; col++) {
+        held[col] = y == IGNORED ? 0.0f : a.logits[row * VOCAB + col];
+        max = fmaxf(max, held[col]);
+    }
+    for (int col = 0; col < VOCAB; col++)
+        if (col != y) others += expf(held[col] - max);
+    const float sum = others + (y == IGNORED ? 0.0f : expf(held[y] - max));
+    for (int col = 0; col < VOCAB; col++) {
+        const float gradient = col == y ? -others / sum : expf(held[col] - max) / sum;
+        a.dlogits[row * VOCAB + col] = y == IGNORED ? 0.0f : gradient;
+    }
+    a.loss[row] = y == IGNORED ? 0.0f : (max - held[y]) + logf(sum);
+}
+
 /* CUDA's calls and lk's return 0 or what went wrong. */
 static int failures;
 static void check(const char *what, int status)
@@ -121,6 +146,16 @@ static const float overflow_right[ROWS] = {1.791759f, INFINITY, 0.693147f, 0};
 static const float gradient_right[ROWS][VOCAB] = {
     {1, 2, 3, 4, 5, -30, 7, 8}, {1, 1, 1, -7, 1, 1, 1, 1}, {1, 1, 2, -4, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0, 0, 0}};
 
+/* Shows each row of a gradient times its factor. */
+static void show_gradient(const char *name, const float *dlogits, const float *factors, const float *limits)
+{
+    for (int row = 0; row < ROWS; row++) {
+        char line[64];
+        snprintf(line, sizeof line, "%s in row %d, times %g", name, row, (double)factors[row]);
+        show(line, dlogits + row * VOCAB, VOCAB, gradient_right[row], factors[row], limits[row]);
+    }
+}
+
 /* Device memory of `bytes` bytes, a copy of `from` unless that is NULL. */
 static void *memory_of(const void *from, size_t bytes)
 {
@@ -150,7 +185,7 @@ int main(void)
     float *loss = (float *)memory_of(NULL, ROWS * sizeof(float)), *lse = (float *)memory_of(NULL, ROWS * sizeof(float));
     float *dlogits = (float *)memory_of(NULL, sizeof logits_host), *mean = (float *)memory_of(NULL, sizeof(float));
     int64_t *valid_rows = (int64_t *)memory_of(NULL, sizeof(int64_t));
-    const rung_args args = {logits, target, loss};
+    const rung_args args = {logits, target, loss, dlogits};
 
     printf("%-42s %12s %12s %12s %12s\n", "", "row 0", "row 1", "row 2", "row 3");
     check("rung 1", lk_launch(rung_1_kernel, 1, 32, 0, NULL, args));
@@ -159,6 +194,11 @@ int main(void)
     show("rung 2: the online sum", loss, ROWS, loss_right, 1);
     check("rung 3", lk_launch(rung_3_kernel, 1, 32, 0, NULL, args));
     show("rung 3: two halves of the vocabulary", loss, ROWS, loss_right, 1);
+    check("rung 4", lk_launch(rung_4_kernel, 1, 32, 0, NULL, args));
+    show("rung 4: the gradient in the same pass", loss, ROWS, loss_right, 1);
+    const float factors[ROWS] = {36, 8, 8, 1};
+    const float exact[ROWS] = {1e-6f, 1e-6f, 1e-6f, 0}, from_lse[ROWS] = {1e-6f, 6e-5f, 1e-6f, 0};
+    show_gradient("rung 4: its gradient", dlogits, factors, exact);
 
     lk_cross_entropy_forward_args forward = {};
     forward.logits = logits, forward.target = target, forward.loss = loss, forward.lse = lse;
@@ -173,11 +213,16 @@ int main(void)
     backward.rows = ROWS, backward.vocab = VOCAB; /* upstream stays NULL: 1, for the gradient of the sum of the losses */
     backward.use_ignore_index = 1, backward.ignore_index = IGNORED;
     check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
-    const char *names[ROWS] = {"lk: its gradient in row 0, times 36", "lk: its gradient in row 1, times 8",
-                               "lk: its gradient in row 2, times 8", "lk: its gradient in row 3"};
-    const float factors[ROWS] = {36, 8, 8, 1}, limits[ROWS] = {1e-6f, 6e-5f, 1e-6f, 0};
-    for (int row = 0; row < ROWS; row++)
-        show(names[row], dlogits + row * VOCAB, VOCAB, gradient_right[row], factors[row], limits[row]);
+    show_gradient("lk: its gradient", dlogits, factors, from_lse);
+
+    lk_cross_entropy_forward_backward_args both = {};
+    both.logits = logits, both.target = target, both.loss = loss, both.lse = lse, both.dlogits = dlogits;
+    both.rows = ROWS, both.vocab = VOCAB;
+    both.use_ignore_index = 1, both.ignore_index = IGNORED;
+    check("lk", cudaMemset(dlogits, 0xff, sizeof logits_host)); /* NaN: what is shown next has been written */
+    check("lk", lk_cross_entropy_forward_backward_f32(&both, NULL));
+    show("lk, one pass: loss", loss, ROWS, loss_right, 1);
+    show_gradient("lk, one pass: gradient", dlogits, factors, exact);
 
     /* The mean over the rows that count needs scratch, which is the caller's; backward is told their number on the device. */
     forward.reduction = LK_REDUCTION_MEAN, forward.loss = mean, forward.valid_rows = valid_rows;

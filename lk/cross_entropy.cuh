@@ -24,6 +24,7 @@
  *                lk_cross_entropy_forward_args args = {.logits = logits, .target = target, .loss = loss, .lse = lse,
  *                                                      .rows = rows, .vocab = vocab};
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
+ *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits at once, with the fields of both.
  *            A reduced loss also wants a workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says of how
  *            many bytes. lk_ce_row below is the state of a row (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh.
@@ -35,15 +36,17 @@
  *            Mean over nothing (D is 0): loss and z-loss are NaN, or with zero_when_empty 0 unless a row's loss is NaN; the
  *            gradients of both are 0.
  * Numerics   Sums, lse and losses are float, and built of differences to a reference of the row, never of sums of z: an offset
- *            common to all logits, 1e4 say, costs lse its digits and nothing else. A gradient is made from the lse that it is
- *            given, whose rounding is a relative error of |lse| 2^-24 in each p[j]; p[j] itself has (4 + |z - lse|) 2^-23. S
- *            sums these p[j], so dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its terms may
- *            cancel, and the error is relative to the largest. Every result is rounded to its type once.
+ *            common to all logits, 1e4 say, costs lse its digits and nothing else. forward_backward's gradient comes from the
+ *            same sum. Backward's is made from the lse that it is given, whose rounding is a relative error of |lse| 2^-24 in
+ *            each p[j]; p[j] itself has (4 + |z - lse|) 2^-23. S sums these p[j], so dz[y] is as good even where p[y] is all
+ *            but 1; with z_loss, dlse or smoothing its terms may cancel, and the error is relative to the largest. Every
+ *            result is rounded to its type once.
  *            Target at -inf: loss +inf, gradient finite. -inf elsewhere: as if it were not there, 0 in the entropy; with
  *            smoothing the loss is +inf (NaN where its class weight is 0), as in PyTorch. Under softcap -inf is -softcap and
  *            +inf is softcap. A counted row whose z are all -inf, or hold +inf or NaN: loss, entropy and all of dlogits are
  *            NaN, lse is -inf, +inf, NaN.
- * Traffic    forward reads the logits once; backward reads them once and writes dlogits once. Smoothing with class weights
+ * Traffic    forward reads the logits once; backward, and forward_backward too, reads them once and writes dlogits once (rows
+ *            that no cluster's shared memory holds are read twice by forward_backward). Smoothing with class weights
  *            reads class_weight along each row, backward twice.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch's cross_entropy has it; z-loss: Chowdhery et al., "PaLM", 2022;
@@ -181,7 +184,11 @@ typedef struct {
     LK_API lk_status lk_cross_entropy_forward_##T(const lk_cross_entropy_forward_args *args, cudaStream_t stream);             \
     LK_API lk_status lk_cross_entropy_backward_##T(const lk_cross_entropy_backward_args *args, cudaStream_t stream);           \
     LK_API lk_status lk_cross_entropy_forward_workspace_bytes_##T(const lk_cross_entropy_forward_args *args, size_t *bytes);   \
-    LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes);
+    LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes); \
+    LK_API lk_status lk_cross_entropy_forward_backward_##T(const lk_cross_entropy_forward_backward_args *args,                 \
+                                                           cudaStream_t stream);                                               \
+    LK_API lk_status lk_cross_entropy_forward_backward_workspace_bytes_##T(                                                    \
+        const lk_cross_entropy_forward_backward_args *args, size_t *bytes);
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -282,22 +289,23 @@ LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
     return a;
 }
 
-/* The row's results from the state of all its columns. */
-LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
+/* The row's results from the state of all its columns. all: the entropy and the smoothed loss too. */
+template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
 {
     const bool proper = s.sum > 0.0f && lk_is_finite(s.sum);
-    const float log_sum = lk_log(s.sum), max = o.scale * s.max;
+    float k;
+    const float log = lk_log_split(s.sum, &k), log_sum = fmaf(k, LK_LN2, log), max = o.scale * s.max;
     const float above = o.scale * (s.max - s.target); /* +inf for a target at -inf */
     lk_ce_result r;
-    r.lse = lk_lse_log({max, s.sum});
+    r.lse = proper ? lk_lse_join(max, k, log) : s.sum == 0.0f ? -INFINITY : s.sum;
     if (lk_is_finite(max)) r.lse += fmaf(o.scale, s.max, -max); /* what max was rounded by */
     r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
-    r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_log({above, s.sum}) : above);
-    if (o.label_smoothing > 0.0f) {
+    r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_join(above, k, log) : above);
+    if (all && o.label_smoothing > 0.0f) {
         const float others = fmaf(s.weights, log_sum, -o.scale * s.weighted);
         r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * others);
     }
-    r.entropy = log_sum - o.scale * __fdiv_rn(s.entropic, s.sum);
+    r.entropy = all ? log_sum - o.scale * __fdiv_rn(s.entropic, s.sum) : 0.0f;
     if (!proper) r.class_loss = r.entropy = NAN;
     r.argmax = s.top == INT64_MIN ? -1 : 0x7fffffff - (int64_t)(uint32_t)s.top;
     return r;
@@ -362,12 +370,8 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
-/* Plain rows (nothing but loss, z-loss and lse, without smoothing and softcap) are summed against a reference, a value of the
- * thread's share itself, and not against a running maximum: an element costs a multiply-add, an ex2 and an addition,
- * sum 2^(rate v - base) with rate = logit_scale log2 e and base = rate reference, rounded. A sum of floats does not care that
- * its terms are large as long as it stays below LK_CROSS_ENTROPY_LIMIT. Where it does not, or where there is a NaN or +inf, or
- * nothing but -inf in the first vector, the share is read again with a running maximum, as all other rows are at once. */
-#define LK_CROSS_ENTROPY_LIMIT 0x1p80f
+/* Plain rows (nothing but loss, z-loss and lse, without smoothing and softcap) are read by lk_lse_read, all others with a
+ * running maximum. */
 
 typedef struct {
     lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here: the caller's, or of the workspace */
@@ -375,28 +379,13 @@ typedef struct {
     int apart;                       /* not 0: loss holds the class term alone */
 } lk_cross_entropy_forward_plan;
 
-/* sum_j 2^(rate v_j - base) over a vector, added pairwise. */
-template <class T> LK_DEVICE float lk_ce_terms(lk_vec<T> raw, float rate, float base)
-{
-    float v[LK_VEC<T>];
-    lk_unpack(v, raw);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) v[j] = lk_ex2(fmaf(rate, v[j], -base));
-#pragma unroll
-    for (int half = LK_VEC<T> / 2; half > 0; half /= 2)
-#pragma unroll
-        for (int j = 0; j < half; j++) v[j] += v[j + half];
-    return v[0];
-}
-
 /* Adds the logits x of columns col, col + 1, ... to the state. */
-template <bool plain, int n>
-LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_forward_args &a)
+template <int n, class Args>
+LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
 {
     float v[n], w[n], slope;
 #pragma unroll
     for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
-    if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
     if (a.class_weight && a.label_smoothing > 0.0f) {
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
@@ -419,53 +408,12 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
     return lk_ce_row_add(s, v, w, a.logit_scale);
 }
 
-/* The max and sum of a share's vectors with a running maximum. */
-template <class T> LK_NOINLINE lk_lse lk_ce_read_slowly(const T *next, int count, int64_t step, float scale)
+/* Adds one logit, the target's to the argmax alone. */
+template <class Args> LK_DEVICE lk_ce_row lk_ce_take_but(lk_ce_row s, float x, int col, int y, const Args &a)
 {
-    lk_ce_row s = lk_ce_row_empty();
-    for (int i = 0; i < count; i++, next += step) {
-        float v[LK_VEC<T>], w[LK_VEC<T>] = {};
-        lk_unpack(v, lk_load_vec(next));
-        s = lk_ce_row_add(s, v, w, scale);
-    }
-    return {s.max, s.sum};
-}
-
-/* The max and sum of a plain share: `count` vectors, `step` elements apart, of which raw holds the first U. U loads are always
- * in flight: each vector is used and the next one loaded into its registers. */
-template <class T, int U>
-LK_DEVICE lk_lse lk_ce_read(lk_vec<T> (&raw)[U], const T *first, int count, int64_t step, float scale)
-{
-    const float rate = scale * LK_LOG2E;
-    float v[LK_VEC<T>], reference = -INFINITY;
-    lk_unpack(v, raw[0]);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
-    const float base = rate * reference;
-    float sum = 0.0f, lost = 0.0f, part = 0.0f;
-    const T *next = first + U * step;
-    int left = count;
-    while (left > U) {
-        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += step) {
-                part += lk_ce_terms(raw[u], rate, base);
-                if (U + u < left) raw[u] = lk_load_vec(next);
-            }
-        }
-        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
-        const float grown = sum + part;
-        lost = (grown - sum) - part;
-        sum = grown, part = 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u < left) part += lk_ce_terms(raw[u], rate, base);
-    sum += part - lost;
-    if (count == 0) return {-INFINITY, 0.0f};
-    /* base differs from rate reference by a rounding error, which is known exactly. */
-    if (lk_is_finite(base) && sum < LK_CROSS_ENTROPY_LIMIT) return {reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
-    return lk_ce_read_slowly(first, count, step, scale);
+    const float one[1] = {x};
+    if (col != y) return lk_ce_take(s, one, col, a);
+    return a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
 /* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a
@@ -492,20 +440,108 @@ template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s
     return warp == 0 ? inbox : NULL;
 }
 
-/* Writes a row's results; one thread of the row. weight: w[y]. */
-LK_DEVICE void lk_ce_put(const lk_cross_entropy_forward_plan &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+/* Writes a row's results; one thread of the row. apart: loss gets the class term alone; weight: w[y]; all: entropy and argmax
+ * too. */
+template <bool all, class Args>
+LK_DEVICE void lk_ce_put(const Args &a, int apart, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
-    const lk_cross_entropy_forward_args &a = p.a;
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1};
-    if (label.counted) r = lk_ce_row_finish(s, options);
+    if (label.counted) r = lk_ce_row_finish<all>(s, options);
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    if (a.loss) a.loss[row] = p.apart ? r.class_loss : r.class_loss + r.z_loss;
+    if (a.loss) a.loss[row] = apart ? r.class_loss : r.class_loss + r.z_loss;
     if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
     if (a.lse) a.lse[row] = r.lse;
-    if (a.entropy) a.entropy[row] = r.entropy;
-    if (a.argmax) a.argmax[row] = r.argmax;
+    if (all && a.entropy) a.entropy[row] = r.entropy;
+    if (all && a.argmax) a.argmax[row] = r.argmax;
+}
+
+/* lk_split_row in 32 bits. */
+template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
+{
+    const int past = (int)((uintptr_t)logits / sizeof(T)) & (LK_VEC<T> - 1);
+    int head = past ? LK_VEC<T> - past : 0;
+    if (head > vocab) head = vocab;
+    const int vecs = (int)((unsigned)(vocab - head) / (unsigned)LK_VEC<T>);
+    return {head, vocab - vecs * LK_VEC<T>, vecs};
+}
+
+/* What only the thread that writes a row's results needs: its label, and the target's logit and class weight. */
+template <class T> struct lk_ce_target {
+    lk_ce_label label;
+    float weight;
+    T logit; /* undefined where there is no target */
+};
+
+/* The state of the shares of the lanes of a warp, or of a team of fewer, in a plain row, with max = v: see lk_ce_row. An
+ * ignored row is not read, and its state undefined.
+ * Who calls: every thread, also those of no row (row >= rows). Who holds the result: every lane, and rank 0 the target. */
+template <class T, int U>
+LK_DEVICE lk_lse lk_ce_read(const lk_cross_entropy_forward_plan &p, int64_t row, int rank, int team_log2,
+                            lk_ce_target<T> *target)
+{
+    const lk_cross_entropy_forward_args &a = p.a;
+    const T *logits = NULL;
+    lk_lse_share<T> share = {};
+    if (row < a.rows) {
+        logits = (const T *)a.logits + row * a.logits_stride;
+        share = lk_lse_aim(logits, lk_ce_split(logits, (int)a.vocab), rank, team_log2);
+    }
+    lk_griddepcontrol_wait();
+    lk_ce_label label = {-1, false, false};
+    if (row < a.rows) label = lk_ce_look_up(a, row);
+    if (!label.counted) share.count = share.split.edge = 0;
+    lk_vec<T> raw[U];
+    lk_lse_start(raw, share, team_log2);
+    if (rank == 0) {
+        target->label = label, target->weight = 1.0f;
+        if (label.y >= 0) target->logit = logits[label.y];
+        if (label.y >= 0 && a.class_weight) target->weight = a.class_weight[label.y];
+    }
+    const int lanes = team_log2 < 5 ? 1 << team_log2 : 32;
+    const lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, team_log2, lanes, label.counted);
+    lk_griddepcontrol_launch_dependents();
+    return s;
+}
+
+/* Writes the results of a plain row; one thread of it. */
+template <class T>
+LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
+{
+    lk_ce_row state = lk_ce_row_empty();
+    state.max = s.max, state.sum = s.sum;
+    if (target.label.y >= 0) state.target = lk_to_float(target.logit);
+    lk_ce_put<false>(p.a, p.apart, row, target.label, target.weight, state);
+}
+
+/* A team of up to 32 lanes owns a plain row. */
+template <class T, int U>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
+    lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
+{
+    /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
+    const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
+    const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
+    lk_ce_target<T> target = {};
+    const lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, &target);
+    if (rank == 0 && row < p.a.rows) lk_ce_put_plain(p, row, target, s);
+}
+
+/* A cluster of blocks owns a plain row; without clusters, a block. */
+template <class T, int U, int BLOCKS>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
+    lk_cross_entropy_forward_block_kernel(lk_cross_entropy_forward_plan p)
+{
+    const int team_log2 = U == 8 ? LK_CROSS_ENTROPY_THREADS_LOG2 : p.team_log2; /* U = 8 is for rows of one block */
+    const int over = team_log2 - LK_CROSS_ENTROPY_THREADS_LOG2;
+    const int rank = (int)(blockIdx.x << LK_CROSS_ENTROPY_THREADS_LOG2 | threadIdx.x) & ((1 << team_log2) - 1);
+    const int64_t row = blockIdx.x >> over;
+    LK_SHARED(lk_ce_target<T>, target, [1]); /* by one thread for itself, since registers are for loads */
+    lk_cluster_begin();
+    lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, target);
+    s = lk_lse_cluster<LK_CROSS_ENTROPY_THREADS>(s, p.a.logit_scale);
+    if (rank == 0) lk_ce_put_plain(p, row, *target, s);
 }
 
 /* What a thread puts into shared memory while the row is read, since registers are for loads: what only the thread with rank 0
@@ -516,8 +552,8 @@ typedef struct {
     lk_split split;
 } lk_ce_aside;
 
-/* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. */
-template <class T, int U, int BLOCKS, bool plain>
+/* A team of threads owns a row that is not plain: up to 32 lanes of a warp, a block, or a cluster of blocks. */
+template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
 {
@@ -547,52 +583,37 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     *aside = own;
 
     lk_ce_row s = lk_ce_row_empty();
-    if constexpr (plain) {
-        const lk_lse read = lk_ce_read(raw, first, count, step, a.logit_scale);
-        s.max = read.max, s.sum = read.sum;
-    } else {
-        int col = own.split.head + rank * LK_VEC<T>;
-        for (int left = count; left > 0; left -= U) {
+    int col = own.split.head + rank * LK_VEC<T>;
+    for (int left = count; left > 0; left -= U) {
 #pragma unroll
-            for (int u = 0; u < U; u++, col += step) {
-                if (u >= left) break;
-                float x[LK_VEC<T>];
-                lk_unpack(x, raw[u]);
-                if (U + u < left) raw[u] = lk_load_vec(logits + col + U * step);
-                s = lk_ce_take<plain>(s, x, col, a);
-            }
+        for (int u = 0; u < U; u++, col += step) {
+            if (u >= left) break;
+            float x[LK_VEC<T>];
+            lk_unpack(x, raw[u]);
+            if (U + u < left) raw[u] = lk_load_vec(logits + col + U * step);
+            s = lk_ce_take(s, x, col, a);
         }
     }
     for (int i = rank; i < aside->split.edge; i += team) {
         const int64_t col = lk_edge_col<T>(aside->split, i);
         const float single[1] = {i == rank ? aside->single : lk_to_float(logits[col])};
-        s = lk_ce_take<plain>(s, single, col, a);
+        s = lk_ce_take(s, single, col, a);
     }
     lk_griddepcontrol_launch_dependents();
 
-    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    s = lk_ce_row_warp<!plain>(s, scale, team < 32 ? team : 32);
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    s = lk_ce_row_warp<true>(s, scale, team < 32 ? team : 32);
     if (team > 32) {
-        const int states = team / 32;
+        const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
+        if (!inbox) return;
         lk_ce_row all = lk_ce_row_empty();
-        if constexpr (plain) {
-            const lk_lse *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(lk_lse{s.max, s.sum});
-            if (!inbox) return;
-            for (int i = rank; i < states; i += 32) {
-                s.max = inbox[i].max, s.sum = inbox[i].sum;
-                all = lk_ce_row_merge(all, s, scale);
-            }
-        } else {
-            const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
-            if (!inbox) return;
-            for (int i = rank; i < states; i += 32) all = lk_ce_row_merge(all, inbox[i], scale);
-        }
-        s = lk_ce_row_warp<!plain>(all, scale);
+        for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge(all, inbox[i], scale);
+        s = lk_ce_row_warp<true>(all, scale);
     }
     if (rank != 0 || row >= a.rows) return;
     float slope;
-    s.target = !plain && a.softcap > 0.0f ? lk_ce_cap(aside->target, a.logit_scale, a.softcap, &slope) : aside->target;
-    lk_ce_put(p, row, aside->label, aside->weight, s);
+    s.target = a.softcap > 0.0f ? lk_ce_cap(aside->target, a.logit_scale, a.softcap, &slope) : aside->target;
+    lk_ce_put<true>(a, p.apart, row, aside->label, aside->weight, s);
 }
 
 /* The sums over all rows, by one block or one cluster, started behind the row kernel: a second launch costs no more than having
@@ -651,97 +672,209 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
     if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : valid;
 }
 
-/* ---- Backward ----------------------------------------------------------------------------------------------------------- */
+/* ---- Backward and forward_backward -------------------------------------------------------------------------------------- */
 
-/* Vectors a thread keeps in flight. */
-#define LK_CROSS_ENTROPY_BACKWARD_U 4
+/* One kernel is both. A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. All of a row is
+ * on its way into shared memory at once, to the thread that will use it: a thread's vectors stand in slots of its own, which
+ * costs no barrier. forward_backward sums them as they land, the team exchanges its sums, and the gradients are made from the
+ * slots; backward, which is given lse, makes them as they land. Copies, exponentials and stores overlap because an SM has
+ * several rows in different stages: the first blocks of each SM start one after another (see `stagger`), later ones when one
+ * has ended. Left alone they would all load, then all compute, then all store.
+ * Vectors that find no slot, in rows longer than a cluster can hold, are read where they are used: twice in forward_backward.
+ * The thread that owns the target's element writes it, after its vector. */
+#define LK_CROSS_ENTROPY_FEW 8   /* slots a thread while a row has less threads than a block can have */
+#define LK_CROSS_ENTROPY_MANY 16 /* and while it has less than a cluster can have */
+#define LK_CROSS_ENTROPY_BLOCK_MOST 256
+/* Blocks of that size on an SM, as far as registers go without spills. */
+#define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
+#define LK_CROSS_ENTROPY_STAGGER 34 /* bytes an SM can load in a ns */
 
 typedef struct {
-    lk_cross_entropy_backward_args a;
-    int team_log2;      /* as in forward */
-    int ordered;        /* not 0: 16-bit dlogits in place of f32 logits */
-    int64_t padded_end; /* columns vocab to padded_end - 1 of dlogits become 0 */
-} lk_cross_entropy_backward_plan;
+    lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here: the caller's, or of the workspace */
+    const float *given;        /* backward: lse [rows] */
+    const int64_t *valid_rows; /* for mean */
+    const float *weight_sum;   /* for mean with class weights */
+    int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
+    int team_log2;             /* as in forward */
+    int slots;                 /* a thread */
+    int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
+    int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
+    int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
+    int apart;                 /* not 0: loss holds the class term alone */
+} lk_cross_entropy_gradient_plan;
 
-/* What one row's gradient needs, logit_scale included: dlogits[j] = (rise p[j] - fall w[j]) slope[j] for j != y, where
- * p[j] = exp(scale v[j] - lse), with v = z and scale = 1 under a softcap, and slope is 1 without one. In a row that is all 0 or
- * NaN p is 1 and rise is that. */
+/* Where a thread stands: in its team, and its share of a row, which is single elements `rank`, `rank` + `team`, ... and `count`
+ * vectors, `jump` elements apart. Those from p.slots on have no slot. What rarely runs is given this anew, out of line, so that
+ * nobody holds it in registers. */
+template <class T> struct lk_ce_place {
+    const T *logits, *first;
+    int head, vecs, edge; /* of the row, as in lk_split */
+    int rank, team, count, jump;
+};
+
+template <class T> LK_DEVICE lk_ce_place<T> lk_ce_find(const lk_cross_entropy_gradient_plan &p, int64_t row)
+{
+    lk_ce_place<T> at = {};
+    at.team = 1 << p.team_log2;
+    at.rank = (int)(blockIdx.x * blockDim.x + lk_tid_x()) & (at.team - 1), at.jump = at.team * LK_VEC<T>;
+    at.logits = (const T *)p.a.logits + row * p.a.logits_stride;
+    if (row < p.a.rows) { /* threads without a row take part in barriers and sums */
+        const lk_split split = lk_ce_split(at.logits, (int)p.a.vocab);
+        at.head = split.head, at.vecs = (int)split.vecs, at.edge = split.edge;
+    }
+    at.count = (at.vecs >> p.team_log2) + (at.rank < (at.vecs & (at.team - 1)));
+    at.first = at.logits + at.head + at.rank * LK_VEC<T>;
+    return at;
+}
+
+/* The column of single element i of a row. */
+template <class T> LK_DEVICE int lk_ce_edge_col(const lk_ce_place<T> &at, int i)
+{
+    return i < at.head ? i : at.vecs * LK_VEC<T> + i;
+}
+
+/* Vector u of a share, from its slot or else from memory, and its first column. */
+template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_place<T> &at, const lk_vec<T> *slot, int slots, int u, int *col)
+{
+    *col = (int)(at.first - at.logits) + u * at.jump;
+    return u < slots ? slot[u * (int)blockDim.x] : lk_load_vec(at.logits + *col);
+}
+
+/* What one row's gradient needs, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y, where e[j] is
+ * 2^(rate v[j] - base), p[j] but for a factor in rise, with v = z under a softcap, and slope is 1 without one. In a row that is
+ * all 0 or NaN e is 1 and rise is that. */
 typedef struct {
-    float scale, lse, rise, fall;
+    float rate, base, rise, fall;
 } lk_ce_gradient;
 
-/* What a thread puts into shared memory while the row is streamed, since registers are for loads: the terms of the target's
- * gradient, dlogits[y] = (own p[y] - rest S + fixed) slope[y], y or -1 where no column is special, logit y for who has it, else
- * 0, how the row splits, with the thread's first single element, and where its gradients are. */
+/* What the thread that writes the target's element and the row's results puts into shared memory, since registers are for
+ * vectors: dlogits[y] = (own p[y] - rest sum_{j != y} p[j] + fixed) slope[y] with p = unit e; the sum is `others` where it is
+ * known before the end. And the row's state, the target included. */
 typedef struct {
-    float own, rest, fixed, logit, single;
-    int y;
-    lk_split split;
-    void *dlogits;
-} lk_ce_backward_aside;
+    lk_ce_row row;
+    float own, rest, fixed, unit, others, logit, slope, weight;
+    lk_ce_label label;
+} lk_ce_gradient_aside;
 
-/* weights: W. */
-template <bool plain>
-LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_backward_args &a, int64_t row, lk_ce_label label, float weights,
-                                       lk_ce_backward_aside *aside)
+/* The max and sum of a plain share without its target, column y, with a running maximum. */
+template <class T>
+LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
+                                     bool read)
 {
-    lk_ce_gradient g = {};
-    if (!label.counted) return g;
-    const float lse = a.lse[row];
-    if (label.bad || !lk_is_finite(lse)) {
-        g.rise = NAN;
-        return g;
+    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    lk_ce_row s = lk_ce_row_empty();
+    const float w[LK_VEC<T>] = {}, none[1] = {0.0f};
+    for (int u = 0, col; read && u < at.count; u++) {
+        float v[LK_VEC<T>];
+        lk_unpack(v, lk_ce_vec(at, slot, p.slots, u, &col));
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) v[j] = col + j == y ? -INFINITY : v[j];
+        s = lk_ce_row_add(s, v, w, p.a.logit_scale);
     }
-    const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
-    const float weight = a.class_weight ? a.class_weight[label.y] : 1.0f, e = a.label_smoothing;
-    float f = upstream, h = upstream;
-    if (a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = a.valid_rows ? (float)*a.valid_rows : 1.0f, over = a.class_weight ? *a.weight_sum : valid;
-        f = over != 0.0f ? __fdiv_rn(upstream, over) : 0.0f;
-        h = over != 0.0f ? __fdiv_rn(upstream, valid) : 0.0f;
+    for (int i = at.rank; read && i < at.edge; i += at.team) {
+        const int col = lk_ce_edge_col(at, i);
+        const float v[1] = {lk_to_float(at.logits[col])};
+        if (col != y) s = lk_ce_row_add(s, v, none, p.a.logit_scale);
     }
-    f *= a.logit_scale, h *= a.logit_scale;
-    aside->y = label.y;
-    g.lse = lse;
-    g.scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    g.fall = f * __fdiv_rn(e, (float)a.vocab);
-    aside->rest = fmaf(f * (1.0f - e), weight, g.fall * weights);
-    aside->own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * h : 0.0f) + (a.dlse ? a.logit_scale * a.dlse[row] : 0.0f);
-    aside->fixed = g.fall * (weights - weight);
-    g.rise = aside->rest + aside->own;
-    return g;
+    return {s.max, s.sum};
 }
 
-/* The logits x of columns col, col + 1, ... become their gradients, and sum gets their p but p[y]. */
-template <bool plain, int n>
-LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_backward_args &a, int64_t col,
-                                   int hit, float *sum)
+/* sum 2^(rate v - base) over what a plain share has beyond its slots and its first single element, but column y. */
+template <class T>
+LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64_t row, int y, float rate, float base)
 {
-    float part[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        float slope = 1.0f, fall = g.fall;
-        if (!plain && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        if (!plain && a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
-        const float p = j == hit ? 0.0f : lk_exp(fmaf(g.scale, x[j], -g.lse));
-        part[j % 2] += p;
-        x[j] = fmaf(g.rise, p, -fall) * slope;
+    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    float sum = 0.0f, lost = 0.0f;
+    for (int i = at.rank + at.team; i < at.edge; i += at.team) { /* rows of less than a vector a lane */
+        const int col = lk_ce_edge_col(at, i);
+        if (col != y) sum += lk_ex2(fmaf(rate, lk_to_float(at.logits[col]), -base));
     }
-    *sum += part[0] + part[1];
+    for (int u = p.slots; u < at.count; u++) {
+        const T *next = at.first + (int64_t)u * at.jump;
+        const int hit = y - (int)(next - at.logits);
+        const lk_vec<T> raw = lk_load_vec(next);
+        float part = -lost; /* Kahan's sum: these rows are long */
+        if ((unsigned)hit >= (unsigned)LK_VEC<T>) part += lk_lse_terms(raw, rate, base);
+        for (int j = 0; (unsigned)hit < (unsigned)LK_VEC<T> && j < LK_VEC<T>; j++)
+            if (j != hit) part += lk_ex2(fmaf(rate, lk_to_float(next[j]), -base));
+        const float grown = sum + part;
+        lost = (grown - sum) - part;
+        sum = grown;
+    }
+    return sum;
 }
 
-/* Stores n neighbouring gradients, 16 bytes of them or 8; wide: at an address that is a multiple of that. */
-template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n], bool wide)
+/* The max and sum of a team's shares of a plain row without the target, column y; nothing of a row that is not read. slot: the
+ * thread's slots, of which `held` are in use and the first `half` are filled first; target: where the target's logit is there,
+ * in elements, or -1. single: the share's first single element, -inf where that is the target or there is none. All lanes of a
+ * warp call it; every lane of a team, of a warp's 32 at most, gets the result. As lk_lse_read
+ * otherwise. */
+template <class T>
+LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_vec<T> *slot, int held, int half,
+                              int target, float single, int y, bool read, bool more)
 {
-    float full[LK_VEC<D>];
-    lk_vec<D> packed;
+    const int threads = (int)blockDim.x, team = 1 << p.team_log2;
+    const float rate = p.a.logit_scale * LK_LOG2E;
+    if (!read) held = half = 0, single = -INFINITY;
+    lk_cp_async_wait_group<1>();
+    float reference = single;
+    if (held > 0) {
+        float v[LK_VEC<T>];
+        lk_unpack(v, slot[0]);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
-    lk_pack(&packed, full);
-    if (wide && n == LK_VEC<D>) lk_store_vec(out, packed);
-    else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
+        for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
+    }
 #pragma unroll
-    for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
+    const float base = rate * reference;
+    float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
+    if (read && more) sum += lk_ce_gather_more<T>(p, row, y, rate, base);
+    if (target >= 0) { /* one lane's first group waits for the second */
+        lk_cp_async_wait_group<0>();
+        lk_put((T *)slot + target, -INFINITY);
+    }
+    const lk_vec<T> *next = slot;
+#pragma unroll 4
+    for (int u = 0; u < half; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    lk_cp_async_wait_group<0>();
+#pragma unroll 4
+    for (int u = half; u < held; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    const bool fast = lk_is_finite(base) && sum < LK_LSE_LIMIT;
+    if (__all_sync(0xffffffffu, fast || !read)) {
+        /* base differs from rate reference by a rounding error, which is known exactly. */
+        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+    }
+    const lk_lse slow = lk_ce_gather_slowly(p, row, slot, y, read);
+    lk_ce_row s = lk_ce_row_empty();
+    s.max = slow.max, s.sum = slow.sum;
+    s = lk_ce_row_warp<false>(s, p.a.logit_scale, team);
+    return {s.max, s.sum};
+}
+
+/* The state of a team's shares of any row without the target, column y, which counts for the argmax alone. */
+template <class T>
+LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
+                                     bool read, float scale)
+{
+    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    lk_ce_row s = lk_ce_row_empty();
+    lk_cp_async_wait_group<0>();
+    for (int u = 0, col; read && u < at.count; u++) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, lk_ce_vec(at, slot, p.slots, u, &col));
+        if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
+            s = lk_ce_take(s, x, col, p.a);
+        } else {
+#pragma unroll 1
+            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_but(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
+        }
+    }
+    for (int i = at.rank; read && i < at.edge; i += at.team) {
+        const int col = lk_ce_edge_col(at, i);
+        s = lk_ce_take_but(s, lk_to_float(at.logits[col]), col, y, p.a);
+    }
+    return lk_ce_row_warp<true>(s, scale, at.team);
 }
 
 /* A barrier of the threads of a row. */
@@ -757,103 +890,369 @@ LK_DEVICE void lk_ce_sync(int team)
     }
 }
 
-/* Sums over the threads of a row; every one gets them. */
-template <int N> LK_DEVICE void lk_ce_sum(float (&v)[N], int team)
+/* How the warps of a row tell each other what they know, in words of 8 bytes. In a cluster by st.async, for which nobody waits
+ * until his stores are done, as at a cluster's barrier. Every thread calls lk_ce_mail_begin before lk_cluster_begin(), and who
+ * sends has called lk_cluster_ready(); a block that will read says once how many words it expects. */
+typedef struct {
+    lk_mbarrier full;                                    /* all words are there */
+    uint64_t word[8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]; /* one from each warp of the row */
+    uint64_t logit;                                      /* the target's */
+} lk_ce_mail;
+
+LK_DEVICE void lk_ce_mail_begin(lk_ce_mail *mail)
 {
-    if (team > 32) {
-        lk_sum_cluster(v, 0);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] = lk_sum_warp(v[i], team);
+    if (lk_cluster_nctarank() > 1 && threadIdx.x == 0) {
+        lk_mbarrier_init(&mail->full, 1);
+        lk_fence_mbarrier_init();
     }
 }
 
-/* A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. They stream it, and when all of it
- * is stored, the thread with rank 0 writes the target's element. 16-bit gradients in place of f32 logits lie where earlier
- * steps or this one have read, so a barrier a step keeps the writes behind the reads. */
-template <class T, class D, bool plain>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, plain && sizeof(T) < 4 ? 4 : 3)
-    lk_cross_entropy_backward_kernel(lk_cross_entropy_backward_plan p)
+LK_DEVICE void lk_ce_mail_expect(lk_ce_mail *mail, int words)
 {
-    constexpr int U = LK_CROSS_ENTROPY_BACKWARD_U, N = LK_VEC<T>;
-    const lk_cross_entropy_backward_args &a = p.a;
-    const int team = 1 << p.team_log2;
-    const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
-    const int rank = (int)thread & (team - 1);
-    const T *logits = (const T *)a.logits + row * a.logits_stride;
-    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
-    const int steps = (int)a.vocab / N / (team * U); /* and one: the same for all rows, whatever their alignment */
-    LK_SHARED(lk_ce_backward_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
-    lk_ce_backward_aside *aside = &asides[threadIdx.x];
-    lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_label label = {-1, false, false};
-    lk_split split = {};
-    if (row < a.rows) { /* threads without a row take part in barriers and sums */
-        label = lk_ce_look_up(a, row);
-        split = lk_split_row(logits, a.vocab);
+    if (lk_cluster_nctarank() > 1) lk_mbarrier_arrive_expect_tx(&mail->full, 8 * (unsigned)words);
+}
+
+LK_DEVICE void lk_ce_mail_send(lk_ce_mail *mail, uint64_t *to, float low, float high, int peer)
+{
+    const uint64_t value = (uint64_t)__float_as_uint(high) << 32 | __float_as_uint(low);
+    if (lk_cluster_nctarank() > 1) lk_st_async_b64(lk_mapa_shared(to, peer), value, lk_mapa_shared(&mail->full, peer));
+    else *to = value;
+}
+
+/* Makes a warp's state the row's and brings everybody the target's logit; source: the rank of who has it, the owner. all: as in
+ * lk_ce_row_warp, by a barrier then. */
+template <bool all>
+LK_DEVICE lk_ce_row lk_ce_gathered(lk_ce_mail *mail, lk_ce_row s, float scale, int team, int source, bool owner, float *logit)
+{
+    const int blocks = (int)lk_cluster_nctarank(), lane = (int)threadIdx.x % 32;
+    const int warp = (int)(lk_cluster_ctarank() * blockDim.x + threadIdx.x) / 32;
+    if (team <= 32) {
+        *logit = __shfl_sync(0xffffffffu, *logit, (lane & ~(team - 1)) + source);
+        return s;
     }
-    const bool read = label.y >= 0, wide = (uintptr_t)(dlogits + split.head) % (N * sizeof(D)) == 0;
-    const int jump = team * N, vecs = (int)split.vecs;
-    const T *next = logits + split.head + rank * N;
-    lk_vec<T> raw[U] = {};
-    float single[1] = {0.0f}, logit = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int u = 0; u < U; u++, next += jump)
-        if (read && rank + u * team < vecs) raw[u] = lk_load_vec(next);
-    if (read && rank < split.edge) single[0] = lk_to_float(logits[lk_edge_col<T>(split, rank)]);
-    const int inner = label.y - split.head; /* whoever overwrites the target's logit reads it before */
-    if (inner >= 0 && inner / N < vecs && (inner / N & (team - 1)) == rank) logit = lk_to_float(logits[label.y]);
-    lk_cluster_ready();
-    float weights[1] = {(float)a.vocab};
-    if (!plain && a.class_weight && a.label_smoothing > 0.0f) {
-        weights[0] = 0.0f;
-        for (int64_t col = rank; col < a.vocab; col += team) weights[0] += a.class_weight[col];
-        lk_ce_sum(weights, team);
-    }
-    lk_ce_gradient g = {};
-    aside->y = -1;
-    if (row < a.rows) g = lk_ce_prepare<plain>(a, row, label, weights[0], aside);
-    aside->logit = logit, aside->single = single[0], aside->split = split, aside->dlogits = dlogits;
-    const int col = split.head + rank * N;
-    int left = (vecs >> p.team_log2) + (rank < (vecs & (team - 1))), hit = aside->y - col;
-    D *out = dlogits + col;
-    for (int step = steps; step >= 0; step--, left -= U) {
-        if (p.ordered) lk_ce_sync(team); /* the logits that lie where this step writes have been read */
-#pragma unroll
-        for (int u = 0; u < U; u++, next += jump, out += jump, hit -= jump) {
-            if (u >= left) break;
-            float x[N];
-            lk_unpack(x, raw[u]);
-            if (read && U + u < left) raw[u] = lk_load_vec(next);
-            /* Two copies, since all vectors but one of a row's need not look which of their elements is the target. */
-            if ((unsigned)hit < (unsigned)N) lk_ce_differentiate<plain>(x, g, a, out - dlogits, hit, &sum);
-            else lk_ce_differentiate<plain>(x, g, a, out - dlogits, -1, &sum);
-            lk_ce_store(out, x, wide);
+    lk_ce_row sum = lk_ce_row_empty();
+    if (threadIdx.x == 0) lk_ce_mail_expect(mail, all ? 1 : team / 32 + 1);
+    for (int peer = 0; owner && peer < blocks; peer++) lk_ce_mail_send(mail, &mail->logit, *logit, 0.0f, peer);
+    if constexpr (all) {
+        LK_SHARED(lk_ce_row, inbox, [8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]);
+        if (lane < blocks) *(blocks > 1 ? (lk_ce_row *)lk_mapa(inbox + warp, (unsigned)lane) : inbox + warp) = s;
+        lk_ce_sync(team); /* orders the writes into everybody's inbox before their reads */
+        if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
+        for (int i = lane; i < team / 32; i += 32) sum = lk_ce_row_merge(sum, inbox[i], scale);
+    } else {
+        if (lane < blocks) lk_ce_mail_send(mail, mail->word + warp, s.max, s.sum, lane);
+        if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
+        else __syncthreads(); /* orders the writes of the words before their reads */
+        for (int i = lane; i < team / 32; i += 32) {
+            s.max = __uint_as_float((uint32_t)mail->word[i]), s.sum = __uint_as_float((uint32_t)(mail->word[i] >> 32));
+            sum = lk_ce_row_merge(sum, s, scale);
         }
     }
-    split = aside->split, dlogits = (D *)aside->dlogits;
-    const int y = aside->y;
-    for (int i = rank; i < split.edge; i += team) {
-        const int at = (int)lk_edge_col<T>(split, i);
-        single[0] = i == rank || !read ? aside->single : lk_to_float(((const T *)a.logits + row * a.logits_stride)[at]);
-        if (at == y) aside->logit = single[0];
-        lk_ce_differentiate<plain>(single, g, a, at, y - at, &sum);
-        lk_put(dlogits + at, single[0]);
+    *logit = __uint_as_float((uint32_t)mail->logit);
+    return lk_ce_row_warp<all>(sum, scale);
+}
+
+/* The sum over the threads of a row of what each has, for the lanes of the owner's warp; source: as above. Nobody else waits,
+ * and other blocks may end. */
+LK_DEVICE float lk_ce_delivered(lk_ce_mail *mail, float x, int team, int source)
+{
+    if (team <= 32) return lk_sum_warp(x, team);
+    const int blocks = (int)lk_cluster_nctarank(), lane = (int)threadIdx.x % 32;
+    const int warp = (int)(lk_cluster_ctarank() * blockDim.x + threadIdx.x) / 32;
+    x = lk_sum_warp(x);
+    if (lane == 0) lk_ce_mail_send(mail, mail->word + warp, x, 0.0f, source / (int)blockDim.x);
+    if (blocks == 1) __syncthreads(); /* orders the writes of the words before their reads */
+    if (warp != source / 32) return 0.0f;
+    if (lane == 0) lk_ce_mail_expect(mail, team / 32);
+    if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
+    x = 0.0f;
+    for (int i = lane; i < team / 32; i += 32) x += __uint_as_float((uint32_t)mail->word[i]);
+    return lk_sum_warp(x);
+}
+
+/* What a row's gradient takes from memory beside the logits, asked for before it is needed. */
+typedef struct {
+    float upstream, dlse, lse, weight;
+} lk_ce_upstream;
+
+LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_label label)
+{
+    lk_ce_upstream up = {1.0f, 0.0f, 0.0f, 1.0f};
+    if (!label.counted) return up;
+    if (p.a.upstream) up.upstream = p.a.upstream[p.a.upstream_per_row ? row : 0];
+    if (p.a.dlse) up.dlse = p.a.dlse[row];
+    if (p.given) up.lse = p.given[row];
+    if (p.a.class_weight && label.y >= 0) up.weight = p.a.class_weight[label.y];
+    return up;
+}
+
+/* The factors of a row's gradient but for rate, base and the factor of e; weights: W. */
+LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_gradient_plan &p, lk_ce_upstream up, float lse, float weights,
+                                       lk_ce_gradient_aside *aside)
+{
+    const lk_cross_entropy_forward_backward_args &a = p.a;
+    float f = up.upstream, h = up.upstream;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float valid = p.valid_rows ? (float)*p.valid_rows : 1.0f, over = a.class_weight ? *p.weight_sum : valid;
+        f = over != 0.0f ? __fdiv_rn(f, over) : 0.0f;
+        h = over != 0.0f ? __fdiv_rn(h, valid) : 0.0f;
+    }
+    f *= a.logit_scale, h *= a.logit_scale;
+    lk_ce_gradient g = {};
+    float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
+    if (a.label_smoothing > 0.0f) {
+        g.fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
+        rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
+        fixed = g.fall * (weights - up.weight);
+    }
+    if (a.z_loss > 0.0f) own = 2.0f * a.z_loss * lse * h;
+    if (a.dlse) own = fmaf(a.logit_scale, up.dlse, own);
+    g.rise = rest + own;
+    if (aside) aside->rest = rest, aside->own = own, aside->fixed = fixed;
+    return g;
+}
+
+/* The logits x of columns col, col + 1, ... become their gradients, and sum gets their e but that of column `hit`. */
+template <bool plain, bool given, int n>
+LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_forward_backward_args &a,
+                                   int64_t col, int hit, float *sum)
+{
+    float part[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        float slope = 1.0f, fall = g.fall;
+        if (!plain && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+        if (!plain && a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
+        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base));
+        if (given) part[j % 2] += j == hit ? 0.0f : e;
+        x[j] = fmaf(g.rise, e, -fall) * slope;
+    }
+    if (given) *sum += part[0] + part[1];
+}
+
+/* Stores n neighbouring gradients, 16 bytes of them or 8; wide: at an address that is a multiple of that. */
+template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n], bool wide)
+{
+    float full[LK_VEC<D>];
+    lk_vec<D> packed;
+#pragma unroll
+    for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
+    lk_pack(&packed, full);
+    if (wide && n == LK_VEC<D>) *(uint4 *)out = packed.raw; /* by 1 % of the ceiling faster than a streaming store */
+    else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
+#pragma unroll
+    for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
+}
+
+/* The gradients of one vector; hit: as in lk_ce_differentiate, but a plain row's target is blank. */
+template <bool plain, bool given, class T, class D>
+LK_DEVICE void lk_ce_emit(lk_vec<T> raw, D *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
+                          const lk_cross_entropy_forward_backward_args &a, float *sum)
+{
+    float x[LK_VEC<T>];
+    lk_unpack(x, raw);
+    lk_ce_differentiate<plain, given>(x, g, a, col, plain ? -1 : hit, sum);
+    lk_ce_store(out, x, wide);
+}
+
+/* Sums over the threads of a row; every one gets it. */
+LK_DEVICE float lk_ce_sum(float x, int team)
+{
+    float v[1] = {x};
+    if (team > 32) lk_sum_cluster(v, 0);
+    else v[0] = lk_sum_warp(x, team);
+    return v[0];
+}
+
+/* The gradients of what a share has beyond its slots, and the padding. read: the row is; y: its target, -1 where no column is
+ * special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
+template <class T, class D, bool plain, bool given>
+LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_gradient g, bool read, int y,
+                                float single)
+{
+    const lk_cross_entropy_forward_backward_args &a = p.a;
+    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
+    const bool wide = (uintptr_t)(dlogits + at.head) % (LK_VEC<T> * sizeof(D)) == 0;
+    float sum = 0.0f;
+    for (int u = p.slots; u <= (int)(a.vocab / LK_VEC<T>) >> p.team_log2; u++) { /* as often in every row */
+        const int col = (int)(at.first - at.logits) + u * at.jump;
+        lk_vec<T> raw = {};
+        if (read && u < at.count) raw = lk_load_vec(at.logits + col);
+        if (p.ordered) lk_ce_sync(at.team); /* the logits that lie where this step writes have been read */
+        float x[LK_VEC<T>];
+        lk_unpack(x, raw);
+        if (u < at.count) lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
+        if (u < at.count) lk_ce_store(dlogits + col, x, wide);
+    }
+    for (int i = at.rank; i < at.edge; i += at.team) {
+        const int col = lk_ce_edge_col(at, i);
+        float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
+        lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
+        lk_put(dlogits + col, x[0]);
     }
     if (row < a.rows)
-        for (int64_t end = a.vocab + rank; end < p.padded_end; end += team) lk_put(dlogits + end, 0.0f);
+        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team) lk_put(dlogits + end, 0.0f);
+    return sum;
+}
+
+/* given: backward. plain: without a softcap and class weights under smoothing; in forward_backward also without any smoothing,
+ * entropy and argmax. */
+template <class T, class D, bool plain, bool given>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
+    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
+{
+    constexpr int N = LK_VEC<T>;
+    LK_DYN_SMEM(lk_vec<T>, slots); /* and behind them an aside for each row of the block */
+    const lk_cross_entropy_forward_backward_args &a = p.a;
+    const int threads = (int)blockDim.x, team = 1 << p.team_log2;
+    const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) >> p.team_log2;
+    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    const int held = at.count < p.slots ? at.count : p.slots, half = (held + 1) / 2;
+    lk_vec<T> *slot = &slots + threadIdx.x;
+    lk_ce_gradient_aside *aside = (lk_ce_gradient_aside *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
+    D *out = (D *)a.dlogits + row * a.dlogits_stride + (at.first - at.logits);
+    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
+    LK_SHARED(lk_ce_mail, mail, [1]);
+    lk_ce_mail_begin(mail);
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+
+    lk_ce_label label = {-1, false, false};
+    if (row < a.rows) label = lk_ce_look_up(a, row);
+    if (blockIdx.x < (unsigned)p.wave && blockIdx.x >= (unsigned)p.sms) /* so many blocks start before it on its SM: */
+        lk_nanosleep((blockIdx.x - lk_cluster_ctarank()) / (unsigned)p.sms * (unsigned)p.stagger);
+    const bool read = given ? label.y >= 0 : label.counted;
+    if (read) {
+        const T *next = at.first;
+#pragma unroll 4
+        for (int u = 0; u < half; u++, next += team * N) lk_cp_async_16(slot, u * threads * 16, next);
+        lk_cp_async_commit_group();
+#pragma unroll 4
+        for (int u = half; u < held; u++, next += team * N) lk_cp_async_16(slot, u * threads * 16, next);
+        lk_cp_async_commit_group();
+    } else {
+#pragma unroll 1
+        for (int u = 0; u < held; u++) slot[u * threads] = {};
+    }
+    /* Who owns the target's element: its seat among the vectors or the single elements says. */
+    const int inner = label.y - at.head;
+    const bool among = (unsigned)inner < (unsigned)(at.vecs * N);
+    const int seat = label.y < 0 ? 0 : among ? inner / N : label.y < at.head ? label.y : label.y - at.vecs * N;
+    const bool owner = (seat & (team - 1)) == at.rank;
+    int target = -1; /* where in its slots the thread has the target's logit, in elements */
+    if (plain && owner && among && seat >> p.team_log2 < held) target = (seat >> p.team_log2) * threads * N + inner % N;
+    float single = read ? -INFINITY : 0.0f, logit = -INFINITY, sum = 0.0f, slope = 1.0f;
+    if (read && at.rank < at.edge) {
+        const int col = lk_ce_edge_col(at, at.rank);
+        if (col != label.y) single = lk_to_float(at.logits[col]);
+    }
+    if (owner && label.y >= 0) logit = lk_to_float(at.logits[label.y]);
+    const lk_ce_upstream up = lk_ce_ask(p, row, label);
+    lk_cluster_ready();
+    float weights = (float)a.vocab; /* W */
+    if constexpr (given && !plain) {
+        if (a.class_weight && a.label_smoothing > 0.0f) {
+            weights = 0.0f;
+            for (int64_t col = at.rank; col < a.vocab; col += team) weights += a.class_weight[col];
+            weights = lk_ce_sum(weights, team);
+        }
+    }
+
+    lk_ce_gradient g = {};
+    if constexpr (given) {
+        if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
+        if (label.counted && (label.bad || !lk_is_finite(up.lse))) {
+            g.rise = NAN;
+            label.y = -1;
+        } else if (label.counted) {
+            g = lk_ce_prepare(p, up, up.lse, weights, owner ? aside : NULL);
+            /* base is rate times a value, as in forward, so that what rate was rounded by does not meet large logits; by
+             * how much the value misses lse / scale, and base its product, is known exactly. */
+            float value = __fdiv_rn(up.lse, scale);
+            if (!lk_is_finite(value)) value = 0.0f;
+            g.rate = rate, g.base = rate * value;
+            const float unit = lk_ex2(fmaf(fmaf(scale, value, -up.lse), LK_LOG2E, -fmaf(rate, value, -g.base)));
+            g.rise *= unit;
+            if (owner) aside->unit = unit;
+        }
+    } else {
+        lk_ce_row rest = lk_ce_row_empty(), all;
+        if constexpr (plain) {
+            const lk_lse got = lk_ce_gather(p, row, slot, held, half, target, single, label.y, read,
+                                            at.count > p.slots || at.edge > team);
+            rest.max = got.max, rest.sum = got.sum;
+        } else {
+            rest = lk_ce_gather_all(p, row, slot, label.y, read, scale);
+        }
+        rest = lk_ce_gathered<!plain>(mail, rest, scale, team, seat & (team - 1), owner, &logit);
+        if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
+        if (label.y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale); /* against the reference of all */
+        all = rest;
+        if (label.y >= 0 && plain) {
+            all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
+            all.target = logit;
+        } else if (label.y >= 0) {
+            const float v[1] = {logit}, w[1] = {a.label_smoothing > 0.0f ? up.weight : 1.0f};
+            all = lk_ce_row_add(rest, v, w, scale);
+            all.target = logit;
+        }
+        const float inverse = __fdividef(1.0f, all.sum);
+        if (owner) aside->row = all;
+        if (label.counted && (label.bad || !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
+            g.rise = NAN;
+            label.y = -1;
+        } else if (label.counted) {
+            float lse = 0.0f;
+            if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
+            const bool weighted = !plain && a.class_weight && a.label_smoothing > 0.0f;
+            g = lk_ce_prepare(p, up, lse, weighted ? all.weights : weights, owner ? aside : NULL);
+            /* e = p / unit, with a unit above 1/2: base holds log2 of the sum but for less than 1, and what it was rounded
+             * by is known exactly. */
+            const float base = rate * all.max, power = (float)(((__float_as_int(all.sum) >> 23) & 255) - 127);
+            g.rate = rate, g.base = base + power;
+            const float unit = lk_ex2((g.base - base) - fmaf(rate, all.max, -base)) * inverse;
+            g.rise *= unit;
+            if (owner) aside->unit = unit, aside->others = rest.sum * inverse;
+        }
+    }
+    if (owner) aside->label = label, aside->logit = logit, aside->slope = slope, aside->weight = up.weight;
+    if (p.ordered) {
+        lk_cp_async_wait_group<0>();
+        lk_ce_sync(team); /* the logits that lie where gradients are written have been read */
+    }
+
+    const bool wide = (uintptr_t)out % (N * sizeof(D)) == 0;
+    int col = plain ? 0 : (int)(at.first - at.logits), u = 0;
+    if constexpr (given) {
+        lk_cp_async_wait_group<1>();
+        if (target >= 0) {
+            lk_cp_async_wait_group<0>();
+            lk_put((T *)slot + target, -INFINITY);
+        }
+        for (; u < half; u++, out += team * N, col += team * N)
+            lk_ce_emit<plain, given>(slot[u * threads], out, col, label.y - col, wide, g, a, &sum);
+        lk_cp_async_wait_group<0>();
+    }
+#pragma unroll 2
+    for (; u < held; u++, out += team * N, col += team * N)
+        lk_ce_emit<plain, given>(slot[u * threads], out, col, label.y - col, wide, g, a, &sum);
+    if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, row, g, read, label.y, single);
     lk_griddepcontrol_launch_dependents();
-    float sums[2] = {sum, aside->logit};
-    lk_ce_sum(sums, team);
-    if (team <= 32) __syncwarp(); /* as lk_ce_sum's barrier in a block: the row is stored before its target is */
-    if (rank != 0 || row >= a.rows) return;
-    if (a.bad_targets && lk_ce_look_up(a, row).bad) atomicAdd(a.bad_targets, 1);
-    if (y < 0) return;
-    float slope = 1.0f, v = sums[1];
-    if (!plain && a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
-    v = fmaf(aside->own, lk_exp(fmaf(g.scale, v, -g.lse)), aside->fixed) - aside->rest * sums[0];
-    lk_put(dlogits + y, v * slope);
+    float others = 0.0f;
+    if constexpr (given) others = lk_ce_delivered(mail, sum, team, seat & (team - 1));
+    if (!owner || row >= a.rows) return;
+    const lk_ce_label found = aside->label;
+    if constexpr (given) {
+        if (found.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    } else {
+        lk_ce_put<!plain>(a, p.apart, row, found, aside->weight, aside->row);
+    }
+    if (found.y < 0) return;
+    others = given ? others * aside->unit : aside->others;
+    const float own = aside->unit * lk_ex2(fmaf(g.rate, aside->logit, -g.base));
+    lk_put((D *)a.dlogits + row * a.dlogits_stride + found.y,
+           (fmaf(aside->own, own, aside->fixed) - aside->rest * others) * aside->slope);
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
@@ -958,15 +1357,42 @@ LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_
 }
 
 /* Bytes of one [rows] array in the workspace, and how many a reduced loss wants: the class terms, and those of z_loss. */
-LK_HOST size_t lk_cross_entropy_array_bytes(const lk_cross_entropy_forward_args *a)
+LK_HOST size_t lk_cross_entropy_array_bytes(int64_t rows)
 {
-    return (size_t)lk_ceil_div(a->rows * (int64_t)sizeof(float), 256) * 256;
+    return (size_t)lk_ceil_div(rows * (int64_t)sizeof(float), 256) * 256;
 }
-LK_HOST size_t lk_cross_entropy_forward_bytes(const lk_cross_entropy_forward_args *a)
+template <class Args> LK_HOST size_t lk_cross_entropy_arrays_bytes(const Args *a)
 {
     if (a->reduction == LK_REDUCTION_NONE) return 0;
     const int arrays = (a->loss != NULL) + (a->z_loss > 0.0f && (a->loss || a->z_loss_out));
-    return lk_cross_entropy_array_bytes(a) * (size_t)arrays;
+    return lk_cross_entropy_array_bytes(a->rows) * (size_t)arrays;
+}
+
+/* Points the row kernel's loss and z_loss_out at the workspace where they are reduced, and the sum kernel at the same. */
+template <class Args> LK_HOST void lk_cross_entropy_place(Args *rows, lk_cross_entropy_sum_plan *sum, void *workspace)
+{
+    if (rows->reduction == LK_REDUCTION_NONE) return;
+    float *next = (float *)workspace;
+    const bool wanted = rows->z_loss > 0.0f && (rows->loss || rows->z_loss_out);
+    if (rows->loss) sum->row_loss = rows->loss = next, next += lk_cross_entropy_array_bytes(rows->rows) / sizeof(float);
+    rows->z_loss_out = wanted ? next : NULL;
+    if (wanted) sum->row_z = next;
+}
+
+/* The sums over all rows where one is wanted. */
+LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_sum_plan &sum,
+                                       cudaStream_t stream)
+{
+    if (sum.a.reduction == LK_REDUCTION_NONE && !sum.a.valid_rows && !sum.a.weight_sum) return LK_OK;
+    const int cluster = device->arch >= 90 && sum.a.rows > 16384 ? 8 : 1;
+    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<512>, cluster, cluster, 512, 0, stream, sum);
+}
+
+LK_HOST lk_status lk_cross_entropy_check_workspace(const char *op, const void *workspace, size_t given, size_t bytes)
+{
+    if (!bytes || (workspace && (uintptr_t)workspace % 256 == 0 && given >= bytes)) return LK_OK;
+    return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at a multiple of 256; it is %zu at %p", bytes, given,
+                   workspace);
 }
 
 template <class T>
@@ -974,18 +1400,18 @@ LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cr
 {
     lk_cross_entropy_forward_args a = {};
     const lk_status status = lk_cross_entropy_forward_check<T>(op, args, 90, &a);
-    if (!status && bytes) *bytes = lk_cross_entropy_forward_bytes(&a);
+    if (!status && bytes) *bytes = lk_cross_entropy_arrays_bytes(&a);
     return status;
 }
 
-/* The path where the caller leaves it open, and the threads of a row: lanes until each has `each` vectors. */
-template <class T, class Args>
-LK_HOST int lk_cross_entropy_team(const lk_device *device, const Args *a, int64_t warp_bytes, int each, int *cluster)
+/* The path where the caller leaves it open, and the threads of a row: lanes until each has two vectors. */
+template <class T>
+LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_forward_args *a, int *cluster)
 {
-    const int64_t lanes = lk_ceil_div(a->vocab, each * LK_VEC<T>);
+    const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
     int path = a->path, team_log2 = 0;
     if (path == LK_CROSS_ENTROPY_AUTO) {
-        if (a->vocab * (int64_t)sizeof(T) <= warp_bytes || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
+        if (a->vocab * (int64_t)sizeof(T) <= 16384 || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
         else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
     }
     *cluster = 1;
@@ -1015,36 +1441,27 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     lk_status status = lk_cross_entropy_forward_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
     if (error) return lk_launched(op, error);
-    const size_t bytes = lk_cross_entropy_forward_bytes(&a);
-    if (bytes && (!a.workspace || (uintptr_t)a.workspace % 256 || a.workspace_bytes < bytes))
-        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at a multiple of 256; it is %zu at %p", bytes,
-                       a.workspace_bytes, a.workspace);
+    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, lk_cross_entropy_arrays_bytes(&a));
+    if (status) return status;
 
-    const bool reduced = a.reduction != LK_REDUCTION_NONE;
-    lk_cross_entropy_forward_plan plan = {a, 0, reduced};
+    lk_cross_entropy_forward_plan plan = {a, 0, a.reduction != LK_REDUCTION_NONE};
     if (a.rows == 1) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     lk_cross_entropy_sum_plan sum = {a, NULL, NULL};
-    if (reduced) {
-        float *next = (float *)a.workspace;
-        if (a.loss) sum.row_loss = plan.a.loss = next, next += lk_cross_entropy_array_bytes(&a) / sizeof(float);
-        plan.a.z_loss_out = NULL;
-        if (a.z_loss > 0.0f && (a.loss || a.z_loss_out)) sum.row_z = plan.a.z_loss_out = next;
-    }
+    lk_cross_entropy_place(&plan.a, &sum, a.workspace);
     if (a.rows > 0 && (plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets)) {
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
         int cluster;
-        plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, 16384, 2, &cluster);
+        plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
         const int64_t grid = lk_cross_entropy_grid(a.rows, plan.team_log2);
-        const bool alone = plan.team_log2 == LK_CROSS_ENTROPY_THREADS_LOG2;
-        status = lk_launch_pdl(op, &device,
-                               !plain  ? lk_cross_entropy_forward_kernel<T, 2, 3, false>
-                               : alone ? lk_cross_entropy_forward_kernel<T, 8, 4, true>
-                                       : lk_cross_entropy_forward_kernel<T, 2, 5, true>,
-                               grid, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+        /* Loads in flight a thread and blocks an SM as in lk_logsumexp_forward, where they were measured. */
+        void (*kernel)(lk_cross_entropy_forward_plan) = lk_cross_entropy_forward_kernel<T, 2, 3>;
+        if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
+        else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
+        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
+        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
+        status = lk_launch_pdl(op, &device, kernel, grid, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
-    if (status || !(reduced || a.valid_rows || a.weight_sum)) return status;
-    const int cluster = device.arch >= 90 && a.rows > 16384 ? 8 : 1;
-    return lk_launch_pdl(op, &device, lk_cross_entropy_sum_kernel<512>, cluster, cluster, 512, 0, stream, sum);
+    return status ? status : lk_cross_entropy_sum(op, &device, sum, stream);
 }
 
 /* LK_DTYPE_* of T. */
@@ -1052,22 +1469,48 @@ template <class T> constexpr int lk_cross_entropy_dtype = LK_DTYPE_F32;
 template <> constexpr int lk_cross_entropy_dtype<lk_f16> = LK_DTYPE_F16;
 template <> constexpr int lk_cross_entropy_dtype<lk_bf16> = LK_DTYPE_BF16;
 
-template <class T>
-LK_HOST lk_status lk_cross_entropy_backward_check(const char *op, const lk_cross_entropy_backward_args *args, int arch,
-                                                  lk_cross_entropy_backward_args *a)
+/* What one of the two wants beside what both have. */
+LK_HOST lk_status lk_cross_entropy_check_own(const char *op, const lk_cross_entropy_backward_args *a)
+{
+    const bool mean = a->reduction == LK_REDUCTION_MEAN;
+    lk_status status = lk_cross_entropy_check_null(op, "lse", a->lse);
+    if (!status) status = lk_cross_entropy_check_null(op, "dlogits", a->dlogits);
+    if (!status && mean && (!a->class_weight || a->z_loss != 0.0f))
+        status = lk_cross_entropy_check_null(op, "valid_rows", a->valid_rows);
+    if (!status && mean && a->class_weight) status = lk_cross_entropy_check_null(op, "weight_sum", a->weight_sum);
+    return status;
+}
+LK_HOST lk_status lk_cross_entropy_check_own(const char *op, const lk_cross_entropy_forward_backward_args *a)
+{
+    return lk_cross_entropy_check_null(op, "dlogits", a->dlogits);
+}
+LK_HOST lk_status lk_cross_entropy_check_own_aligned(const char *, const lk_cross_entropy_backward_args *)
+{
+    return LK_OK;
+}
+LK_HOST lk_status lk_cross_entropy_check_own_aligned(const char *op, const lk_cross_entropy_forward_backward_args *a)
+{
+    lk_status status = lk_cross_entropy_check_aligned(op, "loss", a->loss, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "entropy", a->entropy, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "argmax", a->argmax, 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
+    return status;
+}
+
+/* Validates the arguments of backward or forward_backward, as the forward's are. */
+template <class T, class Args>
+LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *args, int arch, Args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool mean = a->reduction == LK_REDUCTION_MEAN, in_place = a->dlogits && a->dlogits == a->logits;
+    const bool in_place = a->dlogits && a->dlogits == a->logits;
     lk_status status = LK_OK;
     if (a->rows != 0) {
         status = lk_cross_entropy_check_null(op, "logits", a->logits);
         if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
-        if (!status) status = lk_cross_entropy_check_null(op, "lse", a->lse);
-        if (!status) status = lk_cross_entropy_check_null(op, "dlogits", a->dlogits);
-        if (!status && mean && (!a->class_weight || a->z_loss != 0.0f))
-            status = lk_cross_entropy_check_null(op, "valid_rows", a->valid_rows);
-        if (!status && mean && a->class_weight) status = lk_cross_entropy_check_null(op, "weight_sum", a->weight_sum);
+        if (!status) status = lk_cross_entropy_check_own(op, a);
     }
     if (!status) status = lk_cross_entropy_check_sizes(op, a);
     if (status) return status;
@@ -1096,24 +1539,71 @@ LK_HOST lk_status lk_cross_entropy_backward_check(const char *op, const lk_cross
     if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
     if (!status) status = lk_cross_entropy_check_aligned(op, "dlogits", a->dlogits, half ? 2 : sizeof(T));
     if (!status) status = lk_cross_entropy_check_aligned(op, "bad_targets", a->bad_targets, 4);
+    if (!status) status = lk_cross_entropy_check_own_aligned(op, a);
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     return status;
 }
 
-template <class T, class D>
-LK_HOST lk_status lk_cross_entropy_backward_launch(const char *op, const lk_device *device,
-                                                   const lk_cross_entropy_backward_args &a, cudaStream_t stream)
+/* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, then with up to
+ * LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM, then over a cluster, then with as many slots as there is room
+ * for. Measured on an H200, forward_backward of 4096 rows: of 1024 with 16 slots 0.58 of the ceiling instead of 0.64, of 2048
+ * with 4 slots 0.64 instead of 0.75. */
+template <class T, class D, bool given>
+LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
+                                                   lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
 {
-    lk_cross_entropy_backward_plan plan = {a, 0, sizeof(D) != sizeof(T) && a.dlogits == a.logits, a.vocab};
-    if (a.zero_padding) plan.padded_end = plan.ordered ? a.logits_stride : a.dlogits_stride;
-    if (a.rows == 1) plan.a.logits_stride = plan.a.dlogits_stride = 0; /* as in forward */
-    int cluster;
-    plan.team_log2 = lk_cross_entropy_team<T>(device, &a, 8192, LK_CROSS_ENTROPY_BACKWARD_U, &cluster);
-    if (plan.ordered && plan.team_log2 < 3) plan.team_log2 = 3; /* single elements are read at once, one a thread */
-    const bool plain = a.softcap == 0.0f && !(a.class_weight && a.label_smoothing > 0.0f);
+    lk_cross_entropy_forward_backward_args &a = plan.a;
+    plan.ordered = sizeof(D) != sizeof(T) && a.dlogits == a.logits;
+    plan.padded_end = !a.zero_padding ? a.vocab : plan.ordered ? a.logits_stride : a.dlogits_stride;
+    if (a.rows == 1) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
+    const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
+    const int64_t blocks = lk_ceil_div(vecs, LK_CROSS_ENTROPY_MANY * LK_CROSS_ENTROPY_BLOCK_MOST);
+    int path = a.path, cluster = 1, threads = 128;
+    if (path == LK_CROSS_ENTROPY_AUTO) {
+        path = LK_CROSS_ENTROPY_BLOCK;
+        if (lanes <= 32 || a.rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
+        else if (device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms)) path = LK_CROSS_ENTROPY_CLUSTER;
+    }
+    if (path == LK_CROSS_ENTROPY_WARP) {
+        while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
+        if (plan.ordered && plan.team_log2 < 3) plan.team_log2 = 3; /* single elements are read at once, one a thread */
+    } else {
+        if (path == LK_CROSS_ENTROPY_CLUSTER)
+            for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
+        for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < lanes;) threads *= 2;
+        for (plan.team_log2 = 6; 1 << plan.team_log2 < threads * cluster;) plan.team_log2++;
+    }
+    const int rows = threads >> plan.team_log2 > 1 ? threads >> plan.team_log2 : 1; /* a block's */
+    const int64_t asides = rows * (int64_t)sizeof(lk_ce_gradient_aside);
+    const int64_t room = (device->arch >= 90 && device->arch < 120 ? 200 : device->arch == 80 ? 150 : 90) * 1024 - asides;
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << plan.team_log2), most = room / (threads * 16);
+    plan.slots = (int)(slots < most ? slots : most);
+    const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
+    plan.more = !whole || slots > most || plan.padded_end > a.vocab || plan.ordered;
+    bool plain = a.softcap == 0.0f && !(a.class_weight && a.label_smoothing > 0.0f);
+    if (!given) plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+    const int64_t bytes = plan.slots * threads * 16 + asides, grid = cluster > 1 ? a.rows * cluster : lk_ceil_div(a.rows, rows);
+    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: what is static, and what the system takes of each block */
+    if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
+    plan.sms = device->sms, plan.wave = (int)(resident * device->sms);
+    plan.stagger = (int)(bytes / LK_CROSS_ENTROPY_STAGGER);
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_backward_kernel<T, D, true> : lk_cross_entropy_backward_kernel<T, D, false>,
-                         lk_cross_entropy_grid(a.rows, plan.team_log2), cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+                         plain ? lk_cross_entropy_gradient_kernel<T, D, true, given>
+                               : lk_cross_entropy_gradient_kernel<T, D, false, given>,
+                         grid, cluster, threads, (size_t)bytes, stream, plan);
+}
+
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_gradient_plan &plan,
+                                            cudaStream_t stream)
+{
+    if constexpr (sizeof(T) == 4) {
+        if (plan.a.dlogits_dtype == LK_DTYPE_F16)
+            return lk_cross_entropy_gradient_launch<T, lk_f16, given>(op, device, plan, stream);
+        if (plan.a.dlogits_dtype == LK_DTYPE_BF16)
+            return lk_cross_entropy_gradient_launch<T, lk_bf16, given>(op, device, plan, stream);
+    }
+    return lk_cross_entropy_gradient_launch<T, T, given>(op, device, plan, stream);
 }
 
 template <class T>
@@ -1122,20 +1612,76 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     lk_cross_entropy_backward_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    const lk_status status = lk_cross_entropy_backward_check<T>(op, args, error ? 90 : device.arch, &a);
+    const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
     if (error) return lk_launched(op, error);
     if (a.rows == 0) return LK_OK;
-    if constexpr (sizeof(T) == 4) {
-        if (a.dlogits_dtype == LK_DTYPE_F16)
-            return lk_cross_entropy_backward_launch<T, lk_f16>(op, &device, a, stream);
-        if (a.dlogits_dtype == LK_DTYPE_BF16)
-            return lk_cross_entropy_backward_launch<T, lk_bf16>(op, &device, a, stream);
-    }
-    return lk_cross_entropy_backward_launch<T, T>(op, &device, a, stream);
+    lk_cross_entropy_gradient_plan plan = {};
+    plan.given = a.lse, plan.valid_rows = a.valid_rows, plan.weight_sum = a.weight_sum;
+    lk_cross_entropy_forward_backward_args &both = plan.a;
+    both.logits = a.logits, both.target = a.target, both.class_weight = a.class_weight, both.upstream = a.upstream;
+    both.dlse = a.dlse, both.dlogits = a.dlogits, both.bad_targets = a.bad_targets, both.rows = a.rows, both.vocab = a.vocab;
+    both.logits_stride = a.logits_stride, both.dlogits_stride = a.dlogits_stride, both.ignore_index = a.ignore_index;
+    both.logit_scale = a.logit_scale, both.softcap = a.softcap, both.label_smoothing = a.label_smoothing;
+    both.z_loss = a.z_loss, both.use_ignore_index = a.use_ignore_index, both.reduction = a.reduction;
+    both.upstream_per_row = a.upstream_per_row, both.zero_padding = a.zero_padding, both.dlogits_dtype = a.dlogits_dtype;
+    both.target_dtype = a.target_dtype, both.path = a.path;
+    return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
 }
 
-/* Emits the four functions of LK_DECLARE_CROSS_ENTROPY(T). */
+/* The bytes that forward_backward wants: a mean's counts, which come before the rows, and a reduced loss's arrays. */
+#define LK_CROSS_ENTROPY_COUNTS 256
+LK_HOST size_t lk_cross_entropy_forward_backward_bytes(const lk_cross_entropy_forward_backward_args *a)
+{
+    return lk_cross_entropy_arrays_bytes(a) + (a->reduction == LK_REDUCTION_MEAN ? LK_CROSS_ENTROPY_COUNTS : 0);
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op,
+                                                              const lk_cross_entropy_forward_backward_args *args, size_t *bytes)
+{
+    lk_cross_entropy_forward_backward_args a = {};
+    const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, 90, &a);
+    if (!status && bytes) *bytes = lk_cross_entropy_forward_backward_bytes(&a);
+    return status;
+}
+
+/* For mean the count, then the rows, then where one is wanted the sum. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_forward_backward_args *args,
+                                                    cudaStream_t stream)
+{
+    lk_cross_entropy_gradient_plan plan = {};
+    lk_cross_entropy_forward_backward_args &a = plan.a;
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
+    if (status) return status;
+    if (error) return lk_launched(op, error);
+    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, lk_cross_entropy_forward_backward_bytes(&a));
+    if (status) return status;
+
+    lk_cross_entropy_sum_plan sum = {};
+    sum.a.target = a.target, sum.a.class_weight = a.class_weight, sum.a.rows = a.rows, sum.a.vocab = a.vocab;
+    sum.a.ignore_index = a.ignore_index, sum.a.use_ignore_index = a.use_ignore_index, sum.a.target_dtype = a.target_dtype;
+    char *workspace = (char *)a.workspace;
+    if (a.reduction == LK_REDUCTION_MEAN && a.rows > 0) {
+        lk_cross_entropy_sum_plan count = sum;
+        count.a.valid_rows = (int64_t *)workspace, count.a.weight_sum = (float *)(workspace + sizeof(int64_t));
+        plan.valid_rows = count.a.valid_rows, plan.weight_sum = count.a.weight_sum;
+        status = lk_cross_entropy_sum(op, &device, count, stream);
+        if (status) return status;
+    }
+    if (a.reduction == LK_REDUCTION_MEAN) workspace += LK_CROSS_ENTROPY_COUNTS;
+    sum.a.loss = a.loss, sum.a.z_loss_out = a.z_loss_out, sum.a.reduction = a.reduction;
+    sum.a.valid_rows = a.valid_rows, sum.a.weight_sum = a.weight_sum, sum.a.zero_when_empty = a.zero_when_empty;
+    plan.apart = a.reduction != LK_REDUCTION_NONE;
+    lk_cross_entropy_place(&a, &sum, workspace);
+    if (a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
+    return status ? status : lk_cross_entropy_sum(op, &device, sum, stream);
+}
+
+/* Emits the six functions of LK_DECLARE_CROSS_ENTROPY(T). */
 #define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \
     LK_API lk_status lk_cross_entropy_forward_##T(const lk_cross_entropy_forward_args *args, cudaStream_t stream)              \
@@ -1154,7 +1700,17 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     {                                                                                                                          \
         lk_cross_entropy_backward_args a = {};                                                                                 \
         return lk_no_workspace(                                                                                                \
-            lk_cross_entropy_backward_check<lk_##T>("lk_cross_entropy_backward_" #T, args, 90, &a), bytes);                    \
+            lk_cross_entropy_gradient_check<lk_##T>("lk_cross_entropy_backward_" #T, args, 90, &a), bytes);                    \
+    }                                                                                                                          \
+    LK_API lk_status lk_cross_entropy_forward_backward_##T(const lk_cross_entropy_forward_backward_args *args,                 \
+                                                           cudaStream_t stream)                                                \
+    {                                                                                                                          \
+        return lk_cross_entropy_forward_backward<lk_##T>("lk_cross_entropy_forward_backward_" #T, args, stream);               \
+    }                                                                                                                          \
+    LK_API lk_status lk_cross_entropy_forward_backward_workspace_bytes_##T(                                                    \
+        const lk_cross_entropy_forward_backward_args *args, size_t *bytes)                                                     \
+    {                                                                                                                          \
+        return lk_cross_entropy_forward_backward_workspace<lk_##T>("lk_cross_entropy_forward_backward_" #T, args, bytes);      \
     }
 
 #endif /* CUDA or the simulator */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* lk_base.cuh - what every op stands on: status codes, types, 16-byte accesses, warp reductions, the state of a running
- * log-sum-exp, and the launch.
+ * log-sum-exp, how the threads of a row read it for that, and the launch.
  *
  * The first half is plain C11 and needs no CUDA header. The second half is for nvcc, or for g++ with -DLK_SIMT -Itests/simt.
  *
@@ -27,7 +27,8 @@ enum {
     LK_ERR_VALUE = -3,     /* an option is out of range */
     LK_ERR_PATH = -4,      /* the path asked for cannot run this shape, or cannot run on this device */
     LK_ERR_ALIGNMENT = -5, /* a pointer is not aligned to its element */
-    LK_ERR_WORKSPACE = -6  /* the workspace is too small or not aligned to 256 bytes */
+    LK_ERR_WORKSPACE = -6, /* the workspace is too small or not aligned to 256 bytes */
+    LK_ERR_CUBLAS = -7     /* a cuBLASLt call failed; lk_last_error says which, and cuBLAS's number */
 };
 
 /* What a <tensor>_dtype field says. */
@@ -77,9 +78,12 @@ const char *lk_last_error(void);
 #if !defined(LK_SIMT)
 #define LK_SHARED(type, name, dims) __shared__ type name dims
 #endif
-/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` a reference to the launch's dynamic shared memory, aligned to 16 bytes. */
+/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` a reference to the launch's dynamic shared memory, aligned to 128 bytes: where
+ * a warp's 512 bytes began 16 bytes behind such a line, copies into them cost 0.05 of an H200's ceiling. */
 #if !defined(LK_SIMT)
-#define LK_DYN_SMEM(type, name) extern __shared__ uint4 lk_dynamic_shared[]; type &name = *(type *)lk_dynamic_shared
+#define LK_DYN_SMEM(type, name)                                                                                                \
+    extern __shared__ __align__(128) uint4 lk_dynamic_shared[];                                                                \
+    type &name = *(type *)lk_dynamic_shared
 #endif
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -102,6 +106,7 @@ extern "C" inline __attribute__((used)) const char *lk_status_string(lk_status s
     case LK_ERR_PATH: return "LK_ERR_PATH";
     case LK_ERR_ALIGNMENT: return "LK_ERR_ALIGNMENT";
     case LK_ERR_WORKSPACE: return "LK_ERR_WORKSPACE";
+    case LK_ERR_CUBLAS: return "LK_ERR_CUBLAS";
     }
     return status > 0 ? cudaGetErrorName((cudaError_t)status) : "unknown lk_status";
 }
@@ -285,18 +290,13 @@ typedef struct {
     int64_t vecs;
 } lk_split;
 
-/* past: by how many elements, modulo a vector, the row starts behind an aligned address */
-template <class T> LK_DEVICE lk_split lk_split_at(int past, int64_t cols)
+template <class T> LK_DEVICE lk_split lk_split_row(const T *row, int64_t cols)
 {
+    const int past = (int)((uintptr_t)row / sizeof(T)) & (LK_VEC<T> - 1);
     int64_t head = past ? LK_VEC<T> - past : 0;
     if (head > cols) head = cols;
     const int64_t vecs = (cols - head) / LK_VEC<T>;
     return {(int)head, (int)(cols - vecs * LK_VEC<T>), vecs};
-}
-
-template <class T> LK_DEVICE lk_split lk_split_row(const T *row, int64_t cols)
-{
-    return lk_split_at<T>((int)((uintptr_t)row / sizeof(T)) & (LK_VEC<T> - 1), cols);
 }
 
 /* The column of single element i, 0 <= i < split.edge. */
@@ -370,7 +370,9 @@ LK_DEVICE float lk_sum_warp(float x, int team = 32)
 /* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
  * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
  * rounding of the sum. Instead of the largest value any other may stand that is no more than 60 below it: sums stay far from
- * float's limits. */
+ * float's limits.
+ * Where a function is given a scale, a positive one, the values are not yet multiplied by it: the sum is that of
+ * exp(scale (value - max)). So differences of large values are exact, also those to max. */
 typedef struct {
     float max, sum;
 } lk_lse;
@@ -387,51 +389,190 @@ LK_DEVICE float lk_lse_reference(float max)
 }
 
 /* The state of the union of two disjoint sets. */
-LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b)
+LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b, float scale = 1.0f)
 {
-    const float max = fmaxf(a.max, b.max), reference = lk_lse_reference(max);
-    return {max, a.sum * lk_exp(a.max - reference) + b.sum * lk_exp(b.max - reference)};
+    const float max = fmaxf(a.max, b.max), reference = lk_lse_reference(max), rate = scale * LK_LOG2E;
+    return {max, a.sum * lk_ex2(rate * (a.max - reference)) + b.sum * lk_ex2(rate * (b.max - reference))};
 }
 
 /* Adds n values at the price of n + 1 exponentials; add many at a time. Four chains, so that neither the maxima nor the sums
  * wait for each other's latency. */
-template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n])
+template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0f)
 {
+    const float rate = scale * LK_LOG2E;
     float most[4] = {s.max, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < n; i++) most[i % 4] = fmaxf(most[i % 4], value[i]);
     const float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])), reference = lk_lse_reference(max);
-    float sum[4] = {s.sum * lk_exp(s.max - reference), 0.0f, 0.0f, 0.0f};
+    float sum[4] = {s.sum * lk_ex2(rate * (s.max - reference)), 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < n; i++) sum[i % 4] += lk_exp(value[i] - reference);
+    for (int i = 0; i < n; i++) sum[i % 4] += lk_ex2(rate * (value[i] - reference));
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
 
-/* log sum exp(value): -inf for the empty set. The sum's power of two meets max first, since the two may cancel, and what that
- * addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels. */
+/* max + log(sum), where lk_log_split made k and log of sum. The power of two meets max first, since the two may cancel, and
+ * what that addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels. */
+LK_DEVICE float lk_lse_join(float max, float k, float log)
+{
+    const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
+    const float high = max + power, back = high - max;
+    const float low = (max - (high - back)) + (power - back);
+    return high + (low + fmaf(k, 0x1.7f7d1cp-20f, log));
+}
+
+/* log sum exp(value): -inf for the empty set. */
 LK_DEVICE float lk_lse_log(lk_lse s)
 {
     if (!(s.sum > 0.0f && lk_is_finite(s.sum))) return s.sum == 0.0f ? -INFINITY : s.sum;
     float k;
     const float log = lk_log_split(s.sum, &k);
-    const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
-    const float high = s.max + power, back = high - s.max;
-    const float low = (s.max - (high - back)) + (power - back);
-    return high + (low + fmaf(k, 0x1.7f7d1cp-20f, log));
+    return lk_lse_join(s.max, k, log);
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */
-LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32)
+LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
 {
     float max = s.max;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    float sum = s.sum * lk_exp(s.max - lk_lse_reference(max));
+    float sum = s.sum * lk_ex2(scale * LK_LOG2E * (s.max - lk_lse_reference(max)));
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     return {max, sum};
+}
+
+/* ---- Reading a row for its log-sum-exp ---------------------------------------------------------------------------------- */
+
+/* Sums are taken against a reference, a value that the lanes of a team agree on early, and not against a running maximum, so
+ * that an element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
+ * reference, rounded. A sum of floats does not care that its terms are large as long as it stays below LK_LSE_LIMIT. Where it
+ * does not, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
+ * maximum. */
+#define LK_LSE_LIMIT 0x1p80f
+
+/* What scale x is -inf for, the value that adds nothing. */
+LK_DEVICE float lk_lse_nothing(float scale)
+{
+    return scale > 0.0f ? -INFINITY : INFINITY;
+}
+
+/* sum_j 2^(rate x_j - base) over a vector, added pairwise. */
+template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float base)
+{
+    float x[LK_VEC<T>];
+    lk_unpack(x, raw);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
+#pragma unroll
+    for (int half = LK_VEC<T> / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int j = 0; j < half; j++) x[j] += x[j + half];
+    return x[0];
+}
+
+/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and
+ * then every size-th, and of the single elements at both ends numbers rank, rank + size, ... All zero: nothing. */
+template <class T> struct lk_lse_share {
+    const T *row, *first;
+    lk_split split;
+    int count;
+};
+
+template <class T> LK_DEVICE lk_lse_share<T> lk_lse_aim(const T *row, lk_split split, int rank, int size_log2)
+{
+    const int over = (int)split.vecs & ((1 << size_log2) - 1);
+    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
+}
+
+/* Loads the first U vectors of a share. */
+template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_lse_share<T> share, int size_log2)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
+    }
+}
+
+/* The state of a share's vectors with a running maximum. */
+template <bool apart, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
+{
+    lk_lse s = lk_lse_empty();
+    for (int i = 0; i < count; i++, next += step) {
+        float z[LK_VEC<T>];
+        lk_unpack(z, lk_load_vec(next));
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) z[j] *= apart ? 1.0f : scale;
+        s = lk_lse_add(s, z, apart ? scale : 1.0f);
+    }
+    return s;
+}
+
+/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first
+ * U vectors (lk_lse_start); each one is used and the next one loaded into its registers. The lanes agree on a reference early,
+ * while they wait for loads anyway, so that at the end they only have to add.
+ * apart: the state's values are x, with a scale of their own (see lk_lse); otherwise they are scale x, for any scale.
+ * Who calls: all 32 lanes of a warp; those of a team without a row with a share of nothing and row = false. Who holds the
+ * result: every lane of a team with a row. */
+template <bool apart, class T, int U>
+LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float scale, int rank, int size_log2, int team,
+                             bool row = true)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+    const bool rising = apart || scale > 0.0f;
+    const float rate = scale * LK_LOG2E, nothing = apart ? -INFINITY : lk_lse_nothing(scale);
+    const bool edge = rank < share.split.edge;
+    float single[1] = {nothing};
+    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
+
+    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
+    lk_unpack(x, raw[0]);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++)
+        if (share.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        if (offset >= team) continue;
+        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
+        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
+    }
+    const float base = rate * reference;
+    float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
+    const T *next = share.first + U * step;
+    int left = share.count;
+    while (left > U) {
+        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, next += step) {
+                part += lk_lse_terms(raw[u], rate, base);
+                if (U + u < left) raw[u] = lk_load_vec(next);
+            }
+        }
+        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
+        const float grown = sum + part;
+        lost = (grown - sum) - part;
+        sum = grown, part = 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u < left) part += lk_lse_terms(raw[u], rate, base);
+    sum += part - lost;
+    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
+        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
+
+    const bool fast = (lk_is_finite(base) && sum < LK_LSE_LIMIT) || !row;
+    if (__all_sync(0xffffffffu, fast)) {
+        /* base differs from rate reference by a rounding error, which is known exactly. */
+        return {apart ? reference : scale * reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+    }
+    lk_lse s = lk_lse_read_slowly<apart>(share.first, share.count, step, scale);
+    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
+        single[0] = (apart ? 1.0f : scale) * lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+        s = lk_lse_add(s, single, apart ? scale : 1.0f);
+    }
+    return lk_lse_warp(s, team, apart ? scale : 1.0f);
 }
 
 #endif /* CUDA or the simulator */

@@ -67,10 +67,10 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
  * shuffles, because a merge costs two exponentials, and a chain of them (as in cub::BlockReduce) is what a short row would
  * wait for.
  * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; before it, anywhere,
- * lk_cluster_begin().
+ * lk_cluster_begin(). scale: as in lk_lse.
  * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
  * Shared memory: its own. A peer may end after the call: nobody writes into its memory. */
-template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
+template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s, float scale = 1.0f)
 {
     constexpr int WARPS = THREADS / 32;
     LK_SHARED(lk_lse, inbox, [8 * WARPS]);
@@ -90,8 +90,8 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s)
     }
     if (warp != 0) return s;
     s = lk_lse_empty();
-    for (int i = (int)threadIdx.x; i < blocks * WARPS; i += 32) s = lk_lse_merge(s, inbox[i]);
-    return blocks > 1 ? lk_lse_warp(s) : lk_lse_warp(s, WARPS);
+    for (int i = (int)threadIdx.x; i < blocks * WARPS; i += 32) s = lk_lse_merge(s, inbox[i], scale);
+    return blocks > 1 ? lk_lse_warp(s, 32, scale) : lk_lse_warp(s, WARPS, scale);
 }
 
 #endif /* CUDA or the simulator */

@@ -453,8 +453,8 @@ LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global, cons
 #if defined(LK_SIMT)
     simt_cp_async((char *)shared + offset, global, 16, file, line);
 #elif LK_ARCH >= 800
-    const unsigned to = (unsigned)__cvta_generic_to_shared(shared) + (unsigned)offset;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    const unsigned to = lk_shared_address(shared) + (unsigned)offset;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 #endif
 }
 
@@ -477,6 +477,28 @@ template <int groups> LK_DEVICE void lk_cp_async_wait_group(const char *file = _
     simt_cp_async_wait(groups, file, line);
 #elif LK_ARCH >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+/* nanosleep.u32 (9.7.13.14): suspends the thread for about `ns` nanoseconds, at most twice that. */
+LK_DEVICE void lk_nanosleep(unsigned ns)
+{
+#if !defined(LK_SIMT)
+    asm volatile("nanosleep.u32 %0;" ::"r"(ns));
+#else
+    (void)ns;
+#endif
+}
+
+/* %tid.x (10.2), read anew at each call: what is computed from it is not held in registers from an earlier computation. */
+LK_DEVICE unsigned lk_tid_x(void)
+{
+#if defined(LK_SIMT)
+    return threadIdx.x;
+#else
+    unsigned x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
 #endif
 }
 

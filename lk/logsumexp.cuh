@@ -93,133 +93,6 @@ typedef struct {
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
-/* Sums are taken against a reference, a value that the lanes of a team agree on early, and not against a running maximum, so
- * that an element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
- * reference, rounded. A sum of floats does not care that its terms are large as long as it stays below LK_LOGSUMEXP_LIMIT.
- * Where it does not, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
- * maximum. */
-#define LK_LOGSUMEXP_LIMIT 0x1p80f
-
-/* What scale x is -inf for, the value that adds nothing. */
-LK_DEVICE float lk_logsumexp_nothing(float scale)
-{
-    return scale > 0.0f ? -INFINITY : INFINITY;
-}
-
-/* sum_j 2^(rate x_j - base) over a vector, added pairwise. */
-template <class T> LK_DEVICE float lk_logsumexp_terms(lk_vec<T> raw, float rate, float base)
-{
-    float x[LK_VEC<T>];
-    lk_unpack(x, raw);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
-#pragma unroll
-    for (int half = LK_VEC<T> / 2; half > 0; half /= 2)
-#pragma unroll
-        for (int j = 0; j < half; j++) x[j] += x[j + half];
-    return x[0];
-}
-
-/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and
- * then every size-th, and of the single elements at both ends numbers rank, rank + size, ... */
-template <class T> struct lk_logsumexp_share {
-    const T *row, *first;
-    lk_split split;
-    int count;
-};
-
-template <class T> LK_DEVICE lk_logsumexp_share<T> lk_logsumexp_aim(const T *row, int64_t cols, int rank, int size_log2)
-{
-    const lk_split split = lk_split_row(row, cols);
-    const int over = (int)split.vecs & ((1 << size_log2) - 1);
-    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
-}
-
-/* The state of a share's vectors with a running maximum. */
-template <class T> LK_NOINLINE lk_lse lk_logsumexp_read_slowly(const T *next, int count, int64_t step, float scale)
-{
-    lk_lse s = lk_lse_empty();
-    for (int i = 0; i < count; i++, next += step) {
-        float z[LK_VEC<T>];
-        lk_unpack(z, lk_load_vec(next));
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) z[j] *= scale;
-        s = lk_lse_add(s, z);
-    }
-    return s;
-}
-
-/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first
- * U vectors; each one is used and the next one loaded into its registers. The lanes agree on a reference early, while they
- * wait for loads anyway, so that at the end they only have to add. */
-template <class T, int U>
-LK_DEVICE lk_lse lk_logsumexp_read(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, float scale, int rank, int size_log2,
-                                   int team)
-{
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const float rate = scale * LK_LOG2E, nothing = lk_logsumexp_nothing(scale);
-    const bool edge = rank < share.split.edge;
-    float single[1] = {nothing};
-    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
-
-    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
-    lk_unpack(x, raw[0]);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++)
-        if (share.count > 0) reference = scale > 0.0f ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        if (offset >= team) continue;
-        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
-        reference = scale > 0.0f ? fmaxf(reference, other) : fminf(reference, other);
-    }
-    const float base = rate * reference;
-    float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
-    const T *next = share.first + U * step;
-    int left = share.count;
-    while (left > U) {
-        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += step) {
-                part += lk_logsumexp_terms(raw[u], rate, base);
-                if (U + u < left) raw[u] = lk_load_vec(next);
-            }
-        }
-        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
-        const float grown = sum + part;
-        lost = (grown - sum) - part;
-        sum = grown, part = 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u < left) part += lk_logsumexp_terms(raw[u], rate, base);
-    sum += part - lost;
-    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
-        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
-
-    const bool fast = lk_is_finite(base) && sum < LK_LOGSUMEXP_LIMIT;
-    if (__all_sync(0xffffffffu, fast)) {
-        /* base differs from rate reference by a rounding error, which is known exactly. */
-        return {scale * reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
-    }
-    lk_lse s = lk_logsumexp_read_slowly(share.first, share.count, step, scale);
-    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
-        single[0] = scale * lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
-        s = lk_lse_add(s, single);
-    }
-    return lk_lse_warp(s, team);
-}
-
-/* Loads the first U vectors of a share. */
-template <class T, int U> LK_DEVICE void lk_logsumexp_start(lk_vec<T> (&raw)[U], lk_logsumexp_share<T> share, int size_log2)
-{
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
-    }
-}
-
 template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_args &a, int64_t at, lk_lse s)
 {
     const float lse = lk_lse_log(s);
@@ -242,12 +115,15 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_w
     const int team = 1 << p.team_log2, rank = threadIdx.x & (team - 1);
     const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> p.team_log2;
     const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
-    lk_logsumexp_share<T> share = {};
-    if (owner) share = lk_logsumexp_aim((const T *)p.a.x + row * p.a.outer_stride, p.a.cols, rank, p.team_log2);
+    lk_lse_share<T> share = {};
+    if (owner) {
+        const T *x = (const T *)p.a.x + row * p.a.outer_stride;
+        share = lk_lse_aim(x, lk_split_row(x, p.a.cols), rank, p.team_log2);
+    }
     lk_vec<T> raw[U];
     lk_griddepcontrol_wait();
-    lk_logsumexp_start(raw, share, p.team_log2);
-    const lk_lse s = lk_logsumexp_read(raw, share, p.a.scale, rank, p.team_log2, team);
+    lk_lse_start(raw, share, p.team_log2);
+    const lk_lse s = lk_lse_read<false>(raw, share, p.a.scale, rank, p.team_log2, team);
     lk_griddepcontrol_launch_dependents();
     if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
 }
@@ -259,12 +135,13 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     const int blocks_log2 = 31 - __clz((int)lk_cluster_nctarank()), size_log2 = blocks_log2 + LK_LOGSUMEXP_THREADS_LOG2;
     const int rank = (int)lk_cluster_ctarank() * LK_LOGSUMEXP_THREADS + (int)threadIdx.x;
     const int64_t row = blockIdx.x >> blocks_log2;
-    const lk_logsumexp_share<T> share = lk_logsumexp_aim((const T *)a.x + row * a.outer_stride, a.cols, rank, size_log2);
+    const T *x = (const T *)a.x + row * a.outer_stride;
+    const lk_lse_share<T> share = lk_lse_aim(x, lk_split_row(x, a.cols), rank, size_log2);
     lk_vec<T> raw[U];
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    lk_logsumexp_start(raw, share, size_log2);
-    lk_lse s = lk_logsumexp_read(raw, share, a.scale, rank, size_log2, 32);
+    lk_lse_start(raw, share, size_log2);
+    lk_lse s = lk_lse_read<false>(raw, share, a.scale, rank, size_log2, 32);
     lk_griddepcontrol_launch_dependents();
     s = lk_lse_cluster<LK_LOGSUMEXP_THREADS>(s);
     if (rank == 0) lk_logsumexp_put<T>(a, row, s);
@@ -312,7 +189,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     if (owner) x += group / groups * a.outer_stride + group % groups * N;
     const T *next = x;
     const int64_t jump = step * a.col_stride;
-    const float rate = a.scale * LK_LOG2E, nothing = lk_logsumexp_nothing(a.scale);
+    const float rate = a.scale * LK_LOG2E, nothing = lk_lse_nothing(a.scale);
     typedef typename lk_logsumexp_cell<T, N>::type cell;
     const int64_t count = owner && start < a.cols ? (a.cols - start - 1) / step + 1 : 0; /* columns of this thread */
     lk_griddepcontrol_wait();
@@ -320,7 +197,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     bool set = false;                                  /* every row has its reference */
 #pragma unroll
     for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
-    for (int64_t i = 0; i < count && most < LK_LOGSUMEXP_LIMIT; i += U) {
+    for (int64_t i = 0; i < count && most < LK_LSE_LIMIT; i += U) {
         cell raw[U];
         const int here = count - i < U ? (int)(count - i) : U;
         if (here == U) {
@@ -352,7 +229,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 #pragma unroll
         for (int j = 0; j < N; j++) sum[j] += part[j];
 #pragma unroll
-        for (int j = 0; j < N; j++) most = sum[j] < LK_LOGSUMEXP_LIMIT ? most : INFINITY;
+        for (int j = 0; j < N; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
     }
     lk_griddepcontrol_launch_dependents();
     lk_lse s[N];
@@ -361,7 +238,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
         if (reference[j] == nothing) s[j] = lk_lse_empty();
         else s[j] = {a.scale * reference[j], sum[j] * lk_ex2(-fmaf(rate, reference[j], -base[j]))};
     }
-    if (!(most < LK_LOGSUMEXP_LIMIT)) {
+    if (!(most < LK_LSE_LIMIT)) {
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
         for (int64_t i = 0; i < count; i++, x += jump) {

@@ -13,8 +13,10 @@
  *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
  *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
  *   reduced       the sum of the rows' limits, and 16 of the sum of their magnitudes
- *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. From the lse that is given; in
- *                 sequences, where it is forward's own, against the exact lse with its limit besides
+ *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. Backward's from the lse that is
+ *                 given; in sequences, where it is forward's own, against the exact lse with its limit besides.
+ *                 forward_backward's against the exact lse with log sum's limit: it goes through no rounded lse
+ * So forward_backward is as forward, then backward, within the limits of both: each is held against the same formula.
  * Under a softcap z has an error of 16 |z|: tanh's argument has 2, its exponential 6, their quotient 6, the product with
  * softcap 1. Results below 2^-126 may be flushed to 0.
  */
@@ -28,20 +30,28 @@ LK_DEFINE_CROSS_ENTROPY(bf16)
 
 typedef lk_cross_entropy_forward_args forward_args;
 typedef lk_cross_entropy_backward_args backward_args;
+typedef lk_cross_entropy_forward_backward_args both_args;
 typedef lk_status (*forward_function)(const forward_args *, cudaStream_t);
 typedef lk_status (*backward_function)(const backward_args *, cudaStream_t);
+typedef lk_status (*both_function)(const both_args *, cudaStream_t);
 typedef lk_status (*forward_query)(const forward_args *, size_t *);
 typedef lk_status (*backward_query)(const backward_args *, size_t *);
+typedef lk_status (*both_query)(const both_args *, size_t *);
 static const forward_function forward_of[] = {lk_cross_entropy_forward_f32, lk_cross_entropy_forward_f16,
                                               lk_cross_entropy_forward_bf16};
 static const backward_function backward_of[] = {lk_cross_entropy_backward_f32, lk_cross_entropy_backward_f16,
                                                 lk_cross_entropy_backward_bf16};
+static const both_function both_of[] = {lk_cross_entropy_forward_backward_f32, lk_cross_entropy_forward_backward_f16,
+                                        lk_cross_entropy_forward_backward_bf16};
 static const forward_query forward_query_of[] = {lk_cross_entropy_forward_workspace_bytes_f32,
                                                  lk_cross_entropy_forward_workspace_bytes_f16,
                                                  lk_cross_entropy_forward_workspace_bytes_bf16};
 static const backward_query backward_query_of[] = {lk_cross_entropy_backward_workspace_bytes_f32,
                                                    lk_cross_entropy_backward_workspace_bytes_f16,
                                                    lk_cross_entropy_backward_workspace_bytes_bf16};
+static const both_query both_query_of[] = {lk_cross_entropy_forward_backward_workspace_bytes_f32,
+                                           lk_cross_entropy_forward_backward_workspace_bytes_f16,
+                                           lk_cross_entropy_forward_backward_workspace_bytes_bf16};
 
 static int pick(int full, int small)
 {
@@ -50,12 +60,12 @@ static int pick(int full, int small)
 
 #define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
-enum { FORWARD, BACKWARD, DIRECTIONS };
-static const char *const direction_name[] = {"forward", "backward"};
+enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
+static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
 enum { PATHS = 4, COUNTED = DIRECTIONS * PATHS };
 static const char *const path_name[PATHS] = {"auto", "warp", "block", "cluster"};
 
-/* What a direction gives; one that gives both has the arguments of both. */
+/* What a direction gives; BOTH has the arguments of both. */
 static bool gives_loss(int direction) { return direction != BACKWARD; }
 static bool gives_gradient(int direction) { return direction != FORWARD; }
 
@@ -88,10 +98,14 @@ static bool exclude(int s, int t)
     return (s == MEAN && t == SUM) || (s == UPSTREAM_ROWS && t == UPSTREAM_ONE);
 }
 
-/* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes. */
-enum { FIRST, LAST, VECTOR, LANE, WARP, BLOCK, EVEN, SPARSE, AT_TARGET, BUT_ONE, ALL, WHERES };
-static const char *const where_name[] = {"first", "last",    "a vector",   "a lane's",    "a warp's", "a block's",
-                                         "even",  "1 in 97", "the target", "all but one", "all"};
+/* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes:
+ * forward's blocks have 8 warps, the gradients' smallest have two. */
+enum {
+    FIRST, LAST, VECTOR, LAST_VECTOR, LANE, WARP, BLOCK, WARP_OF_2, BLOCK_OF_2, EVEN, SPARSE, AT_TARGET, BUT_ONE, ALL, WHERES
+};
+static const char *const where_name[] = {"first",     "last",          "a vector", "the last vector", "a lane's",
+                                         "a warp's",  "a block's",     "a warp's of 2", "2 warps'",   "even",
+                                         "1 in 97",   "the target",    "all but one",   "all"};
 /* STEP, CLIFF: 40, 200 above the others, less and more than what a sum against a value that is not the maximum can hold.
  * TIES: whole numbers, 0 of either sign. CONFIDENT: p at the target is about 1 - 1e-6. */
 enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, PLACED, TIES = PLACED, CONFIDENT, SPECIALS };
@@ -113,6 +127,7 @@ typedef struct {
     int64_t ignore_index;
     int special, where, empty;
     double offset, spread; /* logits are uniform in offset +- spread */
+    double within;         /* not 0: gradients are right to it, relative to their terms */
     uint64_t seed;
 } problem;
 
@@ -221,6 +236,12 @@ static void draw_switches(problem *p, uint64_t *r)
     if (!p->has[LSE] && !p->has[LOSS] && !p->has[Z_LOSS]) p->has[chance(r, 2) ? VALID : WEIGHT_SUM] = true;
 }
 
+/* Leaves out what the plain kernels do not do, and the scales under which a cliff is none. */
+static void make_plain(problem *p)
+{
+    p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[SCALE] = false;
+}
+
 /* How rows lie: packed; packed and all off by as much; with gaps, all rows alike; with one odd stride; each tensor with its own
  * stride and offset. The other tensors are on their own. */
 enum { PACKED, PACKED_OFF, GAPS, ODD_GAPS, WILD, PLACES };
@@ -264,7 +285,7 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t vo
 typedef struct {
     bool counted, bad, proper;
     int64_t y, argmax;
-    double weight, max, lse, class_loss, z_loss, entropy, lse_slack, class_slack, z_slack, entropy_slack, z_error;
+    double weight, max, lse, class_loss, z_loss, entropy, lse_slack, class_slack, z_slack, entropy_slack, z_error, log_slack;
 } outcome;
 
 static test_buffer buffers[TENSORS + 1]; /* the workspace is the last */
@@ -310,9 +331,12 @@ static bool is_special(const problem *p, int64_t row, int64_t c, int64_t y)
     case FIRST: return c == 0;
     case LAST: return c == p->vocab - 1;
     case VECTOR: return c / vec == (p->vocab > vec ? 1 : 0);
+    case LAST_VECTOR: return c / vec == (p->vocab >= vec ? p->vocab / vec - 1 : 0);
     case LANE: return c / vec % 32 == 1;
     case WARP: return c / vec / 32 % 8 == 0;
     case BLOCK: return c / vec / 256 % 2 == 0;
+    case WARP_OF_2: return c / vec / 32 % 2 == 0;
+    case BLOCK_OF_2: return c / vec / 64 % 2 == 0;
     case EVEN: return c % 2 == 0;
     case SPARSE: return c % 97 == 5;
     case AT_TARGET: return c == y;
@@ -411,7 +435,7 @@ static outcome examine(const problem *p, int64_t row)
     const double log_sum = log(sum), mean = first / sum, log_slack = 16 * u * (2 + log_sum + mean);
     const bool good = !o.bad && o.proper;
     o.weight = o.bad ? 0 : weight_of(p, o.y);
-    o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0;
+    o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0, o.log_slack = log_slack;
     o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
     o.lse_slack = log_slack + 2 * u * fabs(max) + o.z_error;
     o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
@@ -454,6 +478,7 @@ static void fill_saved(const problem *p)
 
 static forward_args forward;
 static backward_args backward;
+static both_args both;
 
 /* Under ASan neither padding nor an ignored row of the logits can be read. */
 static void forbid(const problem *p)
@@ -485,6 +510,17 @@ static void set_args(const problem *p, void *const *at)
                 (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale,
                 softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half,
                 p->on[INT32], p->path};
+    both = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[UPSTREAM], (const float *)at[DLSE],
+            (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE], (float *)at[ENTROPY], (int64_t *)at[ARGMAX],
+            (int64_t *)at[VALID], (float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab,
+            p->logits_stride, p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction,
+            p->on[ZERO_WHEN_EMPTY], p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half, p->on[INT32], p->path};
+}
+
+static lk_status query(int type, int direction, size_t *bytes)
+{
+    if (direction == FORWARD) return forward_query_of[type](&forward, bytes);
+    return direction == BACKWARD ? backward_query_of[type](&backward, bytes) : both_query_of[type](&both, bytes);
 }
 
 /* Fills and uploads everything for a run, and the args structs. A tensor that is both written and read, as those of the
@@ -516,20 +552,23 @@ static bool setup(const problem *p, int run)
     set_args(p, at);
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
-    const lk_status status = loss ? forward_query_of[p->type](&forward, &bytes) : backward_query_of[p->type](&backward, &bytes);
-    const bool good = status == LK_OK && bytes <= (loss && reduced ? 2 * (size_t)(p->rows * 4 + 255) : 0);
+    const lk_status status = query(p->type, p->direction, &bytes);
+    const size_t count = p->direction == BOTH && p->on[MEAN] ? 256 : 0; /* which comes before the gradients */
+    const bool good = status == LK_OK && bytes <= count + (loss && reduced ? 2 * (size_t)(p->rows * 4 + 255) : 0);
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
     if (!good) bytes = 0;
     test_buffer_size(&buffers[WORKSPACE], bytes, 0, run ? 0x5a : 0xff);
     test_buffer_upload(&buffers[WORKSPACE]);
-    forward.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, forward.workspace_bytes = bytes;
+    forward.workspace = both.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL;
+    forward.workspace_bytes = both.workspace_bytes = bytes;
     return good;
 }
 
 static lk_status launch(const problem *p)
 {
-    return p->direction == FORWARD ? forward_of[p->type](&forward, test.stream) : backward_of[p->type](&backward, test.stream);
+    if (p->direction == FORWARD) return forward_of[p->type](&forward, test.stream);
+    return p->direction == BACKWARD ? backward_of[p->type](&backward, test.stream) : both_of[p->type](&both, test.stream);
 }
 
 static bool launched(const problem *p, lk_status status)
@@ -602,7 +641,7 @@ static void upstream_of(const problem *p, int64_t row, double *f, double *h)
     else *f /= over_of(p), *h /= (double)valid_rows;
 }
 
-/* exact: the call had no lse as input, or that of a forward, so that its error counts. */
+/* exact: backward was given the lse of a forward, whose error counts. */
 static void verify_gradient(const problem *p, bool exact)
 {
     const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p), softcap = (double)p->softcap;
@@ -613,13 +652,16 @@ static void verify_gradient(const problem *p, bool exact)
             for (int64_t c = 0; c < p->vocab; c++) near(p, DLOGITS, row, c, o.counted ? NAN : 0, 0);
             continue;
         }
-        const double lse = exact ? o.lse : (double)(float)o.lse, lost = o.z_error + (exact ? o.lse_slack : 0);
+        const bool fused = p->direction == BOTH;
+        const double lse = exact || fused ? o.lse : (double)(float)o.lse;
+        const double lse_lost = o.z_error + (exact || fused ? o.lse_slack : 0),
+                     lost = fused ? 2 * o.z_error + o.log_slack : lse_lost;
         double f, h, rest = 0, rest_slack = 0;
         upstream_of(p, row, &f, &h);
         const double class_part = f * ((1 - e) * o.weight + share * weight_total),
                      dlse = p->has[DLSE] ? (double)value(DLSE, row, 0) : 0, z_part = 2 * z_loss_of(p) * lse * h,
                      own = z_part + dlse, own_size = fabs(z_part) + fabs(dlse), size = fabs(class_part) + own_size;
-        const double own_slack = 2 * z_loss_of(p) * fabs(h) * lost;
+        const double own_slack = 2 * z_loss_of(p) * fabs(h) * lse_lost;
         for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
             for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
                 const double x = (double)value(LOGITS, row, c), z = z_of(p, x), probability = exp(z - lse),
@@ -638,6 +680,9 @@ static void verify_gradient(const problem *p, bool exact)
                     slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0) +
                             (size + fabs(fall)) * 0x1p-126;
                 }
+                const double terms = pass ? own_size * probability + fabs(class_part) * rest + fabs(fall)
+                                          : size * probability + fabs(fall);
+                if (p->within != 0) slack = fmin(slack, p->within * terms);
                 near(p, DLOGITS, row, c, a * want, a * slack + 0x1p-126);
             }
     }
@@ -646,7 +691,7 @@ static void verify_gradient(const problem *p, bool exact)
 static void verify(const problem *p)
 {
     if (gives_loss(p->direction)) verify_loss(p);
-    if (gives_gradient(p->direction)) verify_gradient(p, gives_loss(p->direction));
+    if (gives_gradient(p->direction)) verify_gradient(p, false);
     equal(p, BAD_COUNT, 0, 5 + bad_targets);
 }
 
@@ -682,7 +727,8 @@ static void settle(const problem *p, bool keep, const char *what)
 
 static const char *did_name[TEST_MOST_OPTIONS];
 static int did_direction[TEST_MOST_OPTIONS]; /* DIRECTIONS: any */
-static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster"};
+static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster",
+                                            "both auto", "warp", "block", "cluster"};
 static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
 static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
 
@@ -796,8 +842,8 @@ static void empty(int type, int direction, int path)
         check(&p);
     }
     problem p = plain(type, direction, path, 0, 7); /* tensors without elements may be NULL */
-    forward = {}, backward = {};
-    forward.vocab = backward.vocab = 7, forward.path = backward.path = path;
+    forward = {}, backward = {}, both = {};
+    forward.vocab = backward.vocab = both.vocab = 7, forward.path = backward.path = both.path = path;
     launched(&p, launch(&p));
 }
 
@@ -852,11 +898,11 @@ static void places(int type, int direction, int path)
             }
 }
 
-/* Many blocks. Of short rows so many that the sum over them is a cluster's, in --small once: its 4096 threads take TSan long. */
+/* Many blocks. Of short rows so many that the sum over them is a cluster's, in --small once: 4096 threads take TSan long. */
 static void many_rows(int type, int direction, int path)
 {
 #if defined(LK_SIMT)
-    const bool most = path == LK_CROSS_ENTROPY_WARP && (!test.small || (type == TEST_F16 && gives_loss(direction)));
+    const bool most = path == LK_CROSS_ENTROPY_WARP && (!test.small || (type == TEST_F16 && direction == FORWARD));
     const int64_t shapes[][2] = {{most ? 16500 : pick(400, 40), 3}, {1000, 24}, {300, 100}};
 #else
     const int64_t shapes[][2] = {{100003, 3}, {100003, 24}, {20001, 600}};
@@ -882,7 +928,7 @@ static void long_rows(int type, int direction, int path)
             p.has[LOSS] = p.has[LSE] = true;
             if (i == 1 || seed == 1) {
                 p.special = CLIFF, p.where = SPARSE;
-                p.on[SOFTCAP] = p.on[SMOOTHING] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[SCALE] = p.on[BAD] = false;
+                make_plain(&p), p.on[BAD] = false;
             }
             check(&p);
         }
@@ -903,9 +949,27 @@ static void specials(int type, int direction, int path)
                 if (special == MINUS_INF && where % 2) p.on[SMOOTHING] = false; /* its loss is +inf whatever else is wrong */
                 check(&p);
             }
+    problem p = drawn(type, direction, path, 2, 2603, 700, PACKED);
+    make_plain(&p);
+    p.special = CLIFF, p.where = LAST_VECTOR; /* which no sum against a value of the first step holds */
+    check(&p);
 }
 
-/* Around +-1e4: to the header's 1e-5 with smoothing, weights and entropy, which the limits of every call imply. */
+/* Short rows that fill warps, some of them unlike the others. */
+static void full_warps(int type, int direction, int path)
+{
+    const int64_t shapes[][2] = {{140, 24}, {70, 100}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int seed = 0; seed < pick(6, 3); seed++) {
+            problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 2400 + seed, (i + seed) % PLACES);
+            if (seed < 4) make_plain(&p);
+            p.on[IGNORE] = p.on[BAD] = seed % 2;
+            if (seed == 2) p.special = CLIFF, p.where = LAST_VECTOR;
+            check(&p);
+        }
+}
+
+/* Around +-1e4: to 1e-5 with smoothing, weights and entropy, gradients without a saved lse too. */
 static void offsets(int type, int direction, int path)
 {
     for (int seed = 0; seed < pick(9, 2); seed++) {
@@ -915,6 +979,7 @@ static void offsets(int type, int direction, int path)
         p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = seed % 4 < 3;
         if (seed % 2) p.on[MEAN] = p.on[SUM] = false, p.on[BAD] = false;
         if (seed % 4 == 1) p.spread = 0;
+        if (direction == BOTH) p.within = 1e-5;
         check(&p);
         if (!gives_loss(direction) || p.on[MEAN] || p.on[SUM]) continue;
         for (int64_t row = 0; row < p.rows && !bad_targets; row++) {
@@ -939,6 +1004,24 @@ static void in_place(int type, int direction, int path)
             p.on[IN_PLACE] = true, p.on[HALF] = half, p.half = half;
             check(&p);
         }
+}
+
+/* Rows of which a block's shared memory holds a half at most: gradients read the rest again where it is used. */
+static void held_in_part(int type, int direction, int path)
+{
+    const bool cluster = path == LK_CROSS_ENTROPY_CLUSTER;
+    const int64_t vocab = (400 << 10) / test_type_bytes[type] * (cluster ? 8 : 1) + 3 * path;
+    for (int i = 0; i < 4; i++) {
+        const int turn = (type + direction + path) % 4;
+        if (cluster ? i != type + (direction == BOTH) : test.small ? i != turn : type && (i + type) % 2) continue;
+        problem p = drawn(type, direction, path, cluster ? 1 : 2, vocab, 2300 + i, (i + type) % PLACES);
+        p.on[SOFTCAP] = p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true;
+        p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = i == 1;
+        if (i < 2) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
+        if (i == 2) p.special = CLIFF, p.where = SPARSE, p.on[SCALE] = false;
+        if (i == 3) p.on[IN_PLACE] = p.on[HALF] = true;
+        check(&p);
+    }
 }
 
 /* Captured once, replayed twice over poison: the bits of a plain call. */
@@ -977,7 +1060,7 @@ static void all_themes(void)
     static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"switches", switches},
                                    {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
                                    {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
-                                   {"graph", graphs}};
+                                   {"rows held in part", held_in_part}, {"full warps", full_warps}, {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
@@ -987,6 +1070,9 @@ static void all_themes(void)
         for (int type = 0; type < TEST_TYPES; type++)
             for (int i = 0; i < LENGTH_OF(themes); i++) {
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
+                if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
+                if (themes[i].run == held_in_part && (!gives_gradient(direction) || path == LK_CROSS_ENTROPY_AUTO)) continue;
+                if (themes[i].run == held_in_part && path == LK_CROSS_ENTROPY_CLUSTER && test.small) continue; /* too long */
                 if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
                                 themes[i].name))
                     continue;
@@ -1032,15 +1118,21 @@ static void sequences(int type)
     }
 }
 
-/* dlogits at the target where p is 1 - 1e-6, from forward's lse: right to 1e-5, and half an ulp. */
-static void confident(int type)
+/* dlogits at the target where p is 1 - 1e-6, from forward's lse and in the same pass: right to 1e-5, and half an ulp. */
+static void confident(int type, int direction)
 {
     for (int path = 0; path < PATHS; path++)
         for (int i = 0; i < pick(3, 1); i++) {
-            problem p = plain(type, BACKWARD, path, 3, i == 1 ? 40 : i ? 9001 : 1000);
+            problem p = plain(type, direction, path, 3, i == 1 ? 40 : i ? 9001 : 1000);
             if (!path_here(path)) continue;
             p.special = CONFIDENT, p.spread = 1, p.on[SCALE] = i == 1, p.on[MEAN] = i == 2, p.on[WEIGHTS] = i == 1;
-            sequence(p);
+            if (direction == BACKWARD) {
+                sequence(p);
+            } else {
+                settle_tensors(&p), setup(&p, 0);
+                launched(&p, launch(&p));
+                collect(&p);
+            }
             for (int64_t row = 0; row < p.rows; row++) {
                 const outcome o = examine(&p, row);
                 double rest = 0;
@@ -1062,10 +1154,10 @@ static double objective(const problem *p, int64_t row)
 }
 
 /* dlogits against central differences, whose own error is about 1e-9 with this step. */
-static void differences(void)
+static void differences(int direction)
 {
     for (int variant = 0; variant < 4; variant++) {
-        problem p = plain(TEST_F32, BACKWARD, variant, 2, 7);
+        problem p = plain(TEST_F32, direction, variant, 2, 7);
         if (!path_here(variant)) continue;
         p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
         p.on[WEIGHTS] = variant != 1, p.on[SOFTCAP] = variant != 2, p.on[MEAN] = variant != 3;
@@ -1187,9 +1279,14 @@ static void all_sequences(void)
         if (test_begin("lk_ce_row: two slices, %s", special_name[special])) states(special), test_finish();
     for (int type = 0; type < TEST_TYPES; type++) {
         if (test_begin("forward, then backward %s", test_type_name[type])) sequences(type), test_finish();
-        if (test_begin("the target's gradient %s", test_type_name[type])) confident(type), test_finish();
+        for (int direction = BACKWARD; direction <= BOTH; direction++) {
+            if (!test_begin("%s %s: the target's gradient", direction_name[direction], test_type_name[type])) continue;
+            confident(type, direction);
+            test_finish();
+        }
     }
-    if (test_begin("backward f32: central differences")) differences(), test_finish();
+    for (int direction = BACKWARD; direction <= BOTH; direction++)
+        if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
 }
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -1205,14 +1302,16 @@ static void good_calls(int type)
         at[t] = test_buffer_device(&buffers[t]);
     }
     set_args(&p, at);
-    if (!test_that(forward_query_of[type](&forward, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 512))
-        test_detail("the query of 4 rows says %zu bytes, %s", forward.workspace_bytes, lk_last_error());
-    test_buffer_size(&buffers[WORKSPACE], forward.workspace_bytes + 256, 0, 0x3c); /* room to move it */
+    if (!test_that(query(type, FORWARD, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 512 &&
+                   query(type, BOTH, &both.workspace_bytes) == LK_OK && both.workspace_bytes == 768))
+        test_detail("the queries of 4 rows say %zu and %zu bytes, %s", forward.workspace_bytes, both.workspace_bytes,
+                    lk_last_error());
+    test_buffer_size(&buffers[WORKSPACE], both.workspace_bytes + 256, 0, 0x3c); /* room to move it */
     test_buffer_upload(&buffers[WORKSPACE]);
-    forward.workspace = test_buffer_device(&buffers[WORKSPACE]);
+    forward.workspace = both.workspace = test_buffer_device(&buffers[WORKSPACE]);
 }
 
-/* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the workspace. */
+/* The direction's args as they now are must fail with `want` and name `field`; the query too, whatever the workspace. */
 static void expect_error(int type, int direction, lk_status want, const char *field)
 {
     char op[64], said[300];
@@ -1221,14 +1320,13 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
     const lk_status status = launch(&p);
     snprintf(said, sizeof said, "%s", lk_last_error());
     size_t asked = 12345;
-    const lk_status query =
-        direction == FORWARD ? forward_query_of[type](&forward, &asked) : backward_query_of[type](&backward, &asked);
+    const lk_status answer = query(type, direction, &asked);
     if (!test_that(status == want))
         test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
     if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
-    if (!test_that(query == (want == LK_ERR_WORKSPACE ? LK_OK : want) && (asked == 12345) == (query != LK_OK)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(query), asked);
+    if (!test_that(answer == (want == LK_ERR_WORKSPACE ? LK_OK : want) && (asked == 12345) == (answer != LK_OK)))
+        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int t = 0; t <= TENSORS; t++) {
         test_buffer_download(&buffers[t]);
@@ -1294,15 +1392,12 @@ template <class Args> static void common_errors(int type, int direction, Args &a
     BAD_CALL(LK_ERR_VALUE, "reduction", (a.reduction = 3, MOVED(a.logits, 1)));
 }
 
-static void forward_errors(int type)
-{
-    const int direction = FORWARD;
-    forward_args &a = forward;
-    common_errors(type, direction, a);
 #define NO_OUTPUT                                                                                                              \
     a.loss = a.z_loss_out = a.lse = a.entropy = a.weight_sum = NULL, a.argmax = a.valid_rows = NULL, a.bad_targets = NULL
-    BAD_CALL(LK_ERR_NULL, "output", NO_OUTPUT);
-    BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.rows = 0));
+
+/* The fields of what gives a loss. */
+template <class Args> static void loss_errors(int type, int direction, Args &a)
+{
     BAD_CALL(LK_ERR_ALIGNMENT, "loss", MOVED(a.loss, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "z_loss_out", MOVED(a.z_loss_out, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "entropy", MOVED(a.entropy, 2));
@@ -1313,25 +1408,15 @@ static void forward_errors(int type)
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
     BAD_CALL(LK_OK, "more than is asked", a.workspace_bytes += 1);
     BAD_CALL(LK_OK, "none where none is needed", (a.reduction = 0, a.workspace = NULL, a.workspace_bytes = 0));
-    BAD_CALL(LK_OK, "a sum that nobody wants", (a.loss = a.z_loss_out = NULL, a.workspace = NULL));
+    BAD_CALL(LK_OK, "a sum that nobody wants", (a.reduction = 2, a.loss = a.z_loss_out = NULL, a.workspace = NULL));
     BAD_CALL(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));
     BAD_CALL(LK_ERR_ALIGNMENT, "loss", (MOVED(a.loss, 1), a.workspace_bytes = 0));
 }
 
-static void backward_errors(int type)
+/* The fields of what gives a gradient. */
+template <class Args> static void gradient_errors(int type, int direction, Args &a)
 {
-    const int direction = BACKWARD;
-    backward_args &a = backward;
-    common_errors(type, direction, a);
-    BAD_CALL(LK_ERR_NULL, "lse", a.lse = NULL);
     BAD_CALL(LK_ERR_NULL, "dlogits", a.dlogits = NULL);
-    BAD_CALL(LK_ERR_NULL, "valid_rows", (a.class_weight = NULL, a.valid_rows = NULL, a.z_loss = 0));
-    BAD_CALL(LK_ERR_NULL, "valid_rows", a.valid_rows = NULL);
-    BAD_CALL(LK_ERR_NULL, "weight_sum", a.weight_sum = NULL);
-    BAD_CALL(LK_OK, "counts that a mean does without", (a.z_loss = 0, a.valid_rows = NULL));
-    BAD_CALL(LK_OK, "counts that a mean does without", (a.class_weight = NULL, a.weight_sum = NULL));
-    BAD_CALL(LK_OK, "inputs that may be NULL",
-             (a.reduction = 2, a.class_weight = a.upstream = a.dlse = a.weight_sum = NULL, a.valid_rows = NULL));
     BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", a.dlogits_stride = 7);
     BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", a.dlogits_stride = -8);
     BAD_CALL(LK_ERR_SHAPE, "2^62", a.dlogits_stride = (int64_t)1 << 62);
@@ -1352,18 +1437,62 @@ static void backward_errors(int type)
     BAD_CALL(LK_ERR_ALIGNMENT, "dlogits", MOVED(a.dlogits, 1));
     BAD_CALL(LK_ERR_ALIGNMENT, "upstream", MOVED(a.upstream, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "dlse", MOVED(a.dlse, 2));
-    BAD_CALL(LK_ERR_NULL, "weight_sum", (a.weight_sum = NULL, a.dlogits_stride = 3));
     BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", (a.dlogits_stride = 3, a.softcap = -1));
     BAD_CALL(LK_ERR_VALUE, "dlogits_dtype", (a.dlogits_dtype = 9, MOVED(a.lse, 1)));
+}
+
+static void forward_errors(int type)
+{
+    const int direction = FORWARD;
+    forward_args &a = forward;
+    common_errors(type, direction, a);
+    loss_errors(type, direction, a);
+    BAD_CALL(LK_ERR_NULL, "output", NO_OUTPUT);
+    BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.rows = 0));
+    BAD_CALL(LK_OK, "a mean that nobody wants", (a.loss = a.z_loss_out = NULL, a.workspace = NULL));
+}
+
+static void backward_errors(int type)
+{
+    const int direction = BACKWARD;
+    backward_args &a = backward;
+    common_errors(type, direction, a);
+    gradient_errors(type, direction, a);
+    BAD_CALL(LK_ERR_NULL, "lse", a.lse = NULL);
+    BAD_CALL(LK_ERR_NULL, "valid_rows", (a.class_weight = NULL, a.valid_rows = NULL, a.z_loss = 0));
+    BAD_CALL(LK_ERR_NULL, "valid_rows", a.valid_rows = NULL);
+    BAD_CALL(LK_ERR_NULL, "weight_sum", a.weight_sum = NULL);
+    BAD_CALL(LK_OK, "counts that a mean does without", (a.z_loss = 0, a.valid_rows = NULL));
+    BAD_CALL(LK_OK, "counts that a mean does without", (a.class_weight = NULL, a.weight_sum = NULL));
+    BAD_CALL(LK_OK, "inputs that may be NULL",
+             (a.reduction = 2, a.class_weight = a.upstream = a.dlse = a.weight_sum = NULL, a.valid_rows = NULL));
+    BAD_CALL(LK_ERR_NULL, "weight_sum", (a.weight_sum = NULL, a.dlogits_stride = 3));
+}
+
+static void both_errors(int type)
+{
+    const int direction = BOTH;
+    both_args &a = both;
+    common_errors(type, direction, a);
+    loss_errors(type, direction, a);
+    gradient_errors(type, direction, a);
+    BAD_CALL(LK_OK, "dlogits alone", NO_OUTPUT);
+    BAD_CALL(LK_OK, "inputs that may be NULL", a.class_weight = a.upstream = a.dlse = NULL);
+    BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.dlogits = NULL, a.rows = 0));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", (NO_OUTPUT, a.workspace_bytes = 255)); /* the gradients want the count */
+    BAD_CALL(LK_OK, "256 bytes for the count", (NO_OUTPUT, a.workspace_bytes = 256));
 }
 
 static void no_args(int type)
 {
     size_t asked = 12345;
     const bool forward_says = forward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args"),
-               backward_says = backward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args");
-    const lk_status first = forward_query_of[type](NULL, &asked), second = backward_query_of[type](NULL, &asked);
-    if (!test_that(forward_says && backward_says && first == LK_ERR_NULL && second == LK_ERR_NULL && asked == 12345))
+               backward_says = backward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args"),
+               both_say = both_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args");
+    const lk_status first = forward_query_of[type](NULL, &asked), second = backward_query_of[type](NULL, &asked),
+                    third = both_query_of[type](NULL, &asked);
+    if (!test_that(forward_says && backward_says && both_say && asked == 12345 && first == LK_ERR_NULL &&
+                   second == LK_ERR_NULL && third == LK_ERR_NULL))
         test_detail("args NULL: %s", lk_last_error());
 }
 
@@ -1373,6 +1502,7 @@ static void all_errors(void)
         const char *const name = test_type_name[type];
         if (test_begin("forward %s: errors", name)) forward_errors(type), no_args(type), test_finish();
         if (test_begin("backward %s: errors", name)) backward_errors(type), test_finish();
+        if (test_begin("forward_backward %s: errors", name)) both_errors(type), test_finish();
     }
 }
 
@@ -1455,8 +1585,9 @@ static double huge_get(int type, const void *elements, int64_t at)
     return (double)test_decode(type, bits);
 }
 
-/* Forward, with smoothing or without, then backward in place; sampled rows are recomputed here. */
-static void huge(int64_t rows, int64_t vocab, int path, bool smooth)
+/* Forward, with smoothing or without, then backward in place, or both in one pass in place; sampled rows are recomputed
+ * here. */
+static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused)
 {
     lk_bf16 *logits;
     int32_t *target;
@@ -1467,13 +1598,12 @@ static void huge(int64_t rows, int64_t vocab, int path, bool smooth)
     TEST_CUDA(cudaMalloc((void **)&loss, (size_t)rows * 4));
     const huge_fill fill = {logits, target, rows, vocab};
     TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill));
-    problem p = plain(TEST_BF16, FORWARD, path, rows, vocab);
+    problem p = plain(TEST_BF16, fused ? BOTH : FORWARD, path, rows, vocab);
     p.on[INT32] = true, p.on[SMOOTHING] = smooth;
     void *const at[TENSORS] = {logits, target, NULL, NULL, NULL, lse, loss, NULL, NULL, NULL, NULL, NULL, NULL, logits};
     set_args(&p, at);
     bool ran = launched(&p, launch(&p));
-    p.direction = BACKWARD;
-    ran = ran && launched(&p, launch(&p));
+    if (!fused) p.direction = BACKWARD, ran = ran && launched(&p, launch(&p));
     enum { SAMPLES = 24, COLUMNS = 48 };
     uint64_t random = (uint64_t)(rows + vocab);
     for (int s = 0; ran && s < (vocab > 1 << 21 ? 1 : SAMPLES); s++) { /* the host is slow */
@@ -1554,9 +1684,13 @@ static void all_huge(void)
         for (int path = 0; path < PATHS; path++) {
             if (!path_here(path) || (path >= LK_CROSS_ENTROPY_BLOCK && shapes[i][0] > 1 << 27)) continue;
             const int64_t rows = shapes[i][0], vocab = shapes[i][1];
-            if (!test_begin("huge: %lld x %lld %s", (long long)rows, (long long)vocab, path_name[path])) continue;
-            huge(rows, vocab, path, (i + path) % 2);
-            test_finish();
+            for (int fused = 0; fused < 2; fused++) {
+                if (!test_begin("huge: %lld x %lld %s%s", (long long)rows, (long long)vocab, path_name[path],
+                                fused ? ", forward_backward" : ""))
+                    continue;
+                huge(rows, vocab, path, (i + path + fused) % 2, fused);
+                test_finish();
+            }
         }
     for (int at = 0; at < COUNTED; at++)
         for (int type = 0; type < TEST_TYPES; type++) {

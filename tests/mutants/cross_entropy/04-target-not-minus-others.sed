@@ -1,2 +1,2 @@
-# file: cross_entropy.cuh - the target's gradient has p - 1, not minus the sum of the others
-s/aside->fixed) - aside->rest \* sums\[0\];/aside->fixed) - aside->rest * (1.0f - lk_exp(fmaf(g.scale, v, -g.lse)));/
+# file: cross_entropy.cuh - backward's gradient of the target has p - 1, not minus the sum of the others
+s/others = given ? others \* aside->unit : aside->others;/others = given ? 1.0f - aside->unit * lk_ex2(fmaf(g.rate, aside->logit, -g.base)) : aside->others;/

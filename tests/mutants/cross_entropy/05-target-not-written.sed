@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the target's element stays what the stream wrote
-s/^    lk_put(dlogits + y, v \* slope);/    if (v < -3e38f) lk_put(dlogits + y, v * slope);/
+s/^    if (found.y < 0) return;/    if (found.y < INT32_MAX) return;/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - an ignored row is multiplied by its upstream
-s/^    if (!label.counted) return g;/    if (!label.counted) { if (a.upstream) g.rise = 0.0f * a.upstream[a.upstream_per_row ? row : 0]; return g; }/
+s/^    if (owner) aside->label = label/    if (!label.counted \&\& row < a.rows \&\& a.upstream) g.rise = 0.0f * a.upstream[a.upstream_per_row ? row : 0];\n&/

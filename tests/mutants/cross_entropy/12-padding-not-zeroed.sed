@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the last column of the padding is left as it is
-s/end < p.padded_end; end += team/end + 1 < p.padded_end; end += team/
+s/end < p.padded_end; end += at.team/end + 1 < p.padded_end; end += at.team/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the gradient lacks the softcap's slope
-s/^        x\[j\] = fmaf(g.rise, p, -fall) \* slope;/        x[j] = fmaf(g.rise, p, -fall);/
+s/^        x\[j\] = fmaf(g.rise, e, -fall) \* slope;/        x[j] = fmaf(g.rise, e, -fall);/

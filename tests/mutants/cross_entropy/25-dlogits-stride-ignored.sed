@@ -1,2 +1,2 @@
-# file: cross_entropy.cuh - backward writes rows as if they were packed
-s/(D \*)a.dlogits + row \* a.dlogits_stride;/(D *)a.dlogits + row * a.vocab;/
+# file: cross_entropy.cuh - gradients are written as if their rows were packed
+s/at.row \* a.dlogits_stride/at.row * a.vocab/;s/row \* a.dlogits_stride + found.y/row * a.vocab + found.y/

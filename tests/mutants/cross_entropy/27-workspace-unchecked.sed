@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - a workspace that is too small is accepted
-s/ || a.workspace_bytes < bytes))/))/
+s/ \&\& given >= bytes))/))/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - 16 bits in place: a step does not wait for the reads of the others
-s/if (p.ordered) lk_ce_sync(team);.*/;/
+s/^        if (p.ordered) lk_ce_sync(at.team);.*/        ;/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - 16 bits in place: single elements are read when they are due
-s/single\[0\] = i == rank || !read ? aside->single :/single[0] = !read ? aside->single :/
+s/i == at.rank || !read ? single : lk_to_float/!read ? single : lk_to_float/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the sum of the other p has the target's too
-s/const float p = j == hit ? 0.0f : lk_exp/const float p = lk_exp/
+s/part\[j % 2\] += j == hit ? 0.0f : e;/part[j % 2] += e;/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - gradients are stored in vectors whatever their alignment
-s/wide = (uintptr_t)(dlogits + split.head) % (N \* sizeof(D)) == 0;/wide = true;/
+s/wide = (uintptr_t)out % (N \* sizeof(D)) == 0;/wide = true;/

@@ -1,2 +1,2 @@
-# file: cross_entropy.cuh - backward leaves out a thread's last vector
-s/(rank < (vecs \& (team - 1))), hit = /(rank + 1 < (vecs \& (team - 1))), hit = /
+# file: cross_entropy.cuh - gradients leave out a thread's last vector
+s/(at.rank < (at.vecs \& (at.team - 1)));/(at.rank + 1 < (at.vecs \& (at.team - 1)));/

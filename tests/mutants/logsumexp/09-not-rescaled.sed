@@ -1,2 +1,2 @@
 # file: lk_base.cuh - the sum is not rescaled when the maximum grows
-/lk_lse lk_lse_add/,/^}/ s/s.sum \* lk_exp(s.max - reference)/s.sum/
+/lk_lse lk_lse_add/,/^}/ s/s.sum \* lk_ex2(rate \* (s.max - reference))/s.sum/

@@ -1,2 +1,2 @@
 # file: logsumexp.cuh - columns whose sums left the range of floats are kept
-s/if (!(most < LK_LOGSUMEXP_LIMIT))/if (false)/
+s/if (!(most < LK_LSE_LIMIT))/if (false)/

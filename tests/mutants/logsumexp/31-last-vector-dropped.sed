@@ -1,2 +1,2 @@
-# file: logsumexp.cuh - a thread leaves out its last vector
+# file: lk_base.cuh - a thread leaves out its last vector
 s/(rank < over)/(rank + 1 < over)/

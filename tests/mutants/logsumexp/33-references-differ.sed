@@ -1,2 +1,2 @@
-# file: logsumexp.cuh - the lanes of a team keep references of their own, yet only add
+# file: lk_base.cuh - the lanes of a team keep references of their own, yet only add
 s/        if (offset >= team) continue;/        continue;/

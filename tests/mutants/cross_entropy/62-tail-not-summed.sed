@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - forward_backward: what has no slot is not summed
+s/^    if (read \&\& more) sum += lk_ce_gather_more/    if (read \&\& more \&\& base == -INFINITY) sum += lk_ce_gather_more/

@@ -1,0 +1,2 @@
+# file: lk_base.cuh - a plain row that is read again is read as if logit_scale were 1
+s/lk_lse_add(s, z, apart ? scale : 1.0f)/lk_lse_add(s, z)/

@@ -1,0 +1,2 @@
+# file: lk_base.cuh - what base was rounded by stays in a plain row's sum
+s/lk_sum_warp(sum, team) \* lk_ex2(-fmaf(rate, reference, -base))/lk_sum_warp(sum, team)/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - the target is subtracted from the maximum after both were scaled and rounded
+s/o.scale \* (s.max - s.target);/o.scale * s.max - o.scale * s.target;/
