@@ -24,16 +24,19 @@
  * Needs      lk_base.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200.
  * Numerics   The angle is right at any length: theta / 2 pi is kept as 64-bit fixed-point turns, whose product with s drops
  *            whole turns by wrapping. With |theta| <= 1e6 (2^24, in fact; beyond, a bit is lost for every doubling) and any s,
- *            cos(phi) and sin(phi) err by 6.4e-7 at most: 3.4e-7 are those of sin.approx and cos.approx, 3.0e-7 the reduced
- *            angle's, three roundings of a number up to pi. So |y error| <= 8e-7 |act(x)| and |g error| <=
+ *            cos(phi) and sin(phi) err by 6.5e-7 at most: 3.4e-7 are those of sin.approx and cos.approx, 3.0e-7 the reduced
+ *            angle's, three roundings of a number up to pi, and over one or two batches 1.2e-8 a walk's, which adds turns
+ *            rounded to 32 bits up to 15 times. So |y error| <= 8e-7 |act(x)| and |g error| <=
  *            8e-7 (|dy[f]| + |dy[dim + f]|), besides the rounding to T; f32 too. sigmoid and silu err by (|x| + 8) 2^-23
  *            relative, softmax by (max - x + log dim + 8) 2^-23. dtheta's sums are compensated: within 16 2^-24 of the sum of
  *            its terms' magnitudes, besides what cos, sin and act err in each.
  *            A theta that is not finite makes its features NaN; the prefix does not see it. NaN and infinities of x and dy pass
  *            as the formulas say, and as in PyTorch: relu(NaN) = NaN with gradient g, softmax of a row with +inf, NaN or
- *            nothing but -inf is NaN. An angle within 2^-32 turns of 0 is 0, so infinity times its sine is NaN.
+ *            nothing but -inf is NaN. An angle within 2^-29 turns of 0 may be 0, and infinity times its sine NaN.
  * Traffic    forward reads x and writes y once; backward reads dy and writes dx once, and reads x once where dtheta or an
- *            activation needs it. No table of cosines: a thread keeps them in registers over the batch.
+ *            activation needs it. No table of cosines: over three batches and more, four threads (two of a large
+ *            tensor) compute a share of a vector's angles each and take turns over the batch; over one or two a thread walks
+ *            along tokens.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -136,11 +139,14 @@ typedef struct {
 /* ---- Whole numbers: division, positions --------------------------------------------------------------------------------- */
 
 /* n / size for n >= 0 without a division: with 2^log2 >= size, factor = 2^(63 + log2) / size, rounded up, exceeds the quotient
- * by less than 2^log2 / size, and n < 2^63 times that stays below 1 / size, the distance to the next whole number. */
+ * by less than 2^log2 / size, and n < 2^63 times that stays below 1 / size, the distance to the next whole number. Likewise in
+ * 32 bits with 2^(31 + log2), a third of the instructions, for n < 2^31; for sizes above 2^30 all n below the size give 0. */
 typedef struct {
     int64_t size;
     uint64_t factor;
     int shift; /* log2 - 1, -1 for size 1 */
+    uint32_t factor_32;
+    int shift_32;
 } lk_lrpe_divisor;
 
 LK_HOST lk_lrpe_divisor lk_lrpe_make_divisor(int64_t size)
@@ -148,7 +154,9 @@ LK_HOST lk_lrpe_divisor lk_lrpe_make_divisor(int64_t size)
     int log2 = 0;
     while ((int64_t)1 << log2 < size) log2++;
     __extension__ const unsigned __int128 power = (unsigned __int128)1 << (63 + log2);
-    return {size, (uint64_t)((power + (uint64_t)size - 1) / (uint64_t)size), log2 - 1};
+    lk_lrpe_divisor by = {size, (uint64_t)((power + (uint64_t)size - 1) / (uint64_t)size), log2 - 1, 0, 0};
+    if (log2 <= 30) by.factor_32 = (uint32_t)lk_ceil_div((int64_t)1 << (31 + log2), size), by.shift_32 = 31 + log2;
+    return by;
 }
 
 LK_DEVICE int64_t lk_lrpe_divide(int64_t n, const lk_lrpe_divisor &by)
@@ -156,19 +164,28 @@ LK_DEVICE int64_t lk_lrpe_divide(int64_t n, const lk_lrpe_divisor &by)
     if (by.shift < 0) return n;
     return (int64_t)(__umul64hi((uint64_t)n, by.factor) >> by.shift);
 }
+LK_DEVICE int lk_lrpe_divide(int n, const lk_lrpe_divisor &by)
+{
+    return (int)((uint64_t)(uint32_t)n * by.factor_32 >> by.shift_32);
+}
 
 typedef struct {
     int64_t prefix;
     lk_lrpe_divisor behind[8]; /* behind[a]: the product of the shape behind axis a */
     int shape[8], offset[8];
+    bool small; /* cells, and what kernels count beside them, stay below 2^30: ints do */
 } lk_lrpe_grid;
 
 /* The position on an axis of the grid's cell number `cell`, row-major. */
-LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
+template <class I> LK_DEVICE int lk_lrpe_position_as(const lk_lrpe_grid &grid, I cell, int axis)
 {
     uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.behind[axis]);
     if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.behind[axis - 1]);
     return (int)index + grid.offset[axis];
+}
+LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
+{
+    return grid.small ? lk_lrpe_position_as(grid, (int)cell, axis) : lk_lrpe_position_as(grid, cell, axis);
 }
 
 /* ---- Angles ------------------------------------------------------------------------------------------------------------- */
@@ -189,7 +206,7 @@ LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
  * mantissa of 24 bits, and 1 / 2 pi is three words: the upper 86 bits of their product, words 2 to 0, are
  * floor(mantissa / 2 pi 2^64), which is then shifted into place. Beyond 2^24 it is shifted to the left, and a bit is lost for
  * every doubling. */
-LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
+LK_DEVICE uint64_t lk_lrpe_turn_bits(uint32_t theta)
 {
     const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too, where no position makes an angle of it */
     const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
@@ -200,7 +217,12 @@ LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
     uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
     turn <<= min(max(-right, 0), 63);
     const uint64_t sign = (uint64_t)((int64_t)(int)theta >> 63);
-    turn = (turn ^ sign) - sign;
+    return (turn ^ sign) - sign;
+}
+
+LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
+{
+    const uint64_t turn = lk_lrpe_turn_bits(theta);
     const int low = (int)(uint32_t)turn;
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
@@ -249,6 +271,11 @@ typedef struct {
     bool read_dy, read_x, write_dx;
     int activation, axes, axes_a_vector; /* axes that a vector may lie on, 3 for more than two */
     float *partial;                      /* [slot, head, feature], or NULL */
+    /* A walk over tokens without dtheta: a step of token_step tokens is `walk` positions of walk_axis, the first axis longer
+     * than 1, and none of another. Token t is cell t + walk_cells of a grid that begins walk_back positions earlier, so that
+     * the prefix is in it. */
+    int64_t walk, walk_back, walk_cells;
+    int walk_axis;
 } lk_lrpe_plan;
 
 /* The axis that turns feature f: f / e, as lk_lrpe_divide does it, in 32 bits. */
@@ -266,11 +293,10 @@ template <int STEP> LK_DEVICE int lk_lrpe_feature(const lk_lrpe_plan &p, int fea
 /* N features of a head, STEP apart, from `feature` on. Features beyond dim, which nobody asks for, count as the last one.
  * STEP 1: a vector, which lies on one axis or on two neighbouring ones. STEP 0: a vector that may lie on more. */
 template <class T, int STEP, int N>
-LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p, int64_t head, int feature)
+LK_DEVICE void lk_lrpe_load_theta(float (&theta)[N], const lk_lrpe_plan &p, int64_t head, int feature)
 {
     const int axis = lk_lrpe_axis(p, feature), t = feature - axis * p.e, left = p.e - t;
     int at[N];
-    float theta[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
         at[j] = j < left ? t + j : t + j - p.e;
@@ -288,6 +314,13 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 #pragma unroll
         for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[at[j]]);
     }
+}
+
+template <class T, int STEP, int N>
+LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p, int64_t head, int feature)
+{
+    float theta[N];
+    lk_lrpe_load_theta<T, STEP>(theta, p, head, feature);
     turns->wild = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -341,40 +374,116 @@ LK_DEVICE void lk_lrpe_turn_to(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N>
     }
 }
 
+/* Where a vector's walk over tokens begins: its first `left` features at position s[0], which grows by step[0] a step, the
+ * others, on the next axis, at s[1]. In 64 bits, since the prefix may begin before -2^31. Takes nothing from memory. */
+typedef struct {
+    int left;
+    int64_t s[2], step[2];
+} lk_lrpe_stand;
+
+template <int N> LK_DEVICE lk_lrpe_stand lk_lrpe_find_stand(const lk_lrpe_plan &p, int64_t token, int feature)
+{
+    const int64_t cell = token + p.walk_cells;
+    const int axis = lk_lrpe_axis(p, feature);
+    lk_lrpe_stand at = {(axis + 1) * p.e - feature, {}, {}};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int a = axis + i;
+        at.s[i] = at.s[0], at.step[i] = at.step[0];
+        if (i > 0 && (p.axes_a_vector == 1 || at.left >= N)) break;
+        at.step[i] = a == p.walk_axis ? p.walk : 0;
+        if (a > p.walk_axis) at.s[i] = lk_lrpe_position(p.grid, cell, a);
+        else at.s[i] = p.grid.offset[a]; /* all that there is on an axis before it */
+        if (a == p.walk_axis)
+            at.s[i] += (p.grid.small ? lk_lrpe_divide((int)cell, p.grid.behind[a]) : lk_lrpe_divide(cell, p.grid.behind[a])) -
+                       p.walk_back;
+    }
+    return at;
+}
+
+/* The angles of a vector on its walk, in 2^-32 turns, and what they grow by a step; both rounded to nearest, so the n-th step's
+ * angle errs by (n + 1) / 2 of them, which is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
+template <int N> struct lk_lrpe_walk {
+    uint32_t phase[N], step[N];
+    uint32_t wild; /* bit j: theta is not finite */
+};
+
+template <class T, int N>
+LK_DEVICE void lk_lrpe_start_walk(lk_lrpe_walk<N> *walk, const lk_lrpe_plan &p, int64_t head, int feature,
+                                  const lk_lrpe_stand &at)
+{
+    float theta[N];
+    lk_lrpe_load_theta<T, 1>(theta, p, head, feature);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const uint64_t turn = lk_lrpe_turn_bits(__float_as_uint(theta[j]));
+        const int64_t s = j < at.left ? at.s[0] : at.s[1], step = j < at.left ? at.step[0] : at.step[1];
+        walk->phase[j] = (uint32_t)((turn * (uint64_t)s + 0x80000000u) >> 32);
+        walk->step[j] = (uint32_t)((turn * (uint64_t)step + 0x80000000u) >> 32);
+        walk->wild |= lk_is_finite(theta[j]) ? 0u : 1u << j;
+    }
+}
+
+/* cos and sin here, and a step on. */
+template <int N> LK_DEVICE void lk_lrpe_walk_on(lk_lrpe_angles<N> *angles, lk_lrpe_walk<N> *walk, bool still)
+{
+    const float turn = still ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
+    angles->still = still;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const float phi = (float)(int)walk->phase[j] * turn;
+        angles->cos[j] = lk_cos(phi);
+        angles->sin[j] = lk_sin(phi);
+        walk->phase[j] += walk->step[j];
+    }
+    if (walk->wild && !still) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (walk->wild >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+    }
+}
+
 /* ---- Activations -------------------------------------------------------------------------------------------------------- */
 
-LK_DEVICE float lk_lrpe_sigmoid(float x)
+/* The sigmoids of x and of -x, which is what 1 - sigmoid(x) would cancel to, for one exponential and one reciprocal; neither
+ * overflows, since the exponent is never positive. */
+LK_DEVICE float lk_lrpe_sigmoid(float x, float *of_minus_x)
 {
-    return __frcp_rn(1.0f + lk_exp(-x));
+    const float e = lk_exp(-fabsf(x)), large = __fdividef(1.0f, 1.0f + e), small = e * large;
+    *of_minus_x = x >= 0.0f ? small : large;
+    return x >= 0.0f ? large : small;
 }
 
 /* act(x) of all but softmax. */
 template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
 {
+    float other;
     if (activation == LK_MD_LRPE_COSINE_RELU) {
 #pragma unroll
         for (int j = 0; j < N; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
 #pragma unroll
-        for (int j = 0; j < N; j++) x[j] = lk_lrpe_sigmoid(x[j]);
+        for (int j = 0; j < N; j++) x[j] = lk_lrpe_sigmoid(x[j], &other);
     } else if (activation == LK_MD_LRPE_COSINE_SILU) {
 #pragma unroll
-        for (int j = 0; j < N; j++) x[j] *= lk_lrpe_sigmoid(x[j]);
+        for (int j = 0; j < N; j++) x[j] *= lk_lrpe_sigmoid(x[j], &other);
     }
 }
 
-/* g becomes g act'(x); the sigmoid of -x is what 1 - sigmoid(x) would cancel to. */
+/* g becomes g act'(x) of all but softmax. */
 template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], const float (&x)[N])
 {
     if (activation == LK_MD_LRPE_COSINE_RELU) {
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
-    } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
+    } else if (activation == LK_MD_LRPE_COSINE_SIGMOID || activation == LK_MD_LRPE_COSINE_SILU) {
+        const bool silu = activation == LK_MD_LRPE_COSINE_SILU;
 #pragma unroll
-        for (int j = 0; j < N; j++) g[j] *= lk_lrpe_sigmoid(x[j]) * lk_lrpe_sigmoid(-x[j]);
-    } else if (activation == LK_MD_LRPE_COSINE_SILU) {
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] *= lk_lrpe_sigmoid(x[j]) * fmaf(x[j], lk_lrpe_sigmoid(-x[j]), 1.0f);
+        for (int j = 0; j < N; j++) {
+            float other;
+            const float slope = lk_lrpe_sigmoid(x[j], &other);
+            g[j] *= slope * (silu ? fmaf(x[j], other, 1.0f) : other);
+        }
     }
 }
 
@@ -387,15 +496,27 @@ template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
 }
 
 /* act of a vector of a row whose vectors the consecutive lanes of a team hold. All 32 lanes call it; lanes that are no owner
- * add nothing. */
+ * add nothing. Softmax takes one exponential an element: the maximum of the row goes round before them. */
 template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool owner)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
         lk_lrpe_activate(p.activation, x);
         return;
     }
-    const lk_lse part = owner ? lk_lse_add(lk_lse_empty(), x) : lk_lse_empty();
-    lk_lrpe_normalize(x, lk_lse_warp(part, (int)p.lanes.size));
+    const int team = (int)p.lanes.size;
+    float max = -INFINITY, part[4] = {};
+#pragma unroll
+    for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
+    if (!owner) max = -INFINITY;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+#pragma unroll
+    for (int j = 0; j < N; j++) part[j % 4] += x[j] = lk_exp(x[j] - max);
+    const float sum = lk_sum_warp(owner ? (part[0] + part[1]) + (part[2] + part[3]) : 0.0f, team);
+    const float share = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] *= share;
 }
 
 /* A sum whose additions' roundings are taken along (Kahan). */
@@ -414,32 +535,43 @@ LK_DEVICE void lk_lrpe_turn_back(float (&g)[N], const lk_lrpe_angles<N> &angles,
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
 }
+/* Terms of dtheta: sums and what their additions lost. */
+template <int N> struct lk_lrpe_sums {
+    float of[N], lost[N];
+};
 template <int N>
-LK_DEVICE void lk_lrpe_add_dtheta(float (&sum)[N], float (&lost)[N], const lk_lrpe_angles<N> &angles, const float (&x)[N],
+LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N> &angles, const float (&x)[N],
                                   const float (&u)[N], const float (&v)[N])
 {
     if (angles.still) return;
 #pragma unroll
     for (int j = 0; j < N; j++)
-        lk_lrpe_add(&sum[j], &lost[j], (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
+        lk_lrpe_add(&sums->of[j], &sums->lost[j],
+                    (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
 }
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------------ */
 
+/* Threads a block: of walks over tokens and of rows, over the batch, and where dtheta is wanted. */
 #define LK_LRPE_THREADS 256
-#define LK_LRPE_BACKWARD_THREADS(dtheta) ((dtheta) ? 128 : LK_LRPE_THREADS)
-/* Steps that a thread loads ahead, over the batch and over tokens. A step is one vector in forward, two or three in backward.
- * Forward over the batch has 4 where its threads are fewer than LK_LRPE_FEW_WAVES times what an H200's SMs hold: 0.87 of the
- * ceiling instead of 0.80 at 256 tokens, 0.90 instead of 0.87 at 1024, but 0.92 instead of 0.93 at 4096. */
-#define LK_LRPE_FORWARD_U 2
-#define LK_LRPE_FORWARD_FEW_U 4
-#define LK_LRPE_FEW_WAVES 3
-#define LK_LRPE_BACKWARD_U 2
-#define LK_LRPE_TOKENS_U 1
-/* Blocks an SM, which is what bounds a thread's registers. Code for sm_120 takes more of them, and its SMs run 1536 threads. */
-#define LK_LRPE_FORWARD_BLOCKS(U) (4 - ((U) > LK_LRPE_FORWARD_U) - (LK_ARCH >= 1200))
-#define LK_LRPE_BACKWARD_BLOCKS (3 - (LK_ARCH >= 1200))
-#define LK_LRPE_TOKENS_BLOCKS (3 - (LK_ARCH >= 1200))
+#define LK_LRPE_BATCH_THREADS 128
+#define LK_LRPE_DTHETA_THREADS 128
+/* Over the batch: groups of a block that share angles, and vectors a thread loads before it uses the first. With 4 groups of 32
+ * vectors and 3 loads (2 in backward with an activation, which takes registers) forward at 256 tokens is at 0.94 of the
+ * ceiling, measured on an H200, 4 groups of 64 vectors at 0.90, and threads that compute all their angles at 0.87; on
+ * 4 x 4 x 4 cells 0.85, 0.83 and 0.59. */
+#define LK_LRPE_GROUPS 4
+#define LK_LRPE_BATCH_U 3
+/* Where 4 groups are more than so many waves of 1024 threads an SM, there are 2, which compute fewer indices a vector: at 8192
+ * tokens with silu 0.72 of the ceiling backward instead of 0.69. */
+#define LK_LRPE_FEW_GROUPS 2
+#define LK_LRPE_GROUPED_WAVES 4
+/* Blocks an SM, which is what bounds a thread's registers. Code for sm_100 and up takes more of them, and an SM of sm_120 runs
+ * 1536 threads. */
+#define LK_LRPE_BATCH_FORWARD_BLOCKS 8
+#define LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT) (6 - (ACT))
+#define LK_LRPE_WALK_BLOCKS (3 - (LK_ARCH >= 1200))
+#define LK_LRPE_DTHETA_BLOCKS (3 - (LK_ARCH >= 1000))
 
 typedef struct {
     int64_t head, token, batch, slot; /* the first token and batch */
@@ -448,21 +580,26 @@ typedef struct {
     int tokens, batches; /* how many of each */
 } lk_lrpe_place;
 
-LK_DEVICE lk_lrpe_place lk_lrpe_find(const lk_lrpe_plan &p, int64_t item)
+/* I: int in a small grid, which takes half the instructions. */
+template <class I> LK_DEVICE lk_lrpe_place lk_lrpe_find_as(const lk_lrpe_plan &p, I item)
 {
-    const int64_t row = lk_lrpe_divide(item, p.lanes), above = lk_lrpe_divide(row, p.inner);
-    const int64_t split = lk_lrpe_divide(above, p.outer);
-    const int64_t inner = row - above * p.inner.size, outer = above - split * p.outer.size;
+    const I row = lk_lrpe_divide(item, p.lanes), above = lk_lrpe_divide(row, p.inner), split = lk_lrpe_divide(above, p.outer);
+    const I inner = row - above * (I)p.inner.size, outer = above - split * (I)p.outer.size;
+    const I head = p.heads_inner ? inner : outer, token = p.heads_inner ? outer : inner;
     lk_lrpe_place at;
-    at.head = p.heads_inner ? inner : outer;
-    at.token = p.heads_inner ? outer : inner;
+    at.head = head, at.token = token;
     at.batch = split * p.stretch;
-    at.slot = split * p.token_step + at.token;
-    at.lane = (int)(item - row * p.lanes.size);
-    at.owner = item < p.items && at.lane < p.vecs;
-    at.tokens = p.tokens_each - (at.token + (p.tokens_each - 1) * p.token_step >= p.tokens);
+    at.slot = split * p.token_step + token;
+    at.lane = (int)(item - row * (I)p.lanes.size);
+    at.owner = item < (I)p.items && at.lane < p.vecs;
+    at.tokens = p.tokens_each - (token + (I)(p.tokens_each - 1) * (I)p.token_step >= (I)p.tokens);
     at.batches = (int)(p.batch - at.batch < p.stretch ? p.batch - at.batch : p.stretch);
     return at;
+}
+
+LK_DEVICE lk_lrpe_place lk_lrpe_find(const lk_lrpe_plan &p, int64_t item)
+{
+    return p.grid.small ? lk_lrpe_find_as<int>(p, (int)item) : lk_lrpe_find_as<int64_t>(p, item);
 }
 
 LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int64_t head, int64_t token)
@@ -470,59 +607,157 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
 
-/* A thread owns a vector of features of a head. TOKENS: it walks over tokens, with new angles for each; otherwise over the
- * batch, with the angles of one token. ACT: with an activation; then all lanes of a warp take the same steps, since softmax is
- * theirs together. U vectors are always on their way: each one is used and the one U steps on loaded in its place. */
-template <class T, bool TOKENS, bool ACT, int U>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, TOKENS ? LK_LRPE_TOKENS_BLOCKS : LK_LRPE_FORWARD_BLOCKS(U))
-    lk_lrpe_forward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
+/* What forward does with a vector of a token. ACT: with an activation; then all lanes of a warp come here, since softmax is
+ * theirs together, and those write whose `mine` it is. */
+template <bool ACT, class T, int N>
+LK_DEVICE void lk_lrpe_forward_step(T *y, lk_vec<T> x, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p, bool owner,
+                                    bool mine)
+{
+    float v[N], z[N];
+    lk_unpack(v, x);
+    if (ACT) lk_lrpe_activate_row(v, p, owner);
+    if (ACT && !mine) return;
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = v[j] * angles.cos[j];
+    lk_pack(&x, z);
+    lk_store_vec(y, x);
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = v[j] * angles.sin[j];
+    lk_pack(&x, z);
+    if (angles.still) x = {};
+    lk_store_vec(y + p.dim, x);
+}
+
+/* A thread owns a vector of features of a head and walks over tokens; the next one is on its way while it turns this one.
+ * The launch of dependents is the first thing behind the wait, here and below: behind the first loads, the compiler may move it
+ * further, behind their first use. */
+template <class T, bool ACT>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
+    lk_lrpe_forward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
     const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    lk_griddepcontrol_wait();
-    if (!ACT && !at.owner) return;
-    const int feature = at.owner ? at.lane * N : 0;
+    const int feature = at.owner ? at.lane * N : 0, count = at.owner ? at.tokens : 0, steps = ACT ? p.steps : count;
     const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch, at.head, at.token) + feature;
     T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch, at.head, at.token) + feature;
-    const int count = !at.owner ? 0 : TOKENS ? at.tokens : at.batches, steps = ACT ? p.steps : count;
+    const lk_lrpe_stand stand = lk_lrpe_find_stand<N>(p, at.token, feature);
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    lk_vec<T> next = {};
+    if (count > 0) next = lk_load_vec(x);
+    lk_lrpe_walk<N> walk = {};
+    if (at.owner) lk_lrpe_start_walk<T>(&walk, p, at.head, feature, stand);
+    int64_t token = at.token;
+#pragma unroll 1
+    for (int i = 0; i < steps; i++, y += p.out_stride[3], token += p.token_step) {
+        const lk_vec<T> now = next;
+        x += p.in_stride[3];
+        if (i + 1 < count) next = lk_load_vec(x);
+        lk_lrpe_angles<N> angles;
+        lk_lrpe_walk_on(&angles, &walk, token < p.grid.prefix);
+        lk_lrpe_forward_step<ACT>(y, now, angles, p, at.owner, i < count);
+    }
+}
+
+/* Over the batch a block's threads are K groups with the same vectors of a token: group g takes batches g, g + K, ... of the
+ * block's stretch, and its share of each vector's angles, which go round in shared memory. */
+#define LK_LRPE_BATCH_VECTORS(K) (LK_LRPE_BATCH_THREADS / (K))
+static_assert(LK_LRPE_BATCH_VECTORS(LK_LRPE_GROUPS) % 32 == 0, "a row of softmax lies in a warp, which is of one group");
+
+/* Where a thread's angles come from: found before the wait, since it takes nothing from memory. */
+template <int M> struct lk_lrpe_angle_share {
+    int64_t at[M]; /* in theta */
+    int s[M];
+    bool still;
+};
+
+template <int M>
+LK_DEVICE void lk_lrpe_find_angles(lk_lrpe_angle_share<M> *share, const lk_lrpe_plan &p, const lk_lrpe_place &at, int feature)
+{
+    const int64_t cell = at.token - p.grid.prefix;
+    share->still = cell < 0;
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        const int axis = lk_lrpe_axis(p, feature + i);
+        share->at[i] = at.head * p.theta_stride + (feature + i - axis * p.e);
+        share->s[i] = share->still ? 0 : lk_lrpe_position(p.grid, cell, axis);
+    }
+}
+
+template <class T, int M>
+LK_DEVICE void lk_lrpe_load_share(float (&theta)[M], const lk_lrpe_plan &p, const lk_lrpe_angle_share<M> &share)
+{
+#pragma unroll
+    for (int i = 0; i < M; i++)
+        theta[i] = p.theta_f32 ? ((const float *)p.theta)[share.at[i]] : lk_to_float(((const T *)p.theta)[share.at[i]]);
+}
+
+/* Puts a thread's angles into the table, [feature of a vector][vector], and takes its vector's. All threads call it. */
+template <int K, int M, int N>
+LK_DEVICE void lk_lrpe_share_angles(lk_lrpe_angles<N> *angles, float2 *table, const float (&theta)[M],
+                                    const lk_lrpe_angle_share<M> &share)
+{
+    constexpr int S = LK_LRPE_BATCH_VECTORS(K);
+    const int vector = threadIdx.x % S, group = threadIdx.x / S;
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        float2 turned;
+        lk_lrpe_rotation(lk_lrpe_make_turn(__float_as_uint(theta[i])), share.s[i], &turned.x, &turned.y);
+        if (!share.still && !lk_is_finite(theta[i])) turned.x = turned.y = NAN;
+        table[(group * M + i) * S + vector] = turned;
+    }
+    __syncthreads(); /* all groups have put their angles there */
+    angles->still = share.still;
+#pragma unroll
+    for (int j = 0; j < N; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
+}
+
+/* How many batches of its block's stretch a group takes. */
+template <int K> LK_DEVICE int lk_lrpe_batches(const lk_lrpe_place &at, int group)
+{
+    return at.owner && at.batches > group ? (at.batches - group - 1) / K + 1 : 0;
+}
+
+template <class T, bool ACT, int K>
+LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BLOCKS)
+    lk_lrpe_forward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U;
+    LK_SHARED(float2, table, [N * S]);
+    const int group = threadIdx.x / S;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    const int feature = at.owner ? at.lane * N : 0, count = lk_lrpe_batches<K>(at, group), steps = ACT ? p.steps : count;
+    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + group, at.head, at.token) + feature;
+    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + group, at.head, at.token) + feature;
+    lk_lrpe_angle_share<M> share;
+    lk_lrpe_find_angles(&share, p, at, feature + group * M);
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    float theta[M] = {};
+    if (at.owner) lk_lrpe_load_share<T>(theta, p, share);
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++, x += p.in_stride[3]) {
         raw[u] = {};
         if (u < count) raw[u] = lk_load_vec(x);
     }
-    lk_lrpe_turns<N> turns = {};
-    lk_lrpe_angles<N> angles = {};
-    int64_t token = at.token;
-    if (at.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, at.head, feature);
-    if (!TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
+    lk_lrpe_angles<N> angles;
+    lk_lrpe_share_angles<K>(&angles, table, theta, share);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
-        for (int u = 0; u < U; u++, x += p.in_stride[3], y += p.out_stride[3], token += p.token_step) {
+        for (int u = 0; u < U; u++, y += p.out_stride[3]) {
             if (i + u >= steps) break;
-            lk_vec<T> now = raw[u];
-            if (i + u + U < count) raw[u] = lk_load_vec(x);
-            if (TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
-            float v[N], z[N];
-            lk_unpack(v, now);
-            if (ACT) lk_lrpe_activate_row(v, p, at.owner);
-            if (ACT && i + u >= count) continue;
-#pragma unroll
-            for (int j = 0; j < N; j++) z[j] = v[j] * angles.cos[j];
-            lk_pack(&now, z);
-            lk_store_vec(y, now);
-#pragma unroll
-            for (int j = 0; j < N; j++) z[j] = v[j] * angles.sin[j];
-            lk_pack(&now, z);
-            if (angles.still) now = {};
-            lk_store_vec(y + p.dim, now);
+            lk_lrpe_forward_step<ACT>(y, raw[u], angles, p, at.owner, i + u < count);
         }
+#pragma unroll
+        for (int u = 0; u < U && i + U < steps; u++, x += p.in_stride[3])
+            if (i + U + u < count) raw[u] = lk_load_vec(x);
     }
-    lk_griddepcontrol_launch_dependents();
 }
 
-/* What a step of backward reads. The second half of dy is not read in the prefix, whatever stands there. */
+/* What a step of backward reads. The second half of dy is not read in the prefix, whatever stands there: it is 0 before the
+ * load and not selected behind it, which would wait for it. */
 template <class T> struct lk_lrpe_step {
     lk_vec<T> first, second, x;
 };
@@ -530,6 +765,7 @@ template <class T> struct lk_lrpe_step {
 template <bool ACT, bool DTHETA, class T>
 LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool still)
 {
+    step->second = {};
     if (!ACT || p.read_dy) {
         step->first = lk_load_vec(dy);
         if (!still) step->second = lk_load_vec(dy + p.dim);
@@ -538,9 +774,10 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, c
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++) one[j] = 1.0f;
         lk_pack(&step->first, one);
-        step->second = step->first;
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) one[j] = still ? 0.0f : 1.0f;
+        lk_pack(&step->second, one);
     }
-    if (still) step->second = {};
     if (DTHETA || (ACT && p.read_x)) step->x = lk_load_vec(x);
 }
 
@@ -560,23 +797,113 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
     for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
 }
 
-/* Likewise. ACT: also where dy is 1. DTHETA: a thread owns several tokens and a stretch of the batch, so that there are few
- * slots of dtheta's partial sums. With an activation a thread needs more registers. */
-template <class T, bool TOKENS, bool ACT, bool DTHETA>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKWARD_BLOCKS - (ACT && LK_ARCH < 1200))
-    lk_lrpe_backward_vector_kernel(const __grid_constant__ lk_lrpe_plan p)
+/* What backward does with a vector of a token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
+template <bool ACT, class T, int N>
+LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p,
+                                     bool owner, bool mine, lk_lrpe_sums<N> *sums)
 {
-    constexpr int N = LK_VEC<T>, U = TOKENS || DTHETA ? LK_LRPE_TOKENS_U : LK_LRPE_BACKWARD_U;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_BACKWARD_THREADS(DTHETA) + threadIdx.x);
+    float g[N], u[N], v[N];
+    lk_unpack(u, step.first), lk_unpack(v, step.second);
+    lk_lrpe_turn_back(g, angles, u, v);
+    if (ACT || sums) {
+        float x[N], act[N];
+        lk_unpack(x, step.x), lk_unpack(act, step.x);
+        if (ACT) lk_lrpe_activate_row(act, p, owner);
+        if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
+        if (ACT) lk_lrpe_chain_row(g, x, act, p, owner);
+    }
+    lk_vec<T> out;
+    lk_pack(&out, g);
+    if (mine && (!sums || p.write_dx)) lk_store_vec(dx, out);
+}
+
+template <class T, bool ACT>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
+    lk_lrpe_backward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    const int feature = at.owner ? at.lane * N : 0, count = at.owner ? at.tokens : 0, steps = ACT ? p.steps : count;
+    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch, at.head, at.token) + feature;
+    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, at.batch, at.head, at.token) + feature;
+    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch, at.head, at.token) + feature;
+    const lk_lrpe_stand stand = lk_lrpe_find_stand<N>(p, at.token, feature);
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    lk_lrpe_step<T> next = {};
+    int64_t token = at.token;
+    if (count > 0) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
+    lk_lrpe_walk<N> walk = {};
+    if (at.owner) lk_lrpe_start_walk<T>(&walk, p, at.head, feature, stand);
+#pragma unroll 1
+    for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
+        const lk_lrpe_step<T> now = next;
+        const bool still = token < p.grid.prefix, mine = !ACT || i < count;
+        dy += p.in_stride[3], x += p.x_stride[3], token += p.token_step;
+        if (i + 1 < count) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
+        lk_lrpe_angles<N> angles;
+        lk_lrpe_walk_on(&angles, &walk, still);
+        lk_lrpe_backward_step<ACT>(dx, now, angles, p, at.owner, mine, (lk_lrpe_sums<N> *)NULL);
+    }
+}
+
+template <class T, bool ACT, int K>
+LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT))
+    lk_lrpe_backward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U - ACT;
+    LK_SHARED(float2, table, [N * S]);
+    const int group = threadIdx.x / S;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    const int feature = at.owner ? at.lane * N : 0, count = lk_lrpe_batches<K>(at, group), steps = ACT ? p.steps : count;
+    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + group, at.head, at.token) + feature;
+    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, at.batch + group, at.head, at.token) + feature;
+    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + group, at.head, at.token) + feature;
+    lk_lrpe_angle_share<M> share;
+    lk_lrpe_find_angles(&share, p, at, feature + group * M);
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    float theta[M] = {};
+    if (at.owner) lk_lrpe_load_share<T>(theta, p, share);
+    lk_lrpe_step<T> raw[U];
+#pragma unroll
+    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
+        raw[u] = {};
+        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, share.still);
+    }
+    lk_lrpe_angles<N> angles;
+    lk_lrpe_share_angles<K>(&angles, table, theta, share);
+#pragma unroll 1
+    for (int i = 0; i < steps; i += U) {
+#pragma unroll
+        for (int u = 0; u < U; u++, dx += p.out_stride[3]) {
+            if (i + u >= steps) break;
+            const bool mine = !ACT || i + u < count;
+            lk_lrpe_backward_step<ACT>(dx, raw[u], angles, p, at.owner, mine, (lk_lrpe_sums<N> *)NULL);
+        }
+#pragma unroll
+        for (int u = 0; u < U && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
+            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, share.still);
+    }
+}
+
+/* Backward with dtheta: a thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
+ * are few slots of partial sums. It walks over tokens (TOKENS) or over the batch, with angles of its own: dtheta needs the
+ * positions too, and its compensated sums take the registers that more loads would. */
+template <class T, bool TOKENS, bool ACT>
+LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
+    lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_DTHETA_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     if (!ACT && !at.owner) return;
     const int feature = at.owner ? at.lane * N : 0;
     lk_lrpe_turns<N> turns = {};
     lk_lrpe_angles<N> angles = {};
-    float sum[N] = {}, lost[N] = {};
-    const int outers = DTHETA ? p.outers : 1;
+    lk_lrpe_sums<N> sums = {};
 #pragma unroll 1
-    for (int o = 0; o < outers; o++) {
+    for (int o = 0; o < p.outers; o++) {
         const int64_t batch = at.batch + (TOKENS ? o : 0);
         int64_t token = at.token + (TOKENS ? 0 : o * p.token_step);
         const bool mine = at.owner && o < (TOKENS ? at.batches : at.tokens);
@@ -584,47 +911,25 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(DTHETA), LK_LRPE_BACKW
         const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, at.head, token) + feature;
         const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, at.head, token) + feature;
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, at.head, token) + feature;
-        lk_lrpe_step<T> raw[U];
-#pragma unroll
-        for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
-            raw[u] = {};
-            const int64_t here = token + (TOKENS ? u * p.token_step : 0);
-            if (u < count) lk_lrpe_load_step<ACT, DTHETA>(&raw[u], p, dy, x, here < p.grid.prefix);
-        }
+        lk_lrpe_step<T> next = {};
+        if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
         if (at.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, at.head, feature);
         if (!TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
 #pragma unroll 1
-        for (int i = 0; i < steps; i += U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3], dx += p.out_stride[3]) {
-                if (i + u >= steps) break;
-                lk_lrpe_step<T> now = raw[u];
-                const int64_t next = token + (TOKENS ? U * p.token_step : 0);
-                if (i + u + U < count) lk_lrpe_load_step<ACT, DTHETA>(&raw[u], p, dy, x, next < p.grid.prefix);
-                if (TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
-                if (TOKENS) token += p.token_step;
-                float g[N], a[N], b[N];
-                lk_unpack(a, now.first), lk_unpack(b, now.second);
-                lk_lrpe_turn_back(g, angles, a, b);
-                if constexpr (ACT || DTHETA) {
-                    float x_of[N], act[N];
-                    lk_unpack(act, now.x);
-                    if (ACT) lk_lrpe_activate_row(act, p, at.owner);
-                    if (DTHETA && (!ACT || i + u < count)) lk_lrpe_add_dtheta(sum, lost, angles, act, a, b);
-                    lk_unpack(x_of, now.x);
-                    if (ACT) lk_lrpe_chain_row(g, x_of, act, p, at.owner);
-                }
-                lk_pack(&now.first, g);
-                if ((!DTHETA || p.write_dx) && (!ACT || i + u < count)) lk_store_vec(dx, now.first);
-            }
+        for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
+            const lk_lrpe_step<T> now = next;
+            const int64_t here = token;
+            dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
+            if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
+            if (TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, here, feature);
+            lk_lrpe_backward_step<ACT>(dx, now, angles, p, at.owner, !ACT || i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
-    if (DTHETA && at.owner) {
-        float *slot = p.partial + (at.slot * p.heads + at.head) * p.dim + feature;
+    if (!at.owner) return;
+    float *slot = p.partial + (at.slot * p.heads + at.head) * p.dim + feature;
 #pragma unroll
-        for (int j = 0; j < N; j++) slot[j] = sum[j];
-    }
+    for (int j = 0; j < N; j++) slot[j] = sums.of[j];
 }
 
 /* A warp owns rows, and its lanes every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once; a longer one
@@ -731,18 +1036,18 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
 }
 
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(true), LK_LRPE_BACKWARD_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_BACKWARD_THREADS(true) / 32) + threadIdx.x / 32);
+    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_DTHETA_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
     if (!at.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
         lk_lrpe_load_turns<T, 32>(&turns, p, at.head, feature);
-        float sum[N] = {}, lost[N] = {};
+        lk_lrpe_sums<N> sums = {};
         int64_t token = at.token;
         for (int o = 0; o < at.tokens; o++, token += p.token_step) {
             lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
@@ -758,7 +1063,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(true), LK_LRPE_BACKWAR
                 for (int j = 0; j < N; j++) act[j] = raw[j];
                 lk_lrpe_activate_piece(act, &state, p, x);
                 lk_lrpe_turn_back(g, angles, u, v);
-                if (p.partial) lk_lrpe_add_dtheta(sum, lost, angles, act, u, v);
+                if (p.partial) lk_lrpe_add_dtheta(&sums, angles, act, u, v);
                 if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
                     float dot = 0.0f;
 #pragma unroll
@@ -778,7 +1083,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BACKWARD_THREADS(true), LK_LRPE_BACKWAR
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const int f = feature + 32 * j;
-            if (p.partial && f < p.dim) p.partial[(at.slot * p.heads + at.head) * p.dim + f] = sum[j];
+            if (p.partial && f < p.dim) p.partial[(at.slot * p.heads + at.head) * p.dim + f] = sums.of[j];
         }
     }
     lk_griddepcontrol_launch_dependents();
@@ -819,10 +1124,11 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
 
-/* Threads an SM up to which walks are split; the fewest batches of a walk; the most tokens of one; up to how many batches walks
- * go over tokens; threads an SM that share dtheta's sums. */
+/* Threads an SM up to which walks are split, and turns over the batch, which cost more to begin: 4 x 4 x 4 cells are at 0.84
+ * of the ceiling unsplit and at 0.77 split in two; the most tokens of a walk, which bounds its angles' errors; up to how many
+ * batches walks go over tokens; threads an SM that share dtheta's sums. */
 #define LK_LRPE_FILL 1024
-#define LK_LRPE_BATCHES_LEAST 4
+#define LK_LRPE_BATCH_FILL 512
 #define LK_LRPE_TOKENS_MOST 16
 #define LK_LRPE_FEW_BATCHES 2
 #define LK_LRPE_DTHETA_FILL 384
@@ -1044,10 +1350,10 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
     return status;
 }
 
-/* Who owns what. */
+/* Who owns what. groups: threads that share a vector of a token and take turns over the batch. */
 template <class T, class Args>
 LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, int sms, bool walk_tokens,
-                                const lk_lrpe_share *dtheta)
+                                const lk_lrpe_share *dtheta, int groups)
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
@@ -1055,18 +1361,22 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
     if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team of a power of two, some of its lanes idle */
         for (lanes = 1; lanes < p->vecs;) lanes *= 2;
     const int64_t threads = a.heads * tokens * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* a batch */
+    const int64_t behind = p->grid.behind[p->walk_axis].size;
     p->token_step = tokens, p->stretch = 1;
     if (dtheta) {
         p->token_step = dtheta->token_step, p->stretch = dtheta->stretch;
     } else if (walk_tokens) {
         int64_t each = threads * a.batch / fill;
         if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
-        if (each > 1) p->token_step = lk_ceil_div(tokens, each);
-    } else {
-        int64_t splits = fill / threads;
-        const int64_t most = lk_ceil_div(a.batch, LK_LRPE_BATCHES_LEAST), least = lk_ceil_div(a.batch, 1 << 30);
+        if (each > 1) p->token_step = behind * lk_ceil_div(lk_ceil_div(tokens, behind), each);
+        p->walk = p->token_step / behind;
+        if (p->token_step > tokens) p->token_step = tokens;
+    } else { /* stretches of whole rounds of the groups; steps are counted in ints */
+        int64_t splits = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
+        const int64_t most = lk_ceil_div(a.batch, LK_LRPE_GROUPS), least = lk_ceil_div(a.batch, 1 << 30);
         splits = splits < most ? splits : most;
         p->stretch = lk_ceil_div(a.batch, splits > least ? splits : least);
+        if (p->stretch < a.batch) p->stretch = lk_ceil_div(p->stretch, LK_LRPE_GROUPS) * LK_LRPE_GROUPS;
         if (!vector) /* a warp a row: rows may outnumber the warps of a grid */
             while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
                 p->token_step = lk_ceil_div(p->token_step, 2);
@@ -1077,10 +1387,11 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
     p->inner = lk_lrpe_make_divisor(p->heads_inner ? a.heads : p->token_step);
     p->outer = lk_lrpe_make_divisor(p->heads_inner ? p->token_step : a.heads);
     p->items = lanes * a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch);
-    p->steps = walk_tokens ? p->tokens_each : (int)p->stretch;
+    p->grid.small = p->items < 1 << 30 && tokens + behind < 1 << 30;
+    p->steps = walk_tokens ? p->tokens_each : (int)lk_ceil_div(p->stretch, groups);
     p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
     int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
-    for (int i = 0; i < 3; i++) strides[i][3] = walk_tokens ? p->token_step * strides[i][2] : strides[i][0];
+    for (int i = 0; i < 3; i++) strides[i][3] = walk_tokens ? p->token_step * strides[i][2] : groups * strides[i][0];
 }
 
 template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const Args &a, int64_t tokens)
@@ -1098,12 +1409,35 @@ template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, 
         p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
         if (a.shape[i] > 0) behind *= a.shape[i];
     }
+    while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
+    const int64_t size = p->grid.behind[p->walk_axis].size;
+    p->walk_back = lk_ceil_div(a.prefix, size), p->walk_cells = p->walk_back * size - a.prefix;
 }
 
-/* Over a few batches angles are worth less than theta's turns, which hold for all tokens. */
+/* Over a few batches angles are worth less than theta's turns, which hold for all tokens. A vector on more than two axes would
+ * need too many positions: it shares its angles over a single batch too. */
 LK_HOST bool lk_lrpe_walks_tokens(const lk_lrpe_plan &p, int path)
 {
     return path == LK_MD_LRPE_COSINE_VECTOR && p.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
+}
+
+/* Groups of a block over the batch. */
+template <class T, class Args> LK_HOST int lk_lrpe_groups(const Args &a, int64_t tokens, int sms)
+{
+    const int64_t threads = a.heads * tokens * (a.dim / LK_VEC<T>) * LK_LRPE_GROUPS;
+    return threads > (int64_t)sms * 1024 * LK_LRPE_GROUPED_WAVES ? LK_LRPE_FEW_GROUPS : LK_LRPE_GROUPS;
+}
+
+template <class T, bool ACT> LK_HOST void (*lk_lrpe_forward_batch_kernel_of(int groups))(lk_lrpe_plan)
+{
+    return groups == LK_LRPE_GROUPS ? lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
+                                    : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
+}
+
+template <class T, bool ACT> LK_HOST void (*lk_lrpe_backward_batch_kernel_of(int groups))(lk_lrpe_plan)
+{
+    return groups == LK_LRPE_GROUPS ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
+                                    : lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
 }
 
 LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, int64_t token)
@@ -1128,19 +1462,15 @@ LK_HOST lk_status lk_lrpe_forward(const char *op, const lk_md_lrpe_cosine_forwar
     lk_lrpe_set_strides(p.in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
     lk_lrpe_set_strides(p.out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, walk_tokens = lk_lrpe_walks_tokens(p, a.path);
-    lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, NULL);
+    const bool over_batch = vector && !walk_tokens, act = a.activation;
+    const int groups = over_batch ? lk_lrpe_groups<T>(a, tokens, device.sms) : 1;
+    const int block = over_batch ? LK_LRPE_BATCH_THREADS : LK_LRPE_THREADS;
+    lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, NULL, groups);
     void (*kernel)(lk_lrpe_plan) = lk_lrpe_forward_row_kernel<T>;
-    constexpr int U = LK_LRPE_FORWARD_U;
-    const bool few = p.items < (int64_t)LK_LRPE_FEW_WAVES * 1024 * device.sms;
-    if (vector && a.activation)
-        kernel = walk_tokens ? lk_lrpe_forward_vector_kernel<T, true, true, LK_LRPE_TOKENS_U>
-                             : lk_lrpe_forward_vector_kernel<T, false, true, U>;
-    else if (vector)
-        kernel = walk_tokens ? lk_lrpe_forward_vector_kernel<T, true, false, LK_LRPE_TOKENS_U>
-                 : few       ? lk_lrpe_forward_vector_kernel<T, false, false, LK_LRPE_FORWARD_FEW_U>
-                             : lk_lrpe_forward_vector_kernel<T, false, false, U>;
-    return lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, LK_LRPE_THREADS / (vector ? 1 : 32)), 1, LK_LRPE_THREADS, 0,
-                         stream, p);
+    if (over_batch)
+        kernel = act ? lk_lrpe_forward_batch_kernel_of<T, true>(groups) : lk_lrpe_forward_batch_kernel_of<T, false>(groups);
+    else if (vector) kernel = act ? lk_lrpe_forward_walk_kernel<T, true> : lk_lrpe_forward_walk_kernel<T, false>;
+    return lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, block / (vector ? groups : 32)), 1, block, 0, stream, p);
 }
 
 template <class T>
@@ -1158,12 +1488,9 @@ LK_HOST lk_status lk_lrpe_backward_query(const char *op, const lk_md_lrpe_cosine
     return LK_OK;
 }
 
-template <class T, bool TOKENS> LK_HOST void (*lk_lrpe_backward_kernel_of(bool act, bool dtheta))(lk_lrpe_plan)
+template <class T, bool ACT> LK_HOST void (*lk_lrpe_backward_dtheta_kernel_of(bool walk_tokens))(lk_lrpe_plan)
 {
-    if (act && dtheta) return lk_lrpe_backward_vector_kernel<T, TOKENS, true, true>;
-    if (act) return lk_lrpe_backward_vector_kernel<T, TOKENS, true, false>;
-    if (dtheta) return lk_lrpe_backward_vector_kernel<T, TOKENS, false, true>;
-    return lk_lrpe_backward_vector_kernel<T, TOKENS, false, false>;
+    return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
 }
 
 template <class T>
@@ -1193,13 +1520,24 @@ LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backw
         if (p.read_x) lk_lrpe_set_strides(p.x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
         lk_lrpe_set_strides(p.out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
         const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, walk_tokens = lk_lrpe_walks_tokens(p, a.path);
-        lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, a.dtheta ? &share : NULL);
+        const bool over_batch = vector && !walk_tokens && !a.dtheta, act = a.activation || !a.dy;
+        const int groups = over_batch ? lk_lrpe_groups<T>(a, tokens, device.sms) : 1;
+        lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, a.dtheta ? &share : NULL, groups);
         void (*kernel)(lk_lrpe_plan) = lk_lrpe_backward_row_kernel<T>;
-        if (vector)
-            kernel = walk_tokens ? lk_lrpe_backward_kernel_of<T, true>(a.activation || !a.dy, a.dtheta)
-                                 : lk_lrpe_backward_kernel_of<T, false>(a.activation || !a.dy, a.dtheta);
-        const int block = LK_LRPE_BACKWARD_THREADS(a.dtheta || !vector);
-        status = lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, block / (vector ? 1 : 32)), 1, block, 0, stream, p);
+        int block = LK_LRPE_DTHETA_THREADS;
+        if (vector && a.dtheta) {
+            kernel = act ? lk_lrpe_backward_dtheta_kernel_of<T, true>(walk_tokens)
+                         : lk_lrpe_backward_dtheta_kernel_of<T, false>(walk_tokens);
+        } else if (over_batch) {
+            kernel = act ? lk_lrpe_backward_batch_kernel_of<T, true>(groups)
+                         : lk_lrpe_backward_batch_kernel_of<T, false>(groups);
+            block = LK_LRPE_BATCH_THREADS;
+        } else if (vector) {
+            kernel = act ? lk_lrpe_backward_walk_kernel<T, true> : lk_lrpe_backward_walk_kernel<T, false>;
+            block = LK_LRPE_THREADS;
+        }
+        const int items = block / (vector ? groups : 32);
+        status = lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, items), 1, block, 0, stream, p);
     }
     if (status || !a.dtheta) return status;
     const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, share.slots, a.accumulate != 0};

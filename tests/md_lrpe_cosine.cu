@@ -869,6 +869,39 @@ static void outputs(int type, int direction, int path)
     }
 }
 
+/* Walks of several steps, which take as many tokens as the device has threads for: over tokens through a prefix into the grid,
+ * along an axis behind one of length 1, from positions at both ends, with vectors on two axes, and with idle lanes; over a
+ * batch that gives its groups several rounds of loads, not all alike. */
+static void walks(int type, int direction, int path)
+{
+    const bool few_sms = test.sms < 16; /* elsewhere shorter walks, for the reference's time */
+    const int64_t vec = 16 / test_type_bytes[type], last = (int64_t)1 << 31, steps = few_sms ? (test.small ? 3 : 17) : 4;
+    const int64_t tokens = steps * test.sms * LK_LRPE_FILL / 32 + 7; /* of 32 lanes each */
+    problem p = plain(type, direction, path, 1, 1, tokens - 10, 32 * vec);
+    p.prefix = 10, p.offset[0] = -last + 1, p.theta = LARGE;
+    check(&p);
+    p = plain(type, direction, path, 2, 1, 1, 32 * vec);
+    p.axes = 4, p.shape[1] = tokens / 60, p.shape[2] = 3, p.shape[3] = 5, p.prefix = tokens / 4, p.e = 8 * vec + 1;
+    p.offset[0] = 1000, p.offset[1] = last - p.shape[1], p.offset[2] = -last + 1, p.offset[3] = -7;
+    check(&p);
+    p = plain(type, direction, path, 17, 1, 4 * test.sms + 1, 32 * vec);
+    check(&p);
+    if (!test.small || type == TEST_BF16) { /* just more threads than LK_LRPE_GROUPS groups are for, and rounds not all alike */
+        const int64_t many = (int64_t)test.sms * LK_LRPE_GROUPED_WAVES * 1024 / LK_LRPE_GROUPS / 32 + 1;
+        problem few_groups = plain(type, direction, path, 5, 1, many, 32 * vec);
+        few_groups.prefix = 1, few_groups.shape[0] = many - 1;
+        check(&few_groups);
+        few_groups.batch = 9, few_groups.activation = LK_MD_LRPE_COSINE_SOFTMAX;
+        if (few_sms && !test.small) check(&few_groups);
+    }
+    if (!few_sms) return;
+    p.activation = LK_MD_LRPE_COSINE_SOFTMAX, p.dim = 24 * vec;
+    check(&p);
+    p = plain(type, direction, path, 1, 1, tokens / 2, 24 * vec);
+    p.activation = LK_MD_LRPE_COSINE_SOFTMAX, p.prefix = 1, p.axes = 2, p.shape[1] = 2;
+    check(&p);
+}
+
 typedef void (*theme_function)(int type, int direction, int path);
 typedef struct {
     const char *name;
@@ -887,11 +920,13 @@ static void all_themes(void)
                                    {"off by elements", misaligned},
                                    {"positions and thetas", thetas},
                                    {"special values", specials},
+                                   {"walks", walks},
                                    {"outputs", outputs}};
     for (int at = 0; at < COUNTED; at++)
         for (int type = 0; type < TEST_TYPES; type++)
             for (int i = 0; i < LENGTH_OF(themes); i++) {
                 if (themes[i].run == outputs && counted_direction[at] == FORWARD) continue;
+                if (themes[i].run == walks && counted_path[at] != LK_MD_LRPE_COSINE_VECTOR) continue;
                 if (!test_begin("%s %s %s: %s", direction_name[counted_direction[at]], test_type_name[type],
                                 path_name[counted_path[at]], themes[i].name))
                     continue;
@@ -909,29 +944,31 @@ enum { SWEEP = 4096 };
 #endif
 
 /* x = 1 in f32: y is the cosines and sines themselves. Many phases, at all sizes of s and theta; the line's error is the worst.
- */
-static void sweep(int64_t offset, int theta)
+ * Walks over tokens with batch 1, angles shared over the batch with 3. */
+static void sweep(int64_t offset, int theta, int64_t batch)
 {
-    problem p = plain(TEST_F32, FORWARD, LK_MD_LRPE_COSINE_AUTO, 1, 4, test.small ? 32 : SWEEP, 256);
+    const int64_t length = (test.small ? 32 : SWEEP) / (batch > 1 ? 4 : 1);
+    problem p = plain(TEST_F32, FORWARD, LK_MD_LRPE_COSINE_AUTO, batch, 4, length, 256);
     p.theta = theta, p.offset[0] = offset;
-    const int64_t tokens = tokens_of(&p);
-    test_buffer_size(&x_buffer, (size_t)(p.heads * tokens * p.dim * 4), 0, 0);
+    const int64_t tokens = tokens_of(&p), rows = batch * p.heads * tokens;
+    test_buffer_size(&x_buffer, (size_t)(rows * p.dim * 4), 0, 0);
     test_buffer_size(&y_buffer, 2 * x_buffer.bytes, 0, 0x5a);
-    for (int64_t i = 0; i < p.heads * tokens * p.dim; i++) ((float *)test_buffer_host(&x_buffer))[i] = 1;
+    for (int64_t i = 0; i < rows * p.dim; i++) ((float *)test_buffer_host(&x_buffer))[i] = 1;
     prepare_theta(&p, 0xff);
     test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
     const forward_args args = forward_of_problem(&p);
     const bool ran = launched(&p, forward_of[TEST_F32](&args, test.stream));
     test_buffer_download(&x_buffer), test_buffer_download(&y_buffer), test_buffer_download(&theta_buffer);
     const float *y = (const float *)test_buffer_back(&y_buffer);
-    for (int64_t row = 0; row < p.heads * tokens && ran; row++)
+    for (int64_t row = 0; row < rows && ran; row++)
         for (int64_t f = 0; f < p.dim; f++) {
             double cos_of, sin_of;
-            exact_angle(row % tokens + offset, theta_value(&p, row / tokens, f), &cos_of, &sin_of);
+            const float turned = theta_value(&p, row / tokens % p.heads, f);
+            exact_angle(row % tokens + offset, turned, &cos_of, &sin_of);
             const float *got = y + row * 2 * p.dim + f;
             if (!test_within(fmax(fabs((double)got[0] - cos_of), fabs((double)got[p.dim] - sin_of)), ROTATION))
                 test_detail("position %lld theta %.9g: (%.9g, %.9g), want (%.9g, %.9g)", (long long)(row % tokens + offset),
-                            (double)theta_value(&p, row / tokens, f), (double)got[0], (double)got[p.dim], cos_of, sin_of);
+                            (double)turned, (double)got[0], (double)got[p.dim], cos_of, sin_of);
         }
 }
 
@@ -953,7 +990,7 @@ static void peers(void)
 }
 
 typedef struct {
-    const int64_t *n;
+    const int64_t *n; /* those for 64 bits, then as many for 32 */
     int64_t *quotient;
     lk_lrpe_divisor by;
     int count;
@@ -961,7 +998,10 @@ typedef struct {
 
 LK_KERNEL void division_kernel(division_plan p)
 {
-    for (int i = threadIdx.x; i < p.count; i += 32) p.quotient[i] = lk_lrpe_divide(p.n[i], p.by);
+    for (int i = threadIdx.x; i < p.count; i += 32) {
+        p.quotient[i] = lk_lrpe_divide(p.n[i], p.by);
+        p.quotient[p.count + i] = lk_lrpe_divide((int)p.n[p.count + i], p.by);
+    }
 }
 
 static void divisions(void)
@@ -978,6 +1018,10 @@ static void divisions(void)
                              65535,
                              65537,
                              1000003,
+                             (1ll << 29) + 1,
+                             (1ll << 30) - 1,
+                             1ll << 30,
+                             (1ll << 30) + 1,
                              (1ll << 31) - 1,
                              1ll << 31,
                              (1ll << 31) + 1,
@@ -988,14 +1032,15 @@ static void divisions(void)
     enum { N = 300 };
     uint64_t random = 3;
     for (int i = 0; i < LENGTH_OF(sizes); i++) {
-        test_buffer_size(&x_buffer, N * 8, 0, 0), test_buffer_size(&y_buffer, N * 8, 0, 0x5a);
+        test_buffer_size(&x_buffer, 2 * N * 8, 0, 0), test_buffer_size(&y_buffer, 2 * N * 8, 0, 0x5a);
         int64_t *n = (int64_t *)test_buffer_host(&x_buffer);
-        for (int k = 0; k < N; k++) { /* around multiples of the size, of every magnitude */
-            const int64_t most = INT64_MAX >> (k % 60), times = most / sizes[i],
+        for (int k = 0; k < 2 * N; k++) { /* around multiples of the size, of every magnitude; in 32 bits below large sizes */
+            const int64_t all = k < N ? INT64_MAX : sizes[i] > 1 << 30 && sizes[i] <= INT32_MAX ? sizes[i] - 1 : INT32_MAX;
+            const int64_t most = all >> (k % (k < N ? 60 : 28)), times = most / sizes[i],
                           multiple = (times ? test_below(&random, times) : 0) * sizes[i];
             n[k] = k % 3 == 0 && multiple > 0 ? multiple - 1 : k % 3 == 1 ? multiple : test_below(&random, most);
+            if (k == 0 || k == N) n[k] = 0, n[k + 1] = all, n[k + 2] = sizes[i] - 1 < all ? sizes[i] - 1 : all, k += 2;
         }
-        n[0] = 0, n[1] = INT64_MAX, n[2] = sizes[i] - 1;
         test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
         const division_plan plan = {(const int64_t *)test_buffer_device(&x_buffer), (int64_t *)test_buffer_device(&y_buffer),
                                     lk_lrpe_make_divisor(sizes[i]), N};
@@ -1003,11 +1048,94 @@ static void divisions(void)
         TEST_CUDA(cudaStreamSynchronize(test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&y_buffer);
         const int64_t *got = (const int64_t *)test_buffer_back(&y_buffer);
-        for (int k = 0; k < N; k++)
+        for (int k = 0; k < 2 * N; k++)
             if (!test_that(got[k] == n[k] / sizes[i]))
-                test_detail("%lld / %lld is %lld, got %lld", (long long)n[k], (long long)sizes[i], (long long)(n[k] / sizes[i]),
-                            (long long)got[k]);
+                test_detail("%lld / %lld is %lld, got %lld in %d bits", (long long)n[k], (long long)sizes[i],
+                            (long long)(n[k] / sizes[i]), (long long)got[k], k < N ? 64 : 32);
     }
+}
+
+/* Where items stand in grids that no buffer of a test has room for, on both sides of what ints count. */
+typedef struct {
+    lk_lrpe_plan plan;
+    const int64_t *item;
+    /* head, token, batch, positions on both axes, in the prefix 0, and on the first where a walk begins, tokens of the walk */
+    int64_t *found;
+    int count;
+} place_plan;
+
+LK_KERNEL void place_kernel(const __grid_constant__ place_plan p)
+{
+    for (int i = threadIdx.x; i < p.count; i += 32) {
+        const lk_lrpe_place at = lk_lrpe_find(p.plan, p.item[i]);
+        const int64_t cell = at.token - p.plan.grid.prefix;
+        int64_t *found = p.found + 7 * i;
+        found[0] = at.head, found[1] = at.token, found[2] = at.batch;
+        found[3] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 0);
+        found[4] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 1);
+        found[5] = lk_lrpe_find_stand<8>(p.plan, at.token, 0).s[0], found[6] = at.tokens;
+    }
+}
+
+static void places(void)
+{
+    enum { N = 96 };
+    static const struct {
+        int64_t batch, heads, prefix, shape[2], dim;
+    } cases[] = {
+        {1, 1, 0, {(1 << 30) - 2, 1}, 8}, {1, 1, 0, {1 << 30, 1}, 8},      {1, 1, 7, {1ll << 31, 1}, 8},
+        {3, 5, 3, {1000003, 17}, 128},    {3, 5, 3, {65537, 641}, 8},      {3, 70000, 1, {4, 3}, 64},
+        {1000000, 2, 0, {1, 1000}, 32},   {2, 1, 5, {2, 1 << 29}, 8},      {1, 3, (1ll << 40) + 1, {65537, 3}, 8},
+        {5, 2, 0, {715827883, 1}, 8},     {1, 1, 0, {1 << 15, 1 << 14}, 8},  {3, 1 << 24, 1, {8, 3}, 128}};
+    uint64_t random = 5;
+    int large = 0;
+    for (int k = 0; k < 2 * LENGTH_OF(cases); k++) {
+        const int i = k / 2;
+        const bool walks = k % 2; /* over tokens */
+        const int64_t heads = cases[i].heads, prefix = cases[i].prefix, width = cases[i].shape[1], lanes = cases[i].dim / 8;
+        problem q = plain(TEST_BF16, FORWARD, LK_MD_LRPE_COSINE_VECTOR, cases[i].batch, heads, cases[i].shape[0], cases[i].dim);
+        q.prefix = prefix, q.axes = 2, q.shape[1] = width, q.offset[0] = -5, q.e = q.dim;
+        test_buffer_size(&x_buffer, N * 8, 0, 0), test_buffer_size(&y_buffer, 7 * N * 8, 0, 0x5a);
+        int64_t *const item = (int64_t *)test_buffer_host(&x_buffer), tokens = 0;
+        forward_args f = {}, filled = {};
+        set_common(&q, &f);
+        f.x = f.theta = item, f.y = item; /* nobody touches them */
+        const lk_status status = lk_lrpe_forward_check<lk_bf16>("places", &f, &filled, &tokens);
+        if (!test_that(status == LK_OK)) test_detail("%s; %s", lk_last_error(), describe(&q));
+        place_plan p = {};
+        lk_lrpe_start_plan<lk_bf16>(&p.plan, filled, tokens);
+        p.plan.in_stride[1] = 2 * (i % 2), p.plan.in_stride[2] = 1; /* heads outside of tokens, or inside */
+        lk_lrpe_share_work<lk_bf16>(&p.plan, filled, tokens, test.sms, walks, NULL, walks ? 1 : LK_LRPE_GROUPS);
+        large += !p.plan.grid.small;
+        for (int n = 0; n < N; n++)
+            item[n] = n % 2 ? test_below(&random, p.plan.items) : p.plan.items - 1 - n / 2 % p.plan.items;
+        test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
+        p.item = (const int64_t *)test_buffer_device(&x_buffer), p.count = N;
+        p.found = (int64_t *)test_buffer_device(&y_buffer);
+        TEST_CUDA(lk_launch(place_kernel, 1, 32, 0, test.stream, p));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        test_buffer_download(&x_buffer), test_buffer_download(&y_buffer);
+        for (int n = 0; n < N; n++) {
+            const bool inside = p.plan.heads_inner;
+            const int64_t row = item[n] / lanes, step = p.plan.token_step, inner = row % (inside ? heads : step);
+            const int64_t outer = row / (inside ? heads : step) % (inside ? step : heads), token = inside ? outer : inner;
+            const int64_t cell = token - prefix, down = cell < 0 ? width - 1 : 0; /* so that the quotient is rounded down */
+            const int64_t want[7] = {inside ? inner : outer,
+                                     token,
+                                     row / (heads * step) * p.plan.stretch,
+                                     cell < 0 ? 0 : cell / width - 5,
+                                     cell < 0 ? 0 : cell % width,
+                                     q.shape[0] > 1 ? (cell - down) / width - 5 : -5,
+                                     (tokens - token + step - 1) / step};
+            const int64_t *const got = (const int64_t *)test_buffer_back(&y_buffer) + 7 * n;
+            static const char *const what[] = {"head", "token", "batch", "position 0", "position 1", "stand", "tokens"};
+            for (int j = 0; j < 7; j++)
+                if (!test_that(got[j] == want[j]))
+                    test_detail("item %lld has %s %lld, want %lld; %s", (long long)item[n], what[j], (long long)got[j],
+                                (long long)want[j], describe(&q));
+        }
+    }
+    if (!test_that(large > 4 && large < 2 * LENGTH_OF(cases) - 4)) test_detail("%d cases beyond ints", large);
 }
 
 static void all_angles(void)
@@ -1016,11 +1144,12 @@ static void all_angles(void)
     for (int i = 0; i < LENGTH_OF(offsets); i++)
         for (int theta = USUAL; theta <= TINY; theta++) {
             if (theta == ZERO || !test_begin("angles from %lld, theta %s", (long long)offsets[i], theta_name[theta])) continue;
-            sweep(offsets[i], theta);
+            sweep(offsets[i], theta, 1), sweep(offsets[i], theta, 3);
             test_finish();
             if (i == 1 && theta == USUAL) peers();
         }
     if (test_begin("division by multiplication")) divisions(), test_finish();
+    if (test_begin("places in large grids")) places(), test_finish();
 }
 
 /* ---- Decoding, differences, graphs --------------------------------------------------------------------------------------- */
@@ -1553,20 +1682,24 @@ static void all_huge(void)
     typedef struct {
         int64_t batch, heads, prefix, shape[3], dim;
         int axes, path;
+        int64_t offset; /* on the first axis */
     } huge_case;
     static const huge_case cases[] = {
-        {12, 12, 10, {140000}, 128, 1, LK_MD_LRPE_COSINE_VECTOR},
-        {12, 12, 10, {140000}, 128, 1, LK_MD_LRPE_COSINE_ROW},
-        {1, 3, 3, {50000, 40, 6}, 64, 3, LK_MD_LRPE_COSINE_VECTOR},
-        {1, 3, 3, {50000, 40, 6}, 63, 3, LK_MD_LRPE_COSINE_ROW},
-        {1, 1, 1, {1 << 14, 1 << 14, 2}, 8, 3, LK_MD_LRPE_COSINE_VECTOR},
-        {400000, 6, 0, {7}, 128, 1, LK_MD_LRPE_COSINE_VECTOR},
-        {1, 1, 2, {1ll << 30, 4}, 1, 2, LK_MD_LRPE_COSINE_ROW},
+        {12, 12, 10, {140000}, 128, 1, LK_MD_LRPE_COSINE_VECTOR, 0},
+        {12, 12, 10, {140000}, 128, 1, LK_MD_LRPE_COSINE_ROW, 0},
+        {1, 3, 3, {50000, 40, 6}, 64, 3, LK_MD_LRPE_COSINE_VECTOR, -(1ll << 31) + 1},
+        {1, 3, 3, {50000, 40, 6}, 63, 3, LK_MD_LRPE_COSINE_ROW, 0},
+        {1, 1, 1, {1 << 14, 1 << 14, 2}, 8, 3, LK_MD_LRPE_COSINE_VECTOR, 0},
+        {400000, 6, 0, {7}, 128, 1, LK_MD_LRPE_COSINE_VECTOR, 0},
+        {1, 1, 2, {1ll << 30, 4}, 1, 2, LK_MD_LRPE_COSINE_ROW, 0},
+        /* More tokens than ints count: a walk up to the last position, and a batch whose vectors lie on three axes. */
+        {1, 1, 9, {(1ll << 30) + 3}, 8, 1, LK_MD_LRPE_COSINE_VECTOR, (1ll << 30) - 3},
+        {1, 1, 5, {1 << 14, 1 << 15, 2}, 8, 3, LK_MD_LRPE_COSINE_VECTOR, -77},
     };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const huge_case c = cases[i];
         problem p = plain(TEST_BF16, FORWARD, c.path, c.batch, c.heads, c.shape[0], c.dim);
-        p.axes = c.axes, p.prefix = c.prefix, p.shape[1] = c.shape[1], p.shape[2] = c.shape[2];
+        p.axes = c.axes, p.prefix = c.prefix, p.shape[1] = c.shape[1], p.shape[2] = c.shape[2], p.offset[0] = c.offset;
         if (!test_begin("huge: batch %lld, %lld tokens, dim %lld %s", (long long)c.batch, (long long)tokens_of(&p),
                         (long long)c.dim, path_name[c.path]))
             continue;

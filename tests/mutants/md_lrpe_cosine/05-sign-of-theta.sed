@@ -1,2 +1,2 @@
 # file: md_lrpe_cosine.cuh - theta counts as its magnitude
-s/turn = (turn ^ sign) - sign;/(void)sign;/
+s/return (turn ^ sign) - sign;/return (void)sign, turn;/

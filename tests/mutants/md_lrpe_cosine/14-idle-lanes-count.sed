@@ -1,2 +1,2 @@
 # file: md_lrpe_cosine.cuh - lanes that only fill up a team add to the softmax of its row
-s/owner ? lk_lse_add(lk_lse_empty(), x) : lk_lse_empty();/(void(owner), lk_lse_add(lk_lse_empty(), x));/
+s/owner ? (part\[0\] + part\[1\]) + (part\[2\] + part\[3\]) : 0.0f/(void(owner), (part[0] + part[1]) + (part[2] + part[3]))/

@@ -1,3 +1,2 @@
 # file: md_lrpe_cosine.cuh - backward takes the second half of dy in the prefix
-/    if (still) step->second = {};/d
 s/if (!still) step->second = lk_load_vec/step->second = lk_load_vec/

@@ -1,2 +1,2 @@
 # file: md_lrpe_cosine.cuh - dx is written where it is not wanted
-s/(!DTHETA || p.write_dx) \&\& //
+s/if (mine && (!sums || p.write_dx))/if (mine)/

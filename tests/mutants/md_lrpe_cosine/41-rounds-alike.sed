@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - later rounds over the batch have the vectors of the first
+/if (i + U + u < count) raw\[u\] = lk_load_vec(x);/s/raw\[u\] = lk_load_vec(x);/(void)lk_load_vec(x);/

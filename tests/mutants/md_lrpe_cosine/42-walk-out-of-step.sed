@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - a walk counts cells from the first token, whatever the prefix
+s/p->walk_cells = p->walk_back \* size - a.prefix;/p->walk_cells = 0;/

@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - a walk turns the tokens of the prefix
+s/const float turn = still ? 0.0f : /const float turn = /

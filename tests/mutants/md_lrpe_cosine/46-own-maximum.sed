@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - softmax takes the maximum of a lane for that of its row
+s/if (offset < team) max = fmaxf/if (offset < 0) max = fmaxf/

@@ -1,0 +1,2 @@
+# file: md_lrpe_cosine.cuh - lanes without a vector leave out the softmax of their warp, where a loop counts steps
+s/steps = ACT ? p.steps : count/steps = count/
