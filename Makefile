@@ -35,6 +35,7 @@ out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 ifeq ($(BACKEND),gpu)
 compile = $(NVCC) -std=c++17 -O3 $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -Wall,-Wextra,-fPIC $(FAST) -I$(LK_DIR) -I. -MMD -MP -MF $@.d
 link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets
+libs := -lcublasLt # linear_cross_entropy's matmuls; behind the objects, for linkers that keep only what is needed by then
 schedules := device
 else
 simt := tests/simt
@@ -45,6 +46,8 @@ schedules ?= forward reverse random:1 random:2
 endif
 defines = printf '\043include "lk/%s.cuh"\n' $(ops) && for op in $(ops); do for t in f32 f16 bf16; do \
 	printf 'LK_DEFINE_%s(%s)\n' $$(echo $$op | tr a-z A-Z) $$t; done; done
+compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
+	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 --library $< $(ARGS))
 
 help: ## lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
@@ -53,7 +56,7 @@ help: ## lists the targets
 backend:
 	@echo "lk: BACKEND=$(BACKEND) ($(why))"
 
-examples: $(addprefix example-,$(ops)) example-from_c ## builds and runs every example; example-<op> one
+examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## builds and runs every example; example-<op> one
 test: $(if $(simt),test-simt) $(addprefix test-,$(ops)) test-link ## builds and runs every test; test-<op> one
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
@@ -77,12 +80,16 @@ install: lib ## copies the headers and the library below PREFIX
 	install -d $(DESTDIR)$(PREFIX)/include/lk $(DESTDIR)$(PREFIX)/lib
 	install -m 644 lk/*.cuh $(DESTDIR)$(PREFIX)/include/lk
 	install $(out)/liblk.so $(DESTDIR)$(PREFIX)/lib
-readme: ## writes README's table from bench/results/h200.csv
-	bench/readme bench/results/h200.csv README.md
+compare: $(if $(simt),,$(out)/liblk.so) | backend ## lk beside PyTorch and other libraries on a GPU (bench/requirements.txt); compare-<op> one
+	$(call compare,)
+compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
+	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
+readme: ## writes README's tables from bench/results/h200.csv and h200-compare.csv
+	PYTHON="$(PYTHON)" bench/readme bench/results/h200.csv README.md
 clean: ## removes build/
 	rm -rf build
 
-test-simt: $(out)/tests/simt/test_simt $(if $(filter plain,$(SAN)),$(out)/tests/simt/test_convert) | backend
+test-simt: $(out)/tests/simt/test_simt $(out)/tests/simt/test_cublaslt $(if $(filter plain,$(SAN)),$(out)/tests/simt/test_convert) | backend
 	@for t in $^; do tests/run $$t || failed=1; done; test -z "$$failed"
 test-link: $(out)/tests/link/program | backend
 	@tests/run $<
@@ -100,6 +107,9 @@ else
 	@echo "lk: bench-$* measures a GPU and there is none here ($(why)); what an H200 reached is in bench/results/h200.csv"
 endif
 
+compare-%: $(if $(simt),,$(out)/liblk.so) | backend
+	$(call compare,$*)
+
 # The engine is never instrumented: it tells the sanitizers about its fibers instead.
 $(out)/simt/%.o: tests/simt/%.cpp
 	@mkdir -p $(@D)
@@ -112,19 +122,20 @@ $(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16
 	$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
 $(out)/bench/%: bench/%.cu
 	@mkdir -p $(@D)
-	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' $< -o $@
+	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' $< $(libs) -o $@
+$(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file
 $(out)/%: $(out)/%.o $(engine)
-	$(link) $^ -o $@
+	$(link) $^ $(libs) -o $@
 $(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
-	$(link) $^ -o $@
+	$(link) $^ $(libs) -o $@
 # The C example vendors lk: a copy of the folder beside it, as a user's project has.
 $(out)/from_c/program: examples/from_c/main.c examples/from_c/kernels.cu $(wildcard lk/*.cuh) $(engine)
 	@mkdir -p $(@D) && rm -rf $(@D)/lk && cp -r lk examples/from_c/main.c examples/from_c/kernels.cu $(@D)
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror $(filter -fsanitize%,$(san_$(SAN))) -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -c $(@D)/main.c -o $(@D)/main.o
 	$(subst -I$(LK_DIR) -I.,,$(compile)) -c $(@D)/kernels.cu -o $(@D)/kernels.o
-	$(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
+	$(link) $(@D)/main.o $(@D)/kernels.o $(engine) $(libs) -o $@
 $(out)/liblk.so: $(out)/lib.o $(engine)
-	$(link) -shared $^ -o $@
+	$(link) -shared $^ $(libs) -o $@
 $(out)/lib.cu: Makefile $(addprefix lk/,$(addsuffix .cuh,$(ops)))
 	@mkdir -p $(@D)
 	{ $(defines); } > $@
@@ -138,8 +149,9 @@ $(out)/%.o: %.cpp
 	$(compile) -c $< -o $@
 $(out)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -MMD -MP -MF $@.d -c $< -o $@
+	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install readme clean
+.PHONY: compare compare-plots
 .SECONDARY:

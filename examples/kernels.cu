@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+/* The one CUDA file of train_step.c: it makes lk's functions, for the type that the program uses. */
+#include "lk/linear_cross_entropy.cuh"
+#include "lk/srms_norm.cuh"
+
+LK_DEFINE_LINEAR_CROSS_ENTROPY(f32)
+LK_DEFINE_SRMS_NORM(f32)

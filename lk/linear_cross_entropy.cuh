@@ -1,0 +1,1756 @@
+// SPDX-License-Identifier: MIT
+/* linear_cross_entropy.cuh - cross entropy of x W^T without keeping the logits: loss and all gradients of a language model's
+ * head, exact, within any workspace.
+ *
+ *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]
+ *   loss, lse    cross_entropy.cuh's of these logits: its comment has the formulas of logit_scale, softcap, label_smoothing,
+ *                class_weight, z_loss, of ignored and bad targets, and of none, mean and sum
+ *   dlogits[t,j] its gradient, with upstream and dlse; dZ below
+ *   dx[t,d]      = sum_j dlogits[t,j] weight[j,d]
+ *   dweight[j,d] = sum_t dlogits[t,j] x[t,d], added to what is there with accumulate
+ *   dbias[j]     = sum_t dlogits[t,j], likewise
+ *
+ * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
+ *                #include "lk/linear_cross_entropy.cuh"     #include "lk/linear_cross_entropy.cuh"
+ *                LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)       LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
+ *            T is f32, f16 or bf16. Once a device, and once a host thread that calls:
+ *                static lk_linear_cross_entropy_context context;
+ *                lk_status status = lk_linear_cross_entropy_init(&context);
+ *            Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_linear_cross_entropy_forward_backward_args args = {.context = &context, .x = x, .weight = weight,
+ *                    .target = target, .loss = loss, .dx = dx, .dweight = dweight, .tokens = tokens, .hidden = hidden,
+ *                    .vocab = vocab, .reduction = LK_REDUCTION_MEAN};
+ *                lk_linear_cross_entropy_plan plan;
+ *                status = lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
+ *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
+ *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
+ *            forward gives loss and lse without any work for gradients; backward makes the gradients from a saved lse, by
+ *            computing the logits again. What dx, dweight and dbias are NULL for is not done.
+ * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_ptx.cuh; cuBLASLt.
+ * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each token.
+ *            Ignored token: loss, z-loss and lse are 0; it adds nothing to dweight and dbias, and its dx is 0. Its x must be
+ *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are read.
+ *            Bad target: loss and the token's dx are NaN, and so is a reduced loss; it adds nothing to dweight and dbias; lse
+ *            and z-loss are those of its logits. It counts in valid_rows, with class weight 0.
+ *            bias: -inf masks a column: its dweight, dbias and part of dx are 0. A target there has loss +inf.
+ *            max_counted: matmuls over that many tokens only. When more count, loss, z-loss, lse and all gradients are NaN.
+ *            Mean over nothing: as in cross_entropy.cuh; the gradients are 0.
+ *            Tokens whose logits are all -inf, or hold +inf or NaN: loss and dx are NaN, and so are dweight and dbias.
+ * Plans      The workspace holds the logits of a chunk of tokens, or of a panel of the vocabulary for a chunk, in f32, and dZ
+ *            in their place, in T. More bytes, fewer chunks. 16-bit dZ of a chunk takes half of that where its logits are made
+ *            slice by slice, in a place of their own: in dweight, when that is packed, starts at a multiple of 256 bytes, is
+ *            not added to and is written last, or else in the workspace. Whatever fits is found by a model of an H200's times;
+ *            path, chunk_tokens, slice_tokens and panel_vocab overrule it. Each plan is exact: dweight is a sum of floats over
+ *            all tokens, rounded once; it lives in the caller's f32 dweight, in dweight itself where one chunk has all tokens,
+ *            or in f32 of the workspace. At 12288 tokens, hidden 4096, vocab 131072 in bf16 (6144 MiB of f32 logits):
+ *                MiB     f32 dweight                             MiB     bf16 dweight
+ *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
+ *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
+ *                1130    6 chunks, 3 matmuls                     1130    7 panels, all tokens, 4 matmuls
+ *                 512    14 chunks, 3 matmuls                     256    205 panels of 640, all tokens, 4 matmuls
+ *                 256    3 chunks x 14 panels, 4 matmuls          128    3 chunks x 128 panels, 5 matmuls
+ *                   2    the smallest, 4 matmuls                    6    the smallest, 5 matmuls
+ *            The fourth matmul computes a panel's logits again when lse is known; the fifth does that once more, so that a
+ *            panel of dweight can be summed over all chunks while none of dx is held. forward takes 1 matmul in any plan.
+ *            Of the workspace cuBLASLt gets what the plan leaves, at most 32 MiB, and never less than that or a tenth.
+ *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float): with
+ *            50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256. hidden has no
+ *            such help: expect matmuls that slow where it is not a multiple of 8.
+ * Numerics   Matmuls of bf16 and f16 sum in float, those of f32 are true float unless tf32 is set. Logits are f32, so the loss
+ *            has cross_entropy.cuh's accuracy besides the rounding of a sum of hidden products; dZ has one rounding to T, dx,
+ *            dweight and dbias another. Only where those last columns are apart and there are no panels is their part of dx,
+ *            a sum of at most 7 products, rounded to T before the rest is added to it. fast_logits keeps the logits in T: half
+ *            the bytes, and errors of half an ulp of T in each. f16: dZ is stored times a power of 2 that brings the largest
+ *            upstream, with its mean's division, to about 2^12, and the matmuls take it back, so that a loss scale of 65536
+ *            and a mean over 10^6 tokens are both safe; with class weights above 15 dZ may overflow. dlogits is never divided
+ *            by the mean in f16.
+ *            In panels the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh.
+ * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
+ *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
+ *            dbias reads dZ once more.
+ * Repeatable The same bits every time for the same context, shapes, strides, alignment of pointers (modulo 256) and workspace
+ *            size: a matmul has the algorithm that cuBLASLt's heuristic names first, with partial sums in float alone, or the
+ *            one that tune kept; all else has a fixed order, and there are no float atomics.
+ * Source     Chunks of tokens: Liger-Kernel, 2024; panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
+ *            Models", 2024.
+ */
+#ifndef LK_LINEAR_CROSS_ENTROPY_CUH
+#define LK_LINEAR_CROSS_ENTROPY_CUH
+
+#include "cross_entropy.cuh"
+
+/* What holds the logits in turn. Every path takes every option. */
+enum {
+    LK_LINEAR_CROSS_ENTROPY_AUTO = 0,
+    LK_LINEAR_CROSS_ENTROPY_CHUNKS = 1,     /* chunks of tokens (one: all of them), the whole vocabulary */
+    LK_LINEAR_CROSS_ENTROPY_PANELS = 2,     /* panels of the vocabulary too; a second pass over them makes the gradients */
+    LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE = 3 /* likewise, but a second pass for dx and a third for dweight */
+};
+
+/* The cuBLASLt handle and the algorithms that were chosen; no device memory. The caller owns it, and one host thread at a time
+ * uses it, on the device that was current at init. It may not be moved or copied between init and destroy. */
+typedef struct {
+    uint64_t opaque[2048];
+} lk_linear_cross_entropy_context;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Init times nothing: each matmul takes the first algorithm that cuBLASLt's heuristic names, unless tuned. */
+lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context);
+lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context);
+#ifdef __cplusplus
+}
+#endif
+
+/* What a workspace of some size buys. */
+typedef struct {
+    size_t workspace_bytes; /* what the plan uses, cublas_bytes among it; no more than the budget */
+    size_t minimum_bytes;   /* the smallest workspace that is accepted */
+    size_t cublas_bytes;    /* what cuBLASLt gets: 32 MiB, less where the budget is small */
+    int64_t chunk_tokens, chunks;
+    int64_t panel_vocab, panels;
+    int64_t slice_tokens;   /* tokens of a chunk whose logits are there at a time; 0: all, and dZ takes their place */
+    int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
+    int matmuls;            /* how many products of 2 tokens hidden vocab operations each */
+    int exact;              /* not 0: f32 logits, and the sums of dweight over tokens are float and rounded once */
+    char text[220];         /* all that in words */
+} lk_linear_cross_entropy_plan;
+
+typedef struct {
+    lk_linear_cross_entropy_context *context; /* in/out   may be NULL in queries */
+    const void *x;             /* in   T [tokens, hidden] */
+    const void *weight;        /* in   T [vocab, hidden] */
+    const void *bias;          /* in   bias_dtype [vocab]; may be -inf, which masks the column; NULL: none */
+    const void *target;        /* in   target_dtype [tokens] */
+    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
+    float *loss;               /* out  f32 [tokens], or [1] when reduced; NULL to skip */
+    float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [tokens], or [1] when reduced; NULL to skip */
+    float *lse;                /* out  f32 [tokens]; NULL to skip */
+    int64_t *valid_rows;       /* out  int64 [1], the number of tokens counted; NULL to skip */
+    float *weight_sum;         /* out  f32 [1], the sum of class_weight[target] over them; NULL to skip. Some output */
+    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
+    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    size_t workspace_bytes;    /* more is faster, see lk_linear_cross_entropy_plan */
+    int64_t tokens;            /* 0 to 2^31 - 1 */
+    int64_t hidden;            /* 1 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30 */
+    int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
+    int64_t weight_stride;     /* likewise */
+    int64_t ignore_index;      /* any value; -100 is PyTorch's */
+    int64_t max_counted;       /* 0, or a bound of the tokens that count: the others take no part in the matmuls */
+    int64_t chunk_tokens;      /* tokens of a chunk, panel_vocab: columns of a panel; 0 chooses */
+    int64_t panel_vocab;       /* rounded up to a multiple of 16 */
+    float logit_scale;         /* finite, at least 0; 0 means 1 */
+    float softcap;             /* finite, at least 0; 0: off */
+    float label_smoothing;     /* 0 to 1; 0: off */
+    float z_loss;              /* the factor k; finite, at least 0; 0: off */
+    int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
+    int reduction;             /* LK_REDUCTION_* */
+    int zero_when_empty;       /* not 0: a mean over nothing is 0 instead of NaN */
+    int target_dtype;          /* LK_TARGET_* */
+    int bias_dtype;            /* LK_DTYPE_*: T or f32 */
+    int fast_logits;           /* not 0: logits are kept in T, not f32: the fast mode, half the bytes */
+    int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0 chooses */
+} lk_linear_cross_entropy_forward_args;
+
+/* Loss and gradients at once. The fields are those of forward and backward. */
+typedef struct {
+    lk_linear_cross_entropy_context *context; /* in/out   may be NULL in queries */
+    const void *x;             /* in   T [tokens, hidden] */
+    const void *weight;        /* in   T [vocab, hidden] */
+    const void *bias;          /* in   bias_dtype [vocab]; NULL: none */
+    const void *target;        /* in   target_dtype [tokens] */
+    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
+    const float *upstream;     /* in   f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL means 1 */
+    const float *dlse;         /* in   f32 [tokens], a gradient of lse from elsewhere, added; NULL: none */
+    float *loss;               /* out  f32 [tokens], or [1] when reduced; NULL to skip */
+    float *z_loss_out;         /* out  f32, as loss; NULL to skip */
+    float *lse;                /* out  f32 [tokens]; NULL to skip */
+    int64_t *valid_rows;       /* out  int64 [1]; NULL to skip */
+    float *weight_sum;         /* out  f32 [1]; NULL to skip */
+    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
+    void *dx;                  /* out  T [tokens, hidden]; NULL skips its matmul. Scratch before it is written */
+    void *dweight;             /* out  dweight_dtype [vocab, hidden]; NULL skips its matmul. Scratch before it is written */
+    void *dbias;               /* out  dbias_dtype [vocab]; NULL to skip */
+    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    size_t workspace_bytes;    /* more is faster, see lk_linear_cross_entropy_plan */
+    int64_t tokens;            /* 0 to 2^31 - 1 */
+    int64_t hidden;            /* 1 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30 */
+    int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
+    int64_t weight_stride, dx_stride, dweight_stride; /* likewise */
+    int64_t ignore_index;      /* any value */
+    int64_t max_counted;       /* 0, or a bound of the tokens that count */
+    int64_t chunk_tokens;      /* tokens of a chunk, panel_vocab: columns of a panel; 0 chooses */
+    int64_t panel_vocab;       /* rounded up to a multiple of 16 */
+    int64_t slice_tokens;      /* tokens of a chunk whose logits are there at a time; 0 chooses */
+    float logit_scale;         /* finite, at least 0; 0 means 1 */
+    float softcap;             /* finite, at least 0; 0: off */
+    float label_smoothing;     /* 0 to 1; 0: off */
+    float z_loss;              /* finite, at least 0; 0: off */
+    int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
+    int reduction;             /* LK_REDUCTION_* */
+    int zero_when_empty;       /* not 0: a mean over nothing is 0 instead of NaN */
+    int upstream_per_token;    /* not 0: upstream is [tokens] */
+    int accumulate;            /* not 0: dweight and dbias are added to what is there */
+    int target_dtype;          /* LK_TARGET_* */
+    int bias_dtype, dweight_dtype, dbias_dtype; /* LK_DTYPE_*: T or f32 */
+    int fast_logits;           /* not 0: logits are kept in T, not f32 */
+    int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0 chooses */
+} lk_linear_cross_entropy_forward_backward_args;
+
+/* The gradients from a saved lse: the logits are computed again. */
+typedef struct {
+    lk_linear_cross_entropy_context *context; /* in/out   may be NULL in queries */
+    const void *x;             /* in   T [tokens, hidden] */
+    const void *weight;        /* in   T [vocab, hidden] */
+    const void *bias;          /* in   bias_dtype [vocab]; NULL: none */
+    const void *target;        /* in   target_dtype [tokens] */
+    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
+    const float *lse;          /* in   f32 [tokens] from forward with the same options */
+    const float *upstream;     /* in   f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL means 1 */
+    const float *dlse;         /* in   f32 [tokens], a gradient of lse from elsewhere, added; NULL: none */
+    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
+    void *dx;                  /* out  T [tokens, hidden]; NULL skips its matmul. Scratch before it is written */
+    void *dweight;             /* out  dweight_dtype [vocab, hidden]; NULL skips its matmul. Scratch before it is written */
+    void *dbias;               /* out  dbias_dtype [vocab]; NULL to skip. One of these three */
+    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    size_t workspace_bytes;    /* more is faster, see lk_linear_cross_entropy_plan */
+    int64_t tokens;            /* 0 to 2^31 - 1 */
+    int64_t hidden;            /* 1 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30 */
+    int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
+    int64_t weight_stride, dx_stride, dweight_stride; /* likewise */
+    int64_t ignore_index;      /* any value */
+    int64_t max_counted;       /* 0, or a bound of the tokens that count */
+    int64_t chunk_tokens;      /* tokens of a chunk, panel_vocab: columns of a panel; 0 chooses */
+    int64_t panel_vocab;       /* rounded up to a multiple of 16 */
+    int64_t slice_tokens;      /* tokens of a chunk whose logits are there at a time; 0 chooses */
+    float logit_scale;         /* finite, at least 0; 0 means 1 */
+    float softcap;             /* finite, at least 0; 0: off */
+    float label_smoothing;     /* 0 to 1; 0: off */
+    float z_loss;              /* finite, at least 0; 0: off */
+    int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
+    int reduction;             /* LK_REDUCTION_* */
+    int upstream_per_token;    /* not 0: upstream is [tokens] */
+    int accumulate;            /* not 0: dweight and dbias are added to what is there */
+    int target_dtype;          /* LK_TARGET_* */
+    int bias_dtype, dweight_dtype, dbias_dtype; /* LK_DTYPE_*: T or f32 */
+    int fast_logits;           /* not 0: logits are kept in T, not f32 */
+    int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0 chooses */
+} lk_linear_cross_entropy_backward_args;
+
+/* Errors, in the order of the checks, alike where a field is in several:
+ *   LK_ERR_NULL       args, plan; context (not in queries), x, weight, target, lse of backward; every output. With tokens = 0
+ *                     each of them but args and plan may be NULL
+ *   LK_ERR_SHAPE      tokens, hidden, vocab out of range; a stride that is not 0 and below hidden; x, weight, dx or dweight
+ *                     that span more than 2^62 elements; max_counted, chunk_tokens, panel_vocab or
+ *                     slice_tokens below 0
+ *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
+ *                     target_dtype, path: none of the enum; another dtype: neither T nor f32; a context that init has not made,
+ *                     or of another device
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, below the smallest; workspace NULL or not aligned to 256 bytes
+ *   LK_ERR_CUBLAS     cuBLASLt knows no algorithm for one of the matmuls, which is found out before anything is launched, or
+ *                     fails to launch one
+ * Pointers and strides of any alignment are taken as they are; matmuls are at their best where x, weight, dx and dweight start
+ * at multiples of 16 bytes and hidden is a multiple of 8.
+ *
+ * The calls of a direction, all with its arguments:
+ *   ..._workspace_bytes  the smallest workspace that the call accepts
+ *   ..._plan             the best plan within `budget` bytes: a workspace of plan->workspace_bytes runs it
+ *   ..._tune             runs the call with each of cuBLASLt's first 8 algorithms for each of its matmuls, timed, and keeps
+ *                        the fastest in the context for this shape, these alignments and this workspace size. It waits for the
+ *                        GPU; outputs hold no results afterwards */
+#define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(D, T)                                                                        \
+    LK_API lk_status lk_linear_cross_entropy_##D##_##T(const lk_linear_cross_entropy_##D##_args *args, cudaStream_t stream);   \
+    LK_API lk_status lk_linear_cross_entropy_##D##_workspace_bytes_##T(const lk_linear_cross_entropy_##D##_args *args,         \
+                                                                       size_t *bytes);                                         \
+    LK_API lk_status lk_linear_cross_entropy_##D##_plan_##T(const lk_linear_cross_entropy_##D##_args *args, size_t budget,     \
+                                                            lk_linear_cross_entropy_plan *plan);                               \
+    LK_API lk_status lk_linear_cross_entropy_##D##_tune_##T(const lk_linear_cross_entropy_##D##_args *args,                    \
+                                                            cudaStream_t stream);
+
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                     \
+    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
+    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward_backward, T)                                                             \
+    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(backward, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include <cublasLt.h>
+
+/* ---- What is known of a call ----------------------------------------------------------------------------------------- */
+
+/* The arguments of every direction in one form: those of forward have no gradient, those of backward no loss. */
+typedef lk_linear_cross_entropy_forward_backward_args lk_lce_args;
+
+typedef struct {
+    lk_lce_args a; /* with every default filled in */
+    const float *saved_lse;                          /* backward's */
+    bool gives_loss, gradient, compact;
+    int type, logits_type;                           /* LK_DTYPE_* of T and of the logits */
+    int64_t rows;                                    /* tokens, or max_counted where rows are compacted */
+} lk_lce_call;
+
+/* At the head of the workspace. */
+typedef struct {
+    int64_t counted;
+    float weight_sum;
+    float weights;          /* W */
+    float alpha, zero, one; /* what matmuls with dZ are scaled by, and what they add: see lk_lce_prepare_kernel */
+    int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
+} lk_lce_counts;
+
+/* Where the rest lies. A row is a token, or a counted token where rows are compacted. NULL: there is none. */
+typedef struct {
+    lk_lce_counts *counts;
+    int32_t *target;       /* [rows], -1: ignored, or no token; 0 for a bad one, whose factor is 0 */
+    int32_t *token;        /* [rows], of compacted rows; -1: none */
+    float *factor;         /* [rows], the gradient of the row's loss */
+    float *dlse;           /* [rows] */
+    float *loss, *z, *lse; /* [rows] */
+    float *others;         /* [rows], sum_{j != y} p[j], of panels */
+    lk_ce_row *states;     /* [chunk], of panels: of all columns but the target's */
+    void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
+    float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
+    float *dbias;          /* [splits, vocab], sums over tokens */
+    void *x;               /* T [chunk, x_stride], compacted */
+    float *dx;             /* [chunk, hidden], sums over panels */
+    float *dweight;        /* [vocab or panel, hidden], sums over chunks */
+    void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
+    float *slice;          /* [slice, logits_stride], f32 logits of a part of the chunk's rows; logits is then T's and all dZ */
+    void *cublas;
+    int64_t logits_stride, x_stride, splits;
+    size_t bytes;          /* of all but cublas */
+} lk_lce_pieces;
+
+/* What kernels are given. */
+typedef struct {
+    lk_lce_call c;
+    lk_lce_pieces w;
+    int64_t share; /* tokens of a block of the kernel before the matmuls */
+    int power;     /* f16: dZ is stored as about 2^power dZ */
+} lk_lce_work;
+
+LK_DEVICE float lk_lce_get(const void *from, int type, int64_t i)
+{
+    if (type == LK_DTYPE_F32) return ((const float *)from)[i];
+    return type == LK_DTYPE_F16 ? lk_to_float(((const lk_f16 *)from)[i]) : lk_to_float(((const lk_bf16 *)from)[i]);
+}
+LK_DEVICE void lk_lce_set(void *to, int type, int64_t i, float x)
+{
+    if (type == LK_DTYPE_F32) ((float *)to)[i] = x;
+    else if (type == LK_DTYPE_F16) lk_put((lk_f16 *)to + i, x);
+    else lk_put((lk_bf16 *)to + i, x);
+}
+
+/* ---- Before the matmuls: counts, and what each row needs ------------------------------------------------------------- */
+
+#define LK_LCE_THREADS 256
+#define LK_LCE_BLOCKS 3 /* an SM, at least, of kernels that ptxas would else give fewer registers than they need */
+
+typedef struct {
+    int counted, bad, before; /* before: counted, and of a block to the left */
+    float weight, upstream, dlse; /* the sum of class weights; the largest sizes */
+} lk_lce_tally;
+
+LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
+{
+    return {s.counted + t.counted, s.bad + t.bad, s.before + t.before,
+            s.weight + t.weight, fmaxf(s.upstream, t.upstream), fmaxf(s.dlse, t.dlse)};
+}
+
+/* The tally of all threads of a block; every thread calls and gets it. Its shared memory may be used again after a barrier. */
+LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
+{
+    LK_SHARED(lk_lce_tally, tallies, [LK_LCE_THREADS / 32]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const unsigned all = 0xffffffffu;
+        s = lk_lce_merge(s, {__shfl_xor_sync(all, s.counted, offset), __shfl_xor_sync(all, s.bad, offset),
+                             __shfl_xor_sync(all, s.before, offset), __shfl_xor_sync(all, s.weight, offset),
+                             __shfl_xor_sync(all, s.upstream, offset), __shfl_xor_sync(all, s.dlse, offset)});
+    }
+    if (threadIdx.x % 32 == 0) tallies[threadIdx.x / 32] = s;
+    __syncthreads(); /* orders the warps' tallies before their reads */
+    s = tallies[0];
+    for (int i = 1; i < LK_LCE_THREADS / 32; i++) s = lk_lce_merge(s, tallies[i]);
+    return s;
+}
+
+/* Every block counts all targets, which is sooner than a second launch, and writes what its share of the rows needs. The mean's
+ * division is in factor. f16 has not the range for that: there alpha = 2^(e - power) is left to the matmuls, where 2^e is the
+ * first power of two above all |factor|. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_pieces &w = p.w;
+    const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int64_t share = p.share, begin = blockIdx.x * share;
+    LK_SHARED(int, warps, [LK_LCE_THREADS / 32]);
+    lk_griddepcontrol_wait();
+    const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
+    const bool sizes = p.c.type == LK_DTYPE_F16 && p.c.gradient;
+    lk_lce_tally s = {};
+#pragma unroll 16
+    for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
+        const lk_ce_label label = lk_ce_look_up(a, token);
+        s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
+    }
+    for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
+        const lk_ce_label label = lk_ce_look_up(a, token);
+        if (label.y < 0) continue;
+        if (a.class_weight) s.weight += a.class_weight[label.y];
+        if (sizes && !all_alike) s.upstream = fmaxf(s.upstream, fabsf(a.upstream[token]));
+        if (sizes && a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
+    }
+    s = lk_lce_tally_block(s);
+    const float valid = (float)s.counted, over = a.class_weight ? s.weight : valid;
+    const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = w.class_weight ? valid : over;
+    float shift = 1.0f, alpha = 1.0f;
+    if (sizes) {
+        float most = all_alike ? fabsf(one) : s.upstream;
+        if (mean && over != 0.0f) most = __fdiv_rn(most, divisor);
+        most = fmaxf(most, s.dlse);
+        int e = most > 0.0f && lk_is_finite(most) ? (__float_as_int(most) >> 23) - 126 : 0;
+        e = e < -80 ? -80 : e > 80 ? 80 : e;
+        shift = __int_as_float((127 + p.power - e) << 23), alpha = __int_as_float((127 + e - p.power) << 23);
+    }
+    int seen = s.before; /* counted tokens to the left of this tile */
+    for (int64_t tile = begin; tile < begin + share; tile += LK_LCE_THREADS) {
+        const int64_t token = tile + thread;
+        const bool mine = token < begin + share && token < a.tokens;
+        lk_ce_label label = {-1, false, false};
+        if (mine) label = lk_ce_look_up(a, token);
+        int64_t row = token;
+        if (p.c.compact) {
+            const unsigned counted = __ballot_sync(0xffffffffu, label.counted);
+            if (lane == 0) warps[warp] = __popc(counted);
+            __syncthreads(); /* orders the counts before their reads */
+            int left = seen + __popc(counted & ((1u << lane) - 1));
+            for (int i = 0; i < LK_LCE_THREADS / 32; i++) left += i < warp ? warps[i] : 0, seen += warps[i];
+            __syncthreads(); /* and those before the next tile's writes */
+            row = label.counted ? left : p.c.rows;
+        }
+        if (!mine || row >= p.c.rows) continue;
+        const bool good = label.y >= 0;
+        w.target[row] = good ? label.y : label.bad ? 0 : -1;
+        if (w.token) w.token[row] = (int)token;
+        if (w.lse && p.c.saved_lse) w.lse[row] = label.counted ? p.c.saved_lse[token] : 0.0f;
+        if (!w.factor) continue;
+        float factor = good ? (all_alike ? one : a.upstream[token]) : 0.0f;
+        if (mean) factor = over != 0.0f && good ? __fdiv_rn(factor, divisor) : 0.0f;
+        w.factor[row] = factor * shift;
+        if (w.dlse) w.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
+    }
+    const int64_t step = (int64_t)gridDim.x * LK_LCE_THREADS, from = (int64_t)blockIdx.x * LK_LCE_THREADS + thread;
+    for (int64_t row = s.counted + from; p.c.compact && row < p.c.rows; row += step) { /* rows that no token needs */
+        w.target[row] = w.token[row] = -1;
+        if (w.lse) w.lse[row] = 0.0f;
+        if (w.factor) w.factor[row] = 0.0f;
+        if (w.dlse) w.dlse[row] = 0.0f;
+    }
+    const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f;
+    for (int64_t col = from; w.bias && col < a.vocab; col += step)
+        lk_lce_set(w.bias, p.c.logits_type, col, lk_lce_get(a.bias, a.bias_dtype, col));
+    for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
+    if (blockIdx.x != 0) return;
+    lk_lce_tally all = {};
+    for (int64_t col = thread; w.states && a.class_weight && a.label_smoothing > 0.0f && col < a.vocab; col += LK_LCE_THREADS)
+        all.weight += a.class_weight[col] * (w.class_weight ? rate : 1.0f);
+    __syncthreads(); /* lk_lce_tally_block's memory has been read */
+    all = lk_lce_tally_block(all);
+    if (thread != 0) return;
+    const float weights = a.class_weight ? all.weight : (float)a.vocab;
+    *w.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.c.rows, s.bad};
+    if (a.valid_rows) *a.valid_rows = s.counted;
+    if (a.weight_sum) *a.weight_sum = over;
+    if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
+}
+
+/* ---- Rows that move: compacted x, gradients that are rounded --------------------------------------------------------- */
+
+typedef struct {
+    const void *from;
+    void *to;
+    const int32_t *from_row, *to_row; /* which row each is; NULL: itself. No row, -1: zeros come from it, nothing goes there */
+    int64_t rows, cols, from_stride, to_stride;
+    int add; /* not 0: to what is there */
+} lk_lce_move;
+
+#define LK_LCE_TILE (8 * LK_LCE_THREADS)
+
+template <class T> LK_DEVICE void lk_lce_load8(float (&x)[8], const T *aligned)
+{
+    if constexpr (sizeof(T) == 2) {
+        lk_unpack(x, lk_load_vec(aligned));
+    } else {
+        float low[4], high[4];
+        lk_unpack(low, lk_load_vec(aligned)), lk_unpack(high, lk_load_vec(aligned + 4));
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = low[i], x[4 + i] = high[i];
+    }
+}
+template <class T> LK_DEVICE void lk_lce_store8(T *aligned, const float (&x)[8])
+{
+    lk_vec<T> v;
+    if constexpr (sizeof(T) == 2) {
+        lk_pack(&v, x);
+        lk_store_vec(aligned, v);
+    } else {
+        const float low[4] = {x[0], x[1], x[2], x[3]}, high[4] = {x[4], x[5], x[6], x[7]};
+        lk_pack(&v, low), lk_store_vec(aligned, v);
+        lk_pack(&v, high), lk_store_vec(aligned + 4, v);
+    }
+}
+
+/* A block owns LK_LCE_TILE columns of a row, a thread 8 neighbours of them where both sides are aligned. */
+template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_move_kernel(lk_lce_move p)
+{
+    const int64_t tiles = (p.cols + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / tiles;
+    const int64_t begin = blockIdx.x % tiles * LK_LCE_TILE, left = p.cols - begin;
+    lk_griddepcontrol_wait();
+    const int64_t from_row = p.from_row ? p.from_row[row] : row, to_row = p.to_row ? p.to_row[row] : row;
+    if (to_row < 0) return;
+    const S *from = (const S *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + begin;
+    D *to = (D *)p.to + to_row * p.to_stride + begin;
+    const int first = (int)threadIdx.x * 8;
+    if (first + 8 <= left && ((uintptr_t)from | (uintptr_t)to) % 16 == 0) {
+        float x[8] = {}, old[8] = {};
+        if (from_row >= 0) lk_lce_load8(x, from + first);
+        if (p.add) lk_lce_load8(old, to + first);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] += old[i];
+        lk_lce_store8(to + first, x);
+    } else if (((uintptr_t)from | (uintptr_t)to) % 16 != 0) {
+        for (int64_t i = threadIdx.x; i < left && i < LK_LCE_TILE; i += LK_LCE_THREADS)
+            lk_put(to + i, (from_row < 0 ? 0.0f : lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
+    } else {
+        for (int i = first; i < left && i < first + 8; i++)
+            lk_put(to + i, (from_row < 0 ? 0.0f : lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
+    }
+}
+
+/* ---- Panels: a slice of the vocabulary at a time --------------------------------------------------------------------- */
+
+typedef struct {
+    lk_lce_work p;
+    int64_t first_row, rows;  /* of the chunk */
+    int64_t first_col, cols;  /* of the panel */
+    int first, last;          /* not 0: it is the first, the last panel of its chunk */
+} lk_lce_panel;
+
+#define LK_LCE_U 4 /* vectors a lane keeps in flight */
+
+/* What a vector's columns are worth in sums: 1 without class weights. */
+template <int n>
+LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
+                             const float *class_weight, int64_t col)
+{
+    float slope;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        w[j] = class_weight && a.label_smoothing > 0.0f ? class_weight[col + j] : 1.0f;
+        if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
+    }
+}
+
+/* Pass 1: a warp owns a row and adds a panel of its logits to its state. The target's column stays out, so that the sum of the
+ * others is known without a difference; its logit is kept beside. After the last panel it writes the row's results. */
+template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_panel q)
+{
+    constexpr int N = LK_VEC<L>, U = LK_LCE_U;
+    const lk_lce_args &a = q.p.c.a;
+    const lk_lce_pieces &w = q.p.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = q.first_row + in_chunk;
+    lk_griddepcontrol_wait();
+    if (in_chunk >= q.rows) return;
+    const L *logits = (const L *)w.logits + in_chunk * w.logits_stride;
+    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
+    const int y = w.target[row];
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const int hit = (int)(y - q.first_col), cols = y < 0 ? 0 : (int)q.cols; /* an ignored row is not read */
+    lk_ce_row s = lk_ce_row_empty();
+    for (int col = lane * N; col < cols; col += 32 * N * U) {
+        lk_vec<L> raw[U];
+#pragma unroll
+        for (int u = 0; u < U; u++) /* a row ends with padding up to a multiple of 64 */
+            if (col + u * 32 * N < cols) raw[u] = lk_load_vec(logits + col + u * 32 * N);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const int at = col + u * 32 * N;
+            float v[N], weight[N];
+            if (at >= cols) break;
+            lk_unpack(v, raw[u]);
+            if (at + N <= cols && (unsigned)(hit - at) >= (unsigned)N) {
+                lk_lce_values(v, weight, a, class_weight, q.first_col + at);
+                s = lk_ce_row_add(s, v, weight, scale);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                float one[1] = {v[j]}, one_weight[1];
+                if (at + j >= cols || at + j == hit) continue;
+                lk_lce_values(one, one_weight, a, class_weight, q.first_col + at + j);
+                s = lk_ce_row_add(s, one, one_weight, scale);
+            }
+        }
+    }
+    s = lk_ce_row_warp<true>(s, scale);
+    if (lane != 0) return;
+    float target = -INFINITY, slope;
+    if (hit >= 0 && hit < cols) {
+        target = lk_to_float(logits[hit]);
+        if (a.softcap > 0.0f) target = lk_ce_cap(target, a.logit_scale, a.softcap, &slope);
+    }
+    if (!q.first) {
+        const lk_ce_row before = w.states[in_chunk];
+        s = lk_ce_row_merge(before, s, scale);
+        if (!(hit >= 0 && hit < cols)) target = before.target; /* a maximum of the two would lose a NaN */
+    }
+    s.target = target;
+    w.states[in_chunk] = s;
+    if (!q.last) return;
+    lk_ce_result r = {};
+    float others = 0.0f;
+    if (y >= 0) {
+        const float weight[1] = {class_weight ? class_weight[y] : 1.0f}, value[1] = {target};
+        const float smoothed[1] = {a.label_smoothing > 0.0f ? weight[0] : 1.0f};
+        const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
+        r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
+        others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+    }
+    if (w.loss) w.loss[row] = r.class_loss + r.z_loss;
+    if (w.z) w.z[row] = r.z_loss;
+    w.lse[row] = r.lse, w.others[row] = others;
+}
+
+/* Pass 2: a warp owns a row of a panel and puts dZ in the place of its logits. 16-bit dZ of f32 logits lies where this step or
+ * earlier ones have read, so the warp meets between a step's reads and its writes. */
+template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_gradient_kernel(lk_lce_panel q)
+{
+    constexpr int N = LK_VEC<L>, U = LK_LCE_U;
+    const lk_lce_args &a = q.p.c.a;
+    const lk_lce_pieces &w = q.p.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = q.first_row + in_chunk;
+    lk_griddepcontrol_wait();
+    if (in_chunk >= q.rows) return;
+    const L *logits = (const L *)w.logits + in_chunk * w.logits_stride;
+    D *dz = (D *)((L *)w.logits + in_chunk * w.logits_stride);
+    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
+    const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row], weights = w.counts->weights;
+    float rest = 0.0f, own = 0.0f, fall = 0.0f, weight = 1.0f;
+    if (y >= 0) { /* cross_entropy.cuh's F, G and f e / vocab, times logit_scale */
+        const float f = w.factor[row] * a.logit_scale;
+        weight = class_weight ? class_weight[y] : 1.0f;
+        fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
+        rest = fmaf(f * (1.0f - a.label_smoothing), weight, fall * weights);
+        own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
+    }
+    const bool proper = lk_is_finite(lse);
+    const float rise = proper ? rest + own : NAN;
+    for (int step = 0; step < cols; step += 32 * N * U) {
+        const int col = step + lane * N;
+        lk_vec<L> raw[U] = {};
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (y >= 0 && col + u * 32 * N < cols) raw[u] = lk_load_vec(logits + col + u * 32 * N);
+        __syncwarp(); /* the logits that lie where this step writes have been read */
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const int at = col + u * 32 * N;
+            float v[N], x[LK_VEC<D>] = {};
+            lk_vec<D> packed;
+            if (at >= cols) break;
+            lk_unpack(v, raw[u]);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                if (y < 0 || at + j >= cols) continue;
+                float slope = 1.0f;
+                if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
+                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f;
+                const bool smooth = class_weight && a.label_smoothing > 0.0f;
+                float z = fmaf(rise, p, -fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
+                if (at + j == hit) z = fmaf(proper ? own : NAN, p, fall * (weights - weight)) - rest * w.others[row];
+                x[j] = z * slope;
+            }
+            lk_pack(&packed, x); /* what it has beyond the row is 0, and padding */
+            if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
+            else *(uint2 *)(dz + at) = make_uint2(packed.raw.x, packed.raw.y);
+        }
+    }
+}
+
+/* ---- dbias ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    lk_lce_panel q;
+    int64_t stride; /* of dZ */
+    int add;        /* not 0: to the sums of the chunks before */
+} lk_lce_columns;
+
+/* A thread sums a column over its block's share of the chunk's rows. */
+template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
+{
+    const lk_lce_pieces &w = p.q.p.w;
+    const int64_t tiles = (p.q.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
+    const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, share = (p.q.rows + w.splits - 1) / w.splits;
+    const int64_t end = (split + 1) * share < p.q.rows ? (split + 1) * share : p.q.rows;
+    lk_griddepcontrol_wait();
+    if (col >= p.q.cols) return;
+    float *out = w.dbias + split * p.q.p.c.a.vocab + p.q.first_col + col;
+    float sum = p.add ? *out : 0.0f;
+#pragma unroll 8
+    for (int64_t row = split * share; row < end; row++) sum += lk_to_float(((const D *)w.logits)[row * p.stride + col]);
+    *out = sum;
+}
+
+/* ---- After the matmuls ----------------------------------------------------------------------------------------------- */
+
+/* The sums of a reduced loss, by one block; every thread calls. */
+LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, float nothing)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_pieces &w = p.w;
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll 16
+    for (int64_t row = threadIdx.x; row < p.c.rows; row += LK_LCE_THREADS) {
+        if (w.loss) sums[0] += w.loss[row];
+        if (w.z) sums[1] += w.z[row];
+    }
+    lk_sum_cluster(sums, 0);
+    if (threadIdx.x != 0) return;
+    if (p.c.rows && w.counts->bad) sums[0] = NAN;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float valid = p.c.rows ? (float)w.counts->counted : 0.0f, over = p.c.rows ? w.counts->weight_sum : 0.0f;
+        const float divisor = w.class_weight ? valid : over;
+        const bool some = over != 0.0f;
+        sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
+        sums[1] = some ? __fdiv_rn(sums[1], valid) : sums[1] != sums[1] ? sums[1] : nothing;
+    }
+    if (p.c.rows && w.counts->over) sums[0] = sums[1] = NAN;
+    if (a.loss) *a.loss = sums[0];
+    if (a.z_loss_out) *a.z_loss_out = sums[1];
+}
+
+/* Writes what the matmuls leave open: the reduced loss; each token's results; dx of bad tokens and, where rows are compacted,
+ * of ignored ones; dbias; everything where there is no token, or too many count. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_pieces &w = p.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t thread = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, step = (int64_t)gridDim.x * LK_LCE_THREADS;
+    lk_griddepcontrol_wait();
+    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0, over = !none && w.counts->over;
+    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact;
+    const bool sums = p.c.gives_loss && reduced && (a.loss || a.z_loss_out);
+    if (sums && blockIdx.x == 0) lk_lce_reduce(p, a.zero_when_empty ? 0.0f : NAN);
+    if (none && thread == 0) {
+        if (a.valid_rows) *a.valid_rows = 0;
+        if (a.weight_sum) *a.weight_sum = 0.0f;
+    }
+    for (int64_t first = thread - lane; first < a.tokens; first += step) {
+        const int64_t token = first + lane;
+        lk_ce_label label = {-1, false, false};
+        if (token < a.tokens) {
+            label = lk_ce_look_up(a, token);
+            if (!compact || over || !label.counted) {
+                const bool skip = over || compact;
+                const float instead = over ? NAN : 0.0f;
+                if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
+                if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
+                if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
+            }
+        }
+        const bool fill = token < a.tokens && (label.bad || over || (compact && !label.counted));
+        const float with = label.bad || over ? NAN : 0.0f;
+        unsigned todo = a.dx ? __ballot_sync(0xffffffffu, fill) : 0;
+        for (; todo; todo &= todo - 1) {
+            const int owner = __ffs((int)todo) - 1;
+            const float value = __shfl_sync(0xffffffffu, with, owner);
+            for (int64_t col = lane; col < a.hidden; col += 32)
+                lk_lce_set(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
+        }
+    }
+    for (int64_t row = thread; compact && !over && row < p.c.rows; row += step) {
+        const int64_t token = w.token[row];
+        if (token < 0) continue;
+        if (every && a.loss) a.loss[token] = lk_ce_look_up(a, token).bad ? NAN : w.loss[row];
+        if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
+        if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
+    }
+    if (over || (none && !a.accumulate)) {
+        const float value = over ? NAN : 0.0f;
+        for (int64_t i = thread; a.dweight && i < a.vocab * a.hidden; i += step)
+            lk_lce_set(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
+        for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_lce_set(a.dbias, a.dbias_dtype, col, value);
+    } else if (!none && a.dbias) {
+        const float alpha = w.counts->alpha;
+        for (int64_t col = thread; col < a.vocab; col += step) {
+            float sum = 0.0f;
+            for (int64_t split = 0; split < w.splits; split++) sum += w.dbias[split * a.vocab + col];
+            sum = fmaf(alpha, sum, a.accumulate ? lk_lce_get(a.dbias, a.dbias_dtype, col) : 0.0f);
+            lk_lce_set(a.dbias, a.dbias_dtype, col, sum);
+        }
+    }
+}
+
+/* ---- The context ----------------------------------------------------------------------------------------------------- */
+
+/* What an algorithm is chosen for; compared byte by byte. D is m x n in cuBLASLt's column-major order. */
+typedef struct {
+    int32_t factor_type, type, transpose_a, transpose_b, tf32, bias, scalars_on_device; /* types: LK_DTYPE_* */
+    int32_t align_a, align_b, align_d;
+    int64_t m, n, k, lda, ldb, ldd, workspace_bytes, add; /* add: D is read too, which another algorithm may be best at */
+} lk_lce_key;
+
+typedef struct {
+    lk_lce_key key;
+    cublasLtMatmulAlgo_t algorithm;
+    int64_t tuned;
+} lk_lce_choice;
+
+#define LK_LCE_CHOICES 64
+#define LK_LCE_MAGIC 0x6c6b6c6365747831u
+
+typedef struct {
+    uint64_t magic;
+    cublasLtHandle_t handle;
+    int device, count;
+    lk_lce_choice choices[LK_LCE_CHOICES];
+} lk_lce_context;
+static_assert(sizeof(lk_lce_context) <= sizeof(lk_linear_cross_entropy_context), "the opaque struct is large enough");
+
+LK_HOST lk_status lk_lce_cublas(const char *op, const char *call, cublasStatus_t status)
+{
+    if (status == CUBLAS_STATUS_SUCCESS) return LK_OK;
+    return lk_fail(LK_ERR_CUBLAS, op, "%s failed with status %d, %s", call, (int)status, cublasLtGetStatusName(status));
+}
+
+extern "C" inline __attribute__((used)) lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context)
+{
+    const char *const op = "lk_linear_cross_entropy_init";
+    lk_lce_context *const c = (lk_lce_context *)context;
+    if (!c) return lk_fail(LK_ERR_NULL, op, "context is NULL");
+    memset((void *)context, 0, sizeof *context);
+    lk_status status = lk_launched(op, cudaGetDevice(&c->device));
+    if (!status) status = lk_lce_cublas(op, "cublasLtCreate", cublasLtCreate(&c->handle));
+    if (!status) c->magic = LK_LCE_MAGIC;
+    return status;
+}
+
+extern "C" inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context)
+{
+    const char *const op = "lk_linear_cross_entropy_destroy";
+    lk_lce_context *const c = (lk_lce_context *)context;
+    if (!c) return lk_fail(LK_ERR_NULL, op, "context is NULL");
+    if (c->magic != LK_LCE_MAGIC) return lk_fail(LK_ERR_VALUE, op, "context is not one that init has made");
+    c->magic = 0;
+    return lk_lce_cublas(op, "cublasLtDestroy", cublasLtDestroy(c->handle));
+}
+
+/* ---- Plans ----------------------------------------------------------------------------------------------------------- */
+
+#define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* what cuBLASLt is said to want on Hopper */
+
+LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
+{
+    return lk_ceil_div(x, to) * to;
+}
+LK_HOST int64_t lk_lce_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+LK_HOST int lk_lce_type_bytes(int type)
+{
+    return type == LK_DTYPE_F32 ? 4 : 2;
+}
+
+/* The next `bytes` of the workspace, NULL where there is nothing to hold. */
+LK_HOST void *lk_lce_take(char *base, size_t *used, bool wanted, int64_t elements, size_t each)
+{
+    if (!wanted) return NULL;
+    void *const piece = base + *used;
+    *used += (size_t)lk_lce_round_up(elements * (int64_t)each, 256);
+    return piece;
+}
+
+/* dweight is summed apart: it is 16 bits wide and made of several chunks. */
+LK_HOST bool lk_lce_sums_dweight(const lk_lce_call *c, int64_t chunk)
+{
+    return c->a.dweight && c->a.dweight_dtype != LK_DTYPE_F32 && chunk < c->rows;
+}
+
+/* Whether a plan of chunks may have its logits in slices: 16-bit dZ needs half the room of f32 logits. */
+LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
+{
+    return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
+}
+
+/* For how many rows of logits there is room in dweight, which is scratch until its one product or its sums come. */
+LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
+{
+    const lk_lce_args &a = c->a;
+    const bool at_the_end = chunk >= c->rows || lk_lce_sums_dweight(c, chunk);
+    if (!a.dweight || a.accumulate || !at_the_end || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) return 0;
+    return a.vocab * a.hidden * lk_lce_type_bytes(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
+}
+
+/* slice: 0 where logits and dZ share their place. */
+LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice,
+                                     void *workspace)
+{
+    const lk_lce_args &a = c->a;
+    const bool panels = path != LK_LINEAR_CROSS_ENTROPY_CHUNKS, mean = a.reduction == LK_REDUCTION_MEAN;
+    char *const base = workspace ? (char *)workspace : (char *)256; /* NULL says that a piece is not there */
+    const int64_t rows = c->rows, dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
+    lk_lce_pieces w = {};
+    size_t used = 0;
+    w.logits_stride = lk_lce_round_up(panel, 64), w.x_stride = lk_lce_round_up(a.hidden, 64);
+    w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
+    w.counts = (lk_lce_counts *)lk_lce_take(base, &used, true, 1, sizeof *w.counts);
+    w.target = (int32_t *)lk_lce_take(base, &used, true, rows, 4);
+    w.token = (int32_t *)lk_lce_take(base, &used, c->compact, rows, 4);
+    w.factor = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
+    w.dlse = (float *)lk_lce_take(base, &used, c->gradient && a.dlse, rows, 4);
+    w.loss = (float *)lk_lce_take(base, &used, c->gives_loss && a.loss, rows, 4);
+    w.z = (float *)lk_lce_take(base, &used, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows, 4);
+    w.lse = (float *)lk_lce_take(base, &used, true, rows, 4);
+    w.others = (float *)lk_lce_take(base, &used, panels, rows, 4);
+    w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
+    w.bias = lk_lce_take(base, &used, a.bias, a.vocab, (size_t)lk_lce_type_bytes(c->logits_type));
+    w.class_weight = (float *)lk_lce_take(base, &used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
+    w.dbias = (float *)lk_lce_take(base, &used, a.dbias, w.splits * a.vocab, 4);
+    w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
+    w.dx = (float *)lk_lce_take(base, &used, a.dx && panels && (c->type != LK_DTYPE_F32 || c->compact), chunk * a.hidden, 4);
+    w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), dweight_rows * a.hidden, 4);
+    if (slice > chunk) slice = chunk;
+    const int64_t logit_bytes = lk_lce_type_bytes(slice ? c->type : c->logits_type), lent = slice ? lk_lce_lent(c, chunk) : 0;
+    w.logits = lk_lce_take(base, &used, true, chunk * w.logits_stride, (size_t)logit_bytes);
+    w.slice = (float *)lk_lce_take(base, &used, slice > lent, slice * w.logits_stride, 4);
+    if (slice && slice <= lent) w.slice = (float *)a.dweight;
+    w.cublas = base + used, w.bytes = used;
+    return w;
+}
+
+/* How many columns at the end of these have matmuls of their own: cuBLASLt takes up to 7 times as long for 16-bit factors
+ * where a contiguous length is no multiple of 8; those of TF32 are presumed to be alike. */
+LK_HOST int64_t lk_lce_apart(const lk_lce_call *c, int64_t cols)
+{
+    return cols > 8 && (c->type != LK_DTYPE_F32 || c->a.tf32) ? cols % 8 : 0;
+}
+
+/* How long a matmul takes, in microseconds of an H200: whole waves of its 128 x 256 tiles or its bytes, whichever is longer, a
+ * tenth of the other, and a launch. What plans are compared by, no more. */
+LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, int64_t m, int64_t n, int64_t k, double bytes_out)
+{
+    const double tiles = (double)lk_ceil_div(m, 128) * (double)lk_ceil_div(n, 256), waves = ceil(tiles / 132.0);
+    const double rate = c->type == LK_DTYPE_F32 ? (c->a.tf32 ? 350e6 : 45e6) : 700e6;
+    const double sums = waves * 132.0 * 128.0 * 256.0 * 2.0 * (double)k / rate;
+    const double bytes = ((double)(m + n) * (double)k * lk_lce_type_bytes(c->type) + (double)m * (double)n * bytes_out) / 4e6;
+    return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
+}
+
+LK_HOST double lk_lce_cost(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice)
+{
+    const lk_lce_args &a = c->a;
+    const bool panels = path != LK_LINEAR_CROSS_ENTROPY_CHUNKS, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    const double each = (double)chunk * (double)panel, logit = lk_lce_type_bytes(c->logits_type);
+    const double slices = slice ? (double)lk_ceil_div(chunk, slice) : 1.0;
+    const double logits = slices * lk_lce_matmul_cost(c, panel, slice ? lk_lce_min(slice, chunk) : chunk, a.hidden, logit);
+    const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* a warp to a row of panels: a few rows are slow */
+    const double pass = each * 1.5 * logit / rate + 3.0 * slices;
+    const double dx = a.dx ? lk_lce_matmul_cost(c, a.hidden, chunk, panel, panels ? 8.0 : 2.0) : 0.0;
+    const double sum = a.dweight_dtype == LK_DTYPE_F32 || lk_lce_sums_dweight(c, chunk) ? 8.0 : 2.0;
+    const double dweight = a.dweight ? lk_lce_matmul_cost(c, a.hidden, panel, chunk, sum) : 0.0;
+    double cost = logits + pass + dx + dweight;
+    if (panels && c->gradient) cost += logits + pass;
+    if (twice && a.dx && (a.dweight || a.dbias)) cost += logits + pass;
+    return cost * (double)lk_ceil_div(c->rows, chunk) * (double)lk_ceil_div(a.vocab, panel);
+}
+
+/* The most tokens a chunk may have within `bytes`, or 0: all of them, else a multiple of 128 that makes the chunks about equal,
+ * or fewer than 128. */
+LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t bytes)
+{
+    if (c->a.chunk_tokens)
+        return lk_lce_lay_out(c, path, c->a.chunk_tokens, panel, slice, NULL).bytes <= bytes ? c->a.chunk_tokens : 0;
+    if (lk_lce_lay_out(c, path, c->rows, panel, slice, NULL).bytes <= bytes) return c->rows;
+    if (c->rows == 1) return 0;
+    int64_t low = 0, high = c->rows; /* low fits, high does not */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (lk_lce_lay_out(c, path, middle, panel, slice, NULL).bytes <= bytes) low = middle;
+        else high = middle;
+    }
+    if (low < 128) return low;
+    return lk_lce_round_up(lk_ceil_div(c->rows, lk_ceil_div(c->rows, low / 128 * 128)), 128);
+}
+
+/* The at-th length of slices to try, 0: none, -1: there is no such. Lengths are those that dweight has room for, and a few. */
+LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
+{
+    if (!lk_lce_slices(c, path) || c->a.slice_tokens) return at ? -1 : lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
+    const int64_t lent = lk_lce_lent(c, c->rows) / 128 * 128, lengths[] = {0, 2048, 4096, lent ? lent : 2048};
+    return at < 4 ? lengths[at] : -1;
+}
+
+LK_HOST size_t lk_lce_cublas_share(size_t budget)
+{
+    return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+}
+
+/* Panels of about equal width, in multiples of 128. */
+LK_HOST int64_t lk_lce_panel_of(const lk_lce_call *c, int64_t panels)
+{
+    return lk_lce_min(lk_lce_round_up(lk_ceil_div(c->a.vocab, panels), 128), c->a.vocab);
+}
+
+/* The smallest budget: that of the leanest plan which the choice below would find. */
+LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
+{
+    size_t least = SIZE_MAX;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE; path++) {
+        if (c->a.path && c->a.path != path) continue;
+        const int64_t narrow = c->a.panel_vocab ? c->a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(c->a.vocab, 256));
+        const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? c->a.vocab : narrow;
+        const int64_t few = c->a.chunk_tokens ? c->a.chunk_tokens : lk_lce_min(c->rows, 64);
+        const int64_t most = c->a.chunk_tokens ? c->a.chunk_tokens : c->rows;
+        const int64_t slice = lk_lce_slice(c, path, 0);
+        const size_t part = lk_lce_lay_out(c, path, few, panel, slice, NULL).bytes;
+        const size_t whole = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes;
+        if (part < least) least = part;
+        if (whole < least) least = whole;
+    }
+    size_t budget = least;
+    for (size_t room; (room = budget - lk_lce_cublas_share(budget)) < least;) budget += least - room;
+    return budget;
+}
+
+/* The cheapest plan within the budget. */
+LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace"};
+    const int64_t vocab = c->a.vocab;
+    *plan = {};
+    if (c->rows == 0) {
+        snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
+        return LK_OK;
+    }
+    plan->minimum_bytes = lk_lce_minimum(c);
+    if (budget < plan->minimum_bytes)
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", plan->minimum_bytes, budget);
+    const size_t room = budget - lk_lce_cublas_share(budget);
+    double best = INFINITY;
+    int64_t slice = lk_lce_slice(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, 0);
+    if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+        lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows)
+        best = 0.0, plan->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS, plan->chunk_tokens = c->rows, plan->panel_vocab = vocab;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && best > 0.0; path++) {
+        if (c->a.path && c->a.path != path) continue;
+        const int64_t most = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || c->a.panel_vocab ? 1 : lk_ceil_div(vocab, 256);
+        for (int64_t panels = 1; panels <= most;) {
+            const int64_t narrow = c->a.panel_vocab ? c->a.panel_vocab : lk_lce_panel_of(c, panels);
+            const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : narrow;
+            for (int at = 0; lk_lce_slice(c, path, at) >= 0; at++) {
+                const int64_t some = lk_lce_slice(c, path, at), chunk = lk_lce_chunk(c, path, panel, some, room);
+                const double cost = chunk ? lk_lce_cost(c, path, chunk, panel, some) : INFINITY;
+                const bool room_for_more = some && chunk < c->rows && some > lk_lce_lent(c, chunk); /* tokens in their place */
+                if (!(cost < best) || (room_for_more && !c->a.slice_tokens)) continue;
+                best = cost, plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, slice = some;
+            }
+            const int64_t next = panels + 1 + panels / 8; /* the last is always tried */
+            panels = panels < most && next > most ? most : next;
+        }
+    }
+    const int64_t chunk = plan->chunk_tokens, slices = slice ? lk_ceil_div(chunk, slice) : 1;
+    if (slice && !c->a.slice_tokens) slice = lk_lce_min(lk_lce_round_up(lk_ceil_div(chunk, slices), 128), slice); /* equal */
+    plan->slice_tokens = lk_lce_min(slice, chunk);
+    const lk_lce_pieces w = lk_lce_lay_out(c, plan->path, chunk, plan->panel_vocab, slice, NULL);
+    const size_t bytes = w.bytes;
+    const size_t left = budget - bytes;
+    plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+    plan->workspace_bytes = bytes + plan->cublas_bytes;
+    plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
+    const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
+    plan->matmuls = 1 + gradients;
+    if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient) plan->matmuls++;
+    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
+    plan->exact = c->logits_type == LK_DTYPE_F32;
+    const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : lk_lce_sums_dweight(c, plan->chunk_tokens) ? 2 : 1;
+    const int apart = (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
+    char last[40] = "", part[60] = "";
+    if (w.slice)
+        snprintf(part, sizeof part, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
+                 (void *)w.slice == c->a.dweight ? " in dweight" : "");
+    if (apart) snprintf(last, sizeof last, ", the last %d columns apart", apart);
+    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s",
+             (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
+             plan->exact ? "f32" : "16-bit", part, sums[sum], plan->matmuls, apart == 1 ? ", the last column apart" : last,
+             plan->exact ? "exact" : "fast");
+    return LK_OK;
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------------------------------- */
+
+LK_HOST lk_status lk_lce_check_stride(const char *op, const char *name, int64_t rows, int64_t hidden, int64_t *stride)
+{
+    if (*stride == 0) *stride = hidden;
+    if (*stride < hidden)
+        return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least hidden, %lld", name, (long long)*stride,
+                       (long long)hidden);
+    __extension__ const __int128 span = (__int128)rows * *stride;
+    if (span <= (__int128)1 << 62) return LK_OK;
+    return lk_fail(LK_ERR_SHAPE, op, "%s with %s_stride %lld spans more than 2^62 elements", name, name, (long long)*stride);
+}
+LK_HOST lk_status lk_lce_check_range(const char *op, const char *field, int64_t value, int64_t least, int64_t most)
+{
+    if (value >= least && value <= most) return LK_OK;
+    return lk_fail(LK_ERR_SHAPE, op, "%s is %lld; it must be %lld to %lld", field, (long long)value, (long long)least,
+                   (long long)most);
+}
+/* Fills in T; the field is `name`_dtype. */
+LK_HOST lk_status lk_lce_check_type(const char *op, const char *name, int own, int *type)
+{
+    if (*type == LK_DTYPE_T) *type = own;
+    if (*type == own || *type == LK_DTYPE_F32) return LK_OK;
+    return lk_fail(LK_ERR_VALUE, op, "%s_dtype is %d; it must be T or f32", name, *type);
+}
+
+/* The fields that all directions have. */
+template <class Args> LK_HOST void lk_lce_copy(lk_lce_args *a, const Args *from)
+{
+    a->context = from->context, a->x = from->x, a->weight = from->weight, a->bias = from->bias, a->target = from->target;
+    a->class_weight = from->class_weight, a->bad_targets = from->bad_targets;
+    a->workspace = from->workspace, a->workspace_bytes = from->workspace_bytes;
+    a->tokens = from->tokens, a->hidden = from->hidden, a->vocab = from->vocab;
+    a->x_stride = from->x_stride, a->weight_stride = from->weight_stride;
+    a->ignore_index = from->ignore_index, a->max_counted = from->max_counted;
+    a->chunk_tokens = from->chunk_tokens, a->panel_vocab = from->panel_vocab;
+    a->logit_scale = from->logit_scale, a->softcap = from->softcap, a->label_smoothing = from->label_smoothing;
+    a->z_loss = from->z_loss, a->use_ignore_index = from->use_ignore_index, a->reduction = from->reduction;
+    a->target_dtype = from->target_dtype, a->bias_dtype = from->bias_dtype, a->fast_logits = from->fast_logits;
+    a->tf32 = from->tf32, a->path = from->path;
+}
+LK_HOST lk_lce_call lk_lce_call_of(const lk_linear_cross_entropy_forward_args *args)
+{
+    lk_lce_call c = {};
+    c.gives_loss = true;
+    if (!args) return c;
+    lk_lce_copy(&c.a, args);
+    c.a.loss = args->loss, c.a.z_loss_out = args->z_loss_out, c.a.lse = args->lse;
+    c.a.valid_rows = args->valid_rows, c.a.weight_sum = args->weight_sum, c.a.zero_when_empty = args->zero_when_empty;
+    return c;
+}
+LK_HOST lk_lce_call lk_lce_call_of(const lk_lce_args *args)
+{
+    lk_lce_call c = {};
+    c.gives_loss = true;
+    if (args) c.a = *args, c.gradient = args->dx || args->dweight || args->dbias;
+    return c;
+}
+LK_HOST lk_lce_call lk_lce_call_of(const lk_linear_cross_entropy_backward_args *args)
+{
+    lk_lce_call c = {};
+    c.gradient = true;
+    if (!args) return c;
+    lk_lce_copy(&c.a, args);
+    c.saved_lse = args->lse, c.a.upstream = args->upstream, c.a.dlse = args->dlse;
+    c.a.dx = args->dx, c.a.dweight = args->dweight, c.a.dbias = args->dbias;
+    c.a.dx_stride = args->dx_stride, c.a.dweight_stride = args->dweight_stride, c.a.slice_tokens = args->slice_tokens;
+    c.a.upstream_per_token = args->upstream_per_token, c.a.accumulate = args->accumulate;
+    c.a.dweight_dtype = args->dweight_dtype, c.a.dbias_dtype = args->dbias_dtype;
+    return c;
+}
+
+/* Validates all but the workspace, fills in the defaults. query: the context may be NULL. */
+template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk_lce_call *c)
+{
+    lk_lce_args *const a = &c->a;
+    const int own = lk_cross_entropy_dtype<T>, T_bytes = (int)sizeof(T);
+    lk_status status = LK_OK;
+    if (a->tokens != 0) {
+        if (!query) status = lk_cross_entropy_check_null(op, "context", a->context);
+        if (!status) status = lk_cross_entropy_check_null(op, "x", a->x);
+        if (!status) status = lk_cross_entropy_check_null(op, "weight", a->weight);
+        if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
+        if (!status && !c->gives_loss) status = lk_cross_entropy_check_null(op, "lse", c->saved_lse);
+        const bool loss = a->loss || a->z_loss_out || a->lse || a->valid_rows || a->weight_sum || a->bad_targets;
+        const bool any = (c->gives_loss && loss) || a->dx || a->dweight || a->dbias;
+        if (!status && !any) status = lk_fail(LK_ERR_NULL, op, "every output is NULL");
+    }
+    if (!status) status = lk_lce_check_range(op, "tokens", a->tokens, 0, INT32_MAX);
+    if (!status) status = lk_lce_check_range(op, "hidden", a->hidden, 1, 1 << 30);
+    if (!status) status = lk_lce_check_range(op, "vocab", a->vocab, 1, 1 << 30);
+    if (!status) status = lk_lce_check_stride(op, "x", a->tokens, a->hidden, &a->x_stride);
+    if (!status) status = lk_lce_check_stride(op, "weight", a->vocab, a->hidden, &a->weight_stride);
+    if (!status) status = lk_lce_check_stride(op, "dx", a->tokens, a->hidden, &a->dx_stride);
+    if (!status) status = lk_lce_check_stride(op, "dweight", a->vocab, a->hidden, &a->dweight_stride);
+    if (!status) status = lk_lce_check_range(op, "max_counted", a->max_counted, 0, INT64_MAX);
+    if (!status) status = lk_lce_check_range(op, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
+    if (!status) status = lk_lce_check_range(op, "panel_vocab", a->panel_vocab, 0, INT64_MAX);
+    if (!status) status = lk_lce_check_range(op, "slice_tokens", a->slice_tokens, 0, INT64_MAX);
+    if (!status) status = lk_cross_entropy_check_values(op, a);
+    if (!status) status = lk_lce_check_type(op, "bias", own, &a->bias_dtype);
+    if (!status) status = lk_lce_check_type(op, "dweight", own, &a->dweight_dtype);
+    if (!status) status = lk_lce_check_type(op, "dbias", own, &a->dbias_dtype);
+    if (status) return status;
+    if (a->path < LK_LINEAR_CROSS_ENTROPY_AUTO || a->path > LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE)
+        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_LINEAR_CROSS_ENTROPY_*", a->path);
+    if (!query && a->tokens != 0) {
+        const lk_lce_context *const context = (const lk_lce_context *)a->context;
+        int device = -1;
+        if (context->magic != LK_LCE_MAGIC) return lk_fail(LK_ERR_VALUE, op, "context is not one that init has made");
+        const cudaError_t error = cudaGetDevice(&device);
+        if (error) return lk_launched(op, error);
+        if (device != context->device)
+            return lk_fail(LK_ERR_VALUE, op, "context is of device %d; the current one is %d", context->device, device);
+    }
+    status = lk_cross_entropy_check_aligned(op, "x", a->x, T_bytes);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "weight", a->weight, T_bytes);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "bias", a->bias, lk_lce_type_bytes(a->bias_dtype));
+    if (!status) status = lk_cross_entropy_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    const struct {
+        const char *name;
+        const void *at;
+    } words[] = {{"class_weight", a->class_weight}, {"lse", c->saved_lse}, {"upstream", a->upstream}, {"dlse", a->dlse},
+                 {"loss", a->loss}, {"z_loss_out", a->z_loss_out}, {"lse", a->lse}, {"weight_sum", a->weight_sum},
+                 {"bad_targets", a->bad_targets}};
+    for (const auto &word : words)
+        if (!status) status = lk_cross_entropy_check_aligned(op, word.name, word.at, 4);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "dx", a->dx, T_bytes);
+    if (!status) status = lk_cross_entropy_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
+    if (!status) status = lk_cross_entropy_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    c->type = own, c->logits_type = a->fast_logits ? own : LK_DTYPE_F32;
+    c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
+    c->rows = c->compact ? a->max_counted : a->tokens;
+    a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
+    a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
+    return status;
+}
+
+/* ---- Matmuls --------------------------------------------------------------------------------------------------------- */
+
+/* RESOLVE launches nothing: it only sees to it that every matmul of the call has its algorithm. */
+enum { LK_LCE_RESOLVE, LK_LCE_LAUNCH, LK_LCE_TUNE };
+
+typedef struct {
+    const char *op;
+    cudaStream_t stream;
+    lk_device device;
+    lk_lce_context *context;
+    lk_lce_work p;
+    lk_linear_cross_entropy_plan plan;
+    int mode;
+} lk_lce_run;
+
+/* D = A B (+ D), in cuBLASLt's terms. */
+typedef struct {
+    lk_lce_key key;
+    const void *a, *b, *bias;
+    void *d;
+    bool add;
+} lk_lce_product;
+
+/* The same in cuBLASLt's structs. */
+typedef struct {
+    cublasLtMatmulDescOpaque_t matmul;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulPreferenceOpaque_t preference;
+} lk_lce_described;
+
+LK_HOST cudaDataType_t lk_lce_cuda_type(int type)
+{
+    return type == LK_DTYPE_F32 ? CUDA_R_32F : type == LK_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+LK_HOST int32_t lk_lce_alignment(const void *pointer)
+{
+    int32_t bytes = 256; /* the most that cuBLASLt asks about */
+    while ((uintptr_t)pointer % (uintptr_t)bytes) bytes /= 2;
+    return bytes;
+}
+
+LK_HOST cublasStatus_t lk_lce_describe(const lk_lce_product *m, lk_lce_described *s)
+{
+    const lk_lce_key *k = &m->key;
+    const cudaDataType_t factor = lk_lce_cuda_type(k->factor_type), type = lk_lce_cuda_type(k->type);
+    const int32_t mode = k->scalars_on_device ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+    const int32_t transpose_a = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t transpose_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS, sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t align_a = (uint32_t)k->align_a, align_b = (uint32_t)k->align_b, align_d = (uint32_t)k->align_d;
+    const uint64_t workspace = (uint64_t)k->workspace_bytes, um = (uint64_t)k->m, un = (uint64_t)k->n, uk = (uint64_t)k->k;
+    const cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasStatus_t status = cublasLtMatmulDescInit(&s->matmul, compute, CUDA_R_32F);
+#define SET(what, value)                                                                                                       \
+    if (!status) status = cublasLtMatmulDescSetAttribute(&s->matmul, CUBLASLT_MATMUL_DESC_##what, &value, sizeof value)
+#define PREFER(what, value)                                                                                                    \
+    if (!status)                                                                                                               \
+    status = cublasLtMatmulPreferenceSetAttribute(&s->preference, CUBLASLT_MATMUL_PREF_##what, &value, sizeof value)
+    SET(POINTER_MODE, mode);
+    SET(TRANSA, transpose_a);
+    SET(TRANSB, transpose_b);
+    if (k->bias) {
+        SET(EPILOGUE, epilogue);
+        SET(BIAS_POINTER, m->bias);
+    }
+    if (!status) status = cublasLtMatrixLayoutInit(&s->a, factor, k->transpose_a ? uk : um, k->transpose_a ? um : uk, k->lda);
+    if (!status) status = cublasLtMatrixLayoutInit(&s->b, factor, k->transpose_b ? un : uk, k->transpose_b ? uk : un, k->ldb);
+    if (!status) status = cublasLtMatrixLayoutInit(&s->d, type, um, un, k->ldd);
+    if (!status) status = cublasLtMatmulPreferenceInit(&s->preference);
+    PREFER(MAX_WORKSPACE_BYTES, workspace);
+    PREFER(REDUCTION_SCHEME_MASK, sums); /* parts of a sum are added in float, in a fixed order */
+    PREFER(MIN_ALIGNMENT_A_BYTES, align_a);
+    PREFER(MIN_ALIGNMENT_B_BYTES, align_b);
+    PREFER(MIN_ALIGNMENT_C_BYTES, align_d);
+    PREFER(MIN_ALIGNMENT_D_BYTES, align_d);
+#undef SET
+#undef PREFER
+    return status;
+}
+
+LK_HOST lk_status lk_lce_multiply(const lk_lce_run *r, const lk_lce_product *m, lk_lce_described *s,
+                                  const cublasLtMatmulAlgo_t *algorithm)
+{
+    const lk_lce_counts *const counts = r->p.w.counts;
+    const float one = 1.0f, add = m->add ? 1.0f : 0.0f;
+    const bool device = m->key.scalars_on_device;
+    const float *const alpha = device ? &counts->alpha : &one;
+    const float *const beta = !device ? &add : m->add ? &counts->one : &counts->zero;
+    const cublasStatus_t status =
+        cublasLtMatmul(r->context->handle, &s->matmul, alpha, m->a, &s->a, m->b, &s->b, beta, m->d, &s->d, m->d, &s->d,
+                       algorithm, r->p.w.cublas, (size_t)m->key.workspace_bytes, r->stream);
+    return lk_lce_cublas(r->op, "cublasLtMatmul", status);
+}
+
+#define LK_LCE_CANDIDATES 8
+
+/* Times the algorithms in turns, so that a clock which the heat lowers is lower for all, after a first turn that is not
+ * counted, and puts the one with the least median of 5 first. */
+LK_HOST lk_status lk_lce_race(const lk_lce_run *r, const lk_lce_product *m, lk_lce_described *s,
+                              cublasLtMatmulHeuristicResult_t *results, int count)
+{
+    enum { RUNS = 5 };
+    cudaEvent_t from = NULL, to = NULL;
+    float times[LK_LCE_CANDIDATES][RUNS], best = INFINITY;
+    lk_status status = lk_launched(r->op, cudaEventCreate(&from));
+    if (!status) status = lk_launched(r->op, cudaEventCreate(&to));
+    for (int turn = -1; turn < RUNS; turn++)
+        for (int i = 0; i < count && !status; i++) {
+            if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+            float time = 0.0f;
+            status = lk_launched(r->op, cudaEventRecord(from, r->stream));
+            if (!status) status = lk_lce_multiply(r, m, s, &results[i].algo);
+            if (!status) status = lk_launched(r->op, cudaEventRecord(to, r->stream));
+            if (!status) status = lk_launched(r->op, cudaEventSynchronize(to));
+            if (!status) status = lk_launched(r->op, cudaEventElapsedTime(&time, from, to));
+            int at = turn; /* sorted */
+            for (; at > 0 && time < times[i][at - 1]; at--) times[i][at] = times[i][at - 1];
+            if (at >= 0) times[i][at] = time;
+        }
+    int winner = 0;
+    for (int i = 0; i < count && !status; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS && times[i][RUNS / 2] < best) best = times[i][RUNS / 2], winner = i;
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    results[0] = results[winner];
+    return status;
+}
+
+/* Runs a matmul with the algorithm that the context holds for it; one that is not there yet is asked for. */
+LK_HOST lk_status lk_lce_product_run(lk_lce_run *r, lk_lce_product *m)
+{
+    lk_lce_context *const c = r->context;
+    const bool tune = r->mode == LK_LCE_TUNE;
+    m->key.factor_type = r->p.c.type, m->key.bias = m->bias != NULL, m->key.tf32 = r->p.c.type == LK_DTYPE_F32 && r->p.c.a.tf32;
+    m->key.align_a = lk_lce_alignment(m->a), m->key.align_b = lk_lce_alignment(m->b), m->key.align_d = lk_lce_alignment(m->d);
+    m->key.workspace_bytes = (int64_t)r->plan.cublas_bytes, m->key.add = m->add;
+    lk_lce_described s;
+    lk_status status = lk_lce_cublas(r->op, "a cublasLt attribute", lk_lce_describe(m, &s));
+    int at = 0;
+    while (at < c->count && memcmp(&c->choices[at].key, &m->key, sizeof m->key)) at++;
+    if (!status && (at == c->count || (tune && !c->choices[at].tuned))) {
+        cublasLtMatmulHeuristicResult_t results[LK_LCE_CANDIDATES];
+        int count = 0;
+        cublasStatus_t found = cublasLtMatmulAlgoGetHeuristic(c->handle, &s.matmul, &s.a, &s.b, &s.d, &s.d, &s.preference,
+                                                              tune ? LK_LCE_CANDIDATES : 1, results, &count);
+        if (!found && (count == 0 || results[0].state)) found = CUBLAS_STATUS_NOT_SUPPORTED;
+        status = lk_lce_cublas(r->op, "cublasLtMatmulAlgoGetHeuristic", found);
+        if (!status && tune) status = lk_lce_race(r, m, &s, results, count);
+        if (status) return status;
+        if (at == c->count && at == LK_LCE_CHOICES) at--; /* a full table: its last place is everybody's */
+        if (at == c->count) c->count++;
+        c->choices[at] = {m->key, results[0].algo, tune};
+    }
+    if (status || r->mode == LK_LCE_RESOLVE) return status;
+    return lk_lce_multiply(r, m, &s, &c->choices[at].algorithm);
+}
+
+/* A product that has columns of the vocabulary in one of its sizes: the last ones by themselves, first, for where they are a
+ * part of a sum of T it is theirs that is rounded once more. */
+LK_HOST lk_status lk_lce_product_columns(lk_lce_run *r, lk_lce_product *m, int64_t lk_lce_key::*cols)
+{
+    const bool rows_of_d = cols == &lk_lce_key::m, cols_of_d = cols == &lk_lce_key::n;
+    const int64_t bytes = lk_lce_type_bytes(r->p.c.type), bytes_out = lk_lce_type_bytes(m->key.type);
+    const int64_t apart = lk_lce_apart(&r->p.c, m->key.*cols), others = m->key.*cols - apart;
+    if (!apart) return lk_lce_product_run(r, m);
+    lk_lce_product last = *m;
+    last.key.*cols = apart, m->key.*cols = others;
+    if (!cols_of_d) last.a = (const char *)m->a + others * m->key.lda * bytes;
+    if (!rows_of_d) last.b = (const char *)m->b + others * bytes;
+    if (rows_of_d || cols_of_d) last.d = (char *)m->d + others * (cols_of_d ? m->key.ldd : 1) * bytes_out;
+    else m->add = 1;
+    if (m->bias) last.bias = (const char *)m->bias + others * bytes_out;
+    const lk_status status = lk_lce_product_run(r, &last);
+    return status ? status : lk_lce_product_run(r, m);
+}
+
+/* ---- The steps of a call --------------------------------------------------------------------------------------------- */
+
+template <class Args> LK_HOST lk_status lk_lce_launch(const lk_lce_run *r, void (*kernel)(Args), int64_t grid, const Args &args)
+{
+    if (r->mode == LK_LCE_RESOLVE) return LK_OK;
+    return lk_launch_pdl(r->op, &r->device, kernel, grid, 1, LK_LCE_THREADS, 0, r->stream, args);
+}
+
+template <class S, class D>
+LK_HOST lk_status lk_lce_move_rows(const lk_lce_run *r, const lk_lce_move &move)
+{
+    return lk_lce_launch(r, lk_lce_move_kernel<S, D>, move.rows * lk_ceil_div(move.cols, LK_LCE_TILE), move);
+}
+
+/* Elements between rows of dZ: 16-bit dZ in the place of f32 logits has rows of twice as many. */
+LK_HOST int64_t lk_lce_dz_stride(const lk_lce_run *r)
+{
+    if (r->p.w.slice) return r->p.w.logits_stride;
+    return r->p.w.logits_stride * lk_lce_type_bytes(r->p.c.logits_type) / lk_lce_type_bytes(r->p.c.type);
+}
+
+/* Which row of its chunk the part begins with. */
+LK_HOST int64_t lk_lce_in_chunk(const lk_lce_run *r, const lk_lce_panel &q)
+{
+    return q.first_row % r->plan.chunk_tokens;
+}
+
+/* x of a chunk, gathered where rows are compacted. */
+template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_lce_pieces &w = r->p.w;
+    if (!r->p.c.compact) return LK_OK;
+    return lk_lce_move_rows<T, T>(r, {r->p.c.a.x, w.x, w.token + q.first_row, NULL, q.rows, r->p.c.a.hidden, r->p.c.a.x_stride,
+                                      w.x_stride, 0});
+}
+template <class T> LK_HOST const void *lk_lce_x(const lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_lce_pieces &w = r->p.w;
+    return r->p.c.compact ? (const T *)w.x + lk_lce_in_chunk(r, q) * w.x_stride
+                          : (const T *)r->p.c.a.x + q.first_row * r->p.c.a.x_stride;
+}
+LK_HOST int64_t lk_lce_x_stride(const lk_lce_run *r)
+{
+    return r->p.c.compact ? r->p.w.x_stride : r->p.c.a.x_stride;
+}
+
+template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_lce_args &a = r->p.c.a;
+    lk_lce_product m = {};
+    m.key.type = r->p.c.logits_type, m.key.transpose_a = 1;
+    m.key.m = q.cols, m.key.n = q.rows, m.key.k = a.hidden;
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(r), m.key.ldd = r->p.w.logits_stride;
+    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = lk_lce_x<T>(r, q);
+    m.d = r->p.w.slice ? (void *)r->p.w.slice : r->p.w.logits;
+    if (a.bias) m.bias = (const char *)r->p.w.bias + q.first_col * lk_lce_type_bytes(r->p.c.logits_type);
+    return lk_lce_product_columns(r, &m, &lk_lce_key::m);
+}
+
+/* The chunk's dx, or a panel's part of it. */
+template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_lce_args &a = r->p.c.a;
+    const lk_lce_pieces &w = r->p.w;
+    lk_lce_product m = {};
+    m.key.type = w.dx ? LK_DTYPE_F32 : r->p.c.type, m.key.scalars_on_device = r->p.c.type == LK_DTYPE_F16;
+    m.key.m = a.hidden, m.key.n = q.rows, m.key.k = q.cols;
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(r);
+    m.key.ldd = w.dx ? a.hidden : r->p.c.compact ? w.x_stride : a.dx_stride;
+    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = w.logits;
+    m.d = w.dx ? (void *)w.dx : r->p.c.compact ? w.x : (T *)a.dx + q.first_row * a.dx_stride;
+    m.add = !q.first;
+    return lk_lce_product_columns(r, &m, &lk_lce_key::k);
+}
+
+/* dx of a chunk from where it was made to where it belongs. */
+template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_lce_args &a = r->p.c.a;
+    const lk_lce_pieces &w = r->p.w;
+    if (!a.dx || !(w.dx || r->p.c.compact)) return LK_OK;
+    T *const to = (T *)a.dx + (r->p.c.compact ? 0 : q.first_row * a.dx_stride);
+    const int32_t *const token = r->p.c.compact ? w.token + q.first_row : NULL;
+    const lk_lce_move move = {w.dx ? (const void *)w.dx : w.x, to, NULL, token, q.rows, a.hidden,
+                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0};
+    return w.dx ? lk_lce_move_rows<float, T>(r, move) : lk_lce_move_rows<T, T>(r, move);
+}
+
+/* A chunk's part of dweight for the panel's columns. */
+template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_lce_args &a = r->p.c.a;
+    const lk_lce_pieces &w = r->p.w;
+    const int64_t panel_row = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? 0 : q.first_col; /* one panel's sums */
+    lk_lce_product m = {};
+    m.key.type = w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.scalars_on_device = r->p.c.type == LK_DTYPE_F16;
+    m.key.transpose_b = 1;
+    m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
+    m.key.lda = lk_lce_x_stride(r), m.key.ldb = lk_lce_dz_stride(r), m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
+    m.a = lk_lce_x<T>(r, q), m.b = w.logits;
+    m.d = w.dweight ? (void *)(w.dweight + panel_row * a.hidden)
+                    : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_type_bytes(a.dweight_dtype);
+    m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
+    return lk_lce_product_columns(r, &m, &lk_lce_key::n);
+}
+
+/* Sums of dweight in the workspace, all rows or a panel's, rounded to where they belong. */
+template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_run *r, int64_t first_col, int64_t cols)
+{
+    const lk_lce_args &a = r->p.c.a;
+    if (!r->p.w.dweight) return LK_OK;
+    T *const to = (T *)a.dweight + first_col * a.dweight_stride;
+    return lk_lce_move_rows<float, T>(r, {r->p.w.dweight, to, NULL, NULL, cols, a.hidden, a.hidden, a.dweight_stride,
+                                          a.accumulate});
+}
+
+template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_run *r, const lk_lce_panel &q)
+{
+    if (!r->p.c.a.dbias) return LK_OK;
+    const lk_lce_columns columns = {q, lk_lce_dz_stride(r), q.first_row > 0};
+    return lk_lce_launch(r, lk_lce_columns_kernel<T>, lk_ceil_div(q.cols, LK_LCE_THREADS) * r->p.w.splits, columns);
+}
+
+/* What forward and forward_backward are told alike, and backward in part. */
+template <class Args> LK_HOST void lk_lce_row_args(const lk_lce_run *r, const lk_lce_panel &q, Args *f)
+{
+    const lk_lce_args &a = r->p.c.a;
+    const lk_lce_pieces &w = r->p.w;
+    f->logits = w.slice ? w.slice : w.logits, f->target = w.target + q.first_row, f->lse = w.lse + q.first_row;
+    f->class_weight = w.class_weight ? w.class_weight : a.class_weight;
+    f->rows = q.rows, f->vocab = a.vocab, f->logits_stride = w.logits_stride, f->ignore_index = -1, f->use_ignore_index = 1;
+    f->logit_scale = a.logit_scale, f->softcap = a.softcap, f->label_smoothing = a.label_smoothing, f->z_loss = a.z_loss;
+    f->target_dtype = LK_TARGET_INT32;
+}
+template <class Args> LK_HOST void lk_lce_row_losses(const lk_lce_run *r, const lk_lce_panel &q, Args *f)
+{
+    if (r->p.w.loss) f->loss = r->p.w.loss + q.first_row;
+    if (r->p.w.z) f->z_loss_out = r->p.w.z + q.first_row;
+}
+template <class Args> LK_HOST void lk_lce_row_gradients(const lk_lce_run *r, const lk_lce_panel &q, Args *b)
+{
+    const lk_lce_pieces &w = r->p.w;
+    b->dlogits = w.logits, b->dlogits_dtype = r->p.c.type;
+    if (w.slice) { /* of 16-bit elements */
+        b->dlogits_stride = w.logits_stride;
+        b->dlogits = (char *)w.logits + lk_lce_in_chunk(r, q) * w.logits_stride * lk_lce_type_bytes(r->p.c.type);
+    }
+    b->upstream = r->p.w.factor + q.first_row, b->upstream_per_row = 1;
+    if (r->p.w.dlse) b->dlse = r->p.w.dlse + q.first_row;
+}
+
+/* A slice's rows, from logits of the whole vocabulary to loss and dZ. */
+template <class T, class L> LK_HOST lk_status lk_lce_rows(const lk_lce_run *r, const lk_lce_panel &q)
+{
+    lk_cross_entropy_forward_args forward = {};
+    lk_cross_entropy_backward_args backward = {};
+    lk_cross_entropy_forward_backward_args both = {};
+    if (r->mode == LK_LCE_RESOLVE) return LK_OK;
+    if (!r->p.c.gradient) {
+        lk_lce_row_args(r, q, &forward), lk_lce_row_losses(r, q, &forward);
+        return lk_cross_entropy_forward<L>(r->op, &forward, r->stream);
+    }
+    if (!r->p.c.gives_loss) {
+        lk_lce_row_args(r, q, &backward), lk_lce_row_gradients(r, q, &backward);
+        return lk_cross_entropy_backward<L>(r->op, &backward, r->stream);
+    }
+    lk_lce_row_args(r, q, &both), lk_lce_row_losses(r, q, &both), lk_lce_row_gradients(r, q, &both);
+    return lk_cross_entropy_forward_backward<L>(r->op, &both, r->stream);
+}
+
+/* A panel's dZ, again from its logits. */
+template <class T, class L> LK_HOST lk_status lk_lce_panel_gradient(lk_lce_run *r, const lk_lce_panel &q)
+{
+    const lk_status status = lk_lce_logits<T>(r, q);
+    if (status) return status;
+    return lk_lce_launch(r, lk_lce_gradient_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
+}
+
+/* The panel-th panel of the chunk-th chunk; panel -1: all columns. */
+LK_HOST lk_lce_panel lk_lce_part(const lk_lce_run *r, int64_t chunk, int64_t panel)
+{
+    const int64_t first_row = chunk * r->plan.chunk_tokens, first_col = panel * r->plan.panel_vocab;
+    return {r->p, first_row, lk_lce_min(r->plan.chunk_tokens, r->p.c.rows - first_row), first_col,
+            lk_lce_min(r->plan.panel_vocab, r->p.c.a.vocab - first_col), panel == 0, panel + 1 == r->plan.panels};
+}
+
+/* One chunk with the logits of the whole vocabulary. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_run *r, int64_t chunk)
+{
+    const lk_lce_panel q = lk_lce_part(r, chunk, 0);
+    lk_status status = lk_lce_gather<T>(r, q);
+    const int64_t step = r->plan.slice_tokens ? r->plan.slice_tokens : q.rows;
+    for (int64_t from = 0; from < q.rows && !status; from += step) {
+        lk_lce_panel slice = q;
+        slice.first_row += from, slice.rows = lk_lce_min(step, q.rows - from);
+        status = lk_lce_logits<T>(r, slice);
+        if (!status) status = lk_lce_rows<T, L>(r, slice);
+    }
+    if (!status) status = lk_lce_dbias<T>(r, q);
+    if (!status && r->p.c.a.dweight) status = lk_lce_dweight<T>(r, q); /* before dx, which may overwrite the copy of x */
+    if (!status && r->p.c.a.dx) status = lk_lce_dx<T>(r, q);
+    return status ? status : lk_lce_put_dx<T>(r, q);
+}
+
+/* One chunk in panels: the rows' states, then the gradients; those of dweight only where it has no pass of its own. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_run *r, int64_t chunk)
+{
+    const bool shared = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS, dx = r->p.c.a.dx != NULL;
+    lk_status status = lk_lce_gather<T>(r, lk_lce_part(r, chunk, 0));
+    for (int64_t panel = 0; panel < r->plan.panels && !status; panel++) {
+        const lk_lce_panel q = lk_lce_part(r, chunk, panel);
+        status = lk_lce_logits<T>(r, q);
+        if (!status) status = lk_lce_launch(r, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
+    }
+    if (!r->p.c.gradient || !(shared || dx)) return status;
+    for (int64_t panel = 0; panel < r->plan.panels && !status; panel++) {
+        const lk_lce_panel q = lk_lce_part(r, chunk, panel);
+        status = lk_lce_panel_gradient<T, L>(r, q);
+        if (!status && shared) status = lk_lce_dbias<T>(r, q);
+        if (!status && shared && r->p.c.a.dweight) status = lk_lce_dweight<T>(r, q);
+        if (!status && dx) status = lk_lce_dx<T>(r, q);
+    }
+    return status ? status : lk_lce_put_dx<T>(r, lk_lce_part(r, chunk, 0));
+}
+
+/* The third pass: dweight and dbias panel by panel, each over all chunks. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_run *r)
+{
+    lk_status status = LK_OK;
+    for (int64_t panel = 0; panel < r->plan.panels && !status; panel++) {
+        for (int64_t chunk = 0; chunk < r->plan.chunks && !status; chunk++) {
+            const lk_lce_panel q = lk_lce_part(r, chunk, panel);
+            status = lk_lce_gather<T>(r, q);
+            if (!status) status = lk_lce_panel_gradient<T, L>(r, q);
+            if (!status) status = lk_lce_dbias<T>(r, q);
+            if (!status && r->p.c.a.dweight) status = lk_lce_dweight<T>(r, q);
+        }
+        const lk_lce_panel q = lk_lce_part(r, 0, panel);
+        if (!status) status = lk_lce_put_dweight<T>(r, q.first_col, q.cols);
+    }
+    return status;
+}
+
+/* All of a call, in the run's mode. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_run *r)
+{
+    const lk_lce_args &a = r->p.c.a;
+    const bool whole = r->plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool twice = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    lk_status status = LK_OK;
+    if (r->p.c.rows > 0)
+        status = lk_lce_launch(r, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, r->p.share), r->p);
+    for (int64_t chunk = 0; chunk < r->plan.chunks && !status; chunk++)
+        status = whole ? lk_lce_run_chunk<T, L>(r, chunk) : lk_lce_run_panels<T, L>(r, chunk);
+    if (!status && twice && (a.dweight || a.dbias)) status = lk_lce_run_last_pass<T, L>(r);
+    else if (!status) status = lk_lce_put_dweight<T>(r, 0, a.vocab);
+    if (status) return status;
+    int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
+    if (blocks > 2 * r->device.sms) blocks = 2 * r->device.sms;
+    return lk_lce_launch(r, lk_lce_finish_kernel, blocks, r->p);
+}
+
+/* ---- Launchers ------------------------------------------------------------------------------------------------------- */
+
+template <class T, class Args>
+LK_HOST lk_status lk_linear_cross_entropy(const char *op, const Args *args, cudaStream_t stream, int mode)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    lk_lce_run r = {};
+    r.op = op, r.stream = stream, r.p.c = lk_lce_call_of(args);
+    lk_status status = lk_lce_check<T>(op, false, &r.p.c);
+    if (status) return status;
+    const lk_lce_args &a = r.p.c.a;
+    status = lk_lce_choose(op, &r.p.c, a.workspace_bytes, &r.plan);
+    if (status) return status;
+    if (r.p.c.rows > 0 && (!a.workspace || (uintptr_t)a.workspace % 256))
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be at a multiple of 256; it is %p", a.workspace);
+    status = lk_launched(op, lk_current_device(&r.device));
+    if (status) return status;
+    r.context = (lk_lce_context *)a.context;
+    const lk_linear_cross_entropy_plan &plan = r.plan;
+    if (r.p.c.rows > 0)
+        r.p.w = lk_lce_lay_out(&r.p.c, plan.path, plan.chunk_tokens, plan.panel_vocab, plan.slice_tokens, a.workspace);
+    r.p.share = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * r.device.sms), LK_LCE_THREADS);
+    r.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
+    r.p.power = r.p.power < -20 ? -20 : r.p.power > 40 ? 40 : r.p.power;
+    for (r.mode = LK_LCE_RESOLVE; r.mode <= mode && !status; r.mode = r.mode == LK_LCE_RESOLVE ? mode : mode + 1)
+        status = a.fast_logits ? lk_lce_run_all<T, T>(&r) : lk_lce_run_all<T, float>(&r);
+    return status;
+}
+
+/* The plan within the budget. */
+template <class T, class Args>
+LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const Args *args, size_t budget,
+                                                lk_linear_cross_entropy_plan *plan)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
+    lk_lce_call c = lk_lce_call_of(args);
+    const lk_status status = lk_lce_check<T>(op, true, &c);
+    return status ? status : lk_lce_choose(op, &c, budget, plan);
+}
+
+/* Emits the functions of LK_DECLARE_LINEAR_CROSS_ENTROPY(T). */
+#define LK_LINEAR_CROSS_ENTROPY_DEFINE_DIRECTION(D, T)                                                                         \
+    LK_API lk_status lk_linear_cross_entropy_##D##_##T(const lk_linear_cross_entropy_##D##_args *args, cudaStream_t stream)    \
+    {                                                                                                                          \
+        return lk_linear_cross_entropy<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, stream, LK_LCE_LAUNCH);             \
+    }                                                                                                                          \
+    LK_API lk_status lk_linear_cross_entropy_##D##_workspace_bytes_##T(const lk_linear_cross_entropy_##D##_args *args,         \
+                                                                       size_t *bytes)                                          \
+    {                                                                                                                          \
+        lk_linear_cross_entropy_plan plan = {};                                                                                \
+        const lk_status status =                                                                                               \
+            lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, SIZE_MAX, &plan);                \
+        if (!status && bytes) *bytes = plan.minimum_bytes;                                                                     \
+        return status;                                                                                                         \
+    }                                                                                                                          \
+    LK_API lk_status lk_linear_cross_entropy_##D##_plan_##T(const lk_linear_cross_entropy_##D##_args *args, size_t budget,     \
+                                                            lk_linear_cross_entropy_plan *plan)                                \
+    {                                                                                                                          \
+        return lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, budget, plan);                \
+    }                                                                                                                          \
+    LK_API lk_status lk_linear_cross_entropy_##D##_tune_##T(const lk_linear_cross_entropy_##D##_args *args,                    \
+                                                            cudaStream_t stream)                                               \
+    {                                                                                                                          \
+        return lk_linear_cross_entropy<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, stream, LK_LCE_TUNE);               \
+    }
+
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T)                                                                                      \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                         \
+    LK_LINEAR_CROSS_ENTROPY_DEFINE_DIRECTION(forward, T)                                                                       \
+    LK_LINEAR_CROSS_ENTROPY_DEFINE_DIRECTION(forward_backward, T)                                                              \
+    LK_LINEAR_CROSS_ENTROPY_DEFINE_DIRECTION(backward, T)
+
+#endif /* CUDA or the simulator */
+#endif

@@ -1,0 +1,1604 @@
+// SPDX-License-Identifier: MIT
+/* tests/linear_cross_entropy.cu - lk/linear_cross_entropy.cuh against its header's formula in double, on the GPU or on the
+ * simulator.
+ *
+ * Each checked call runs twice, over different poison: the second must give the same bits, so that nothing stale passes for a
+ * result. Bytes that are not outputs (zones around every buffer, the workspace's too, the padding of rows, the inputs) must not
+ * change. Where rows are compacted, x of ignored tokens is NaN. Most options are drawn, from seeds that depend on the case
+ * alone; the counts at the end demand that each of them ran on every path, and each switch alone and with each other one.
+ *
+ * Limits, in u = 2^-24, besides half an ulp of the output's type. E = 16 u sum_d |x_d w_d| is the error of a logit, a sum of
+ * products of float (fast logits: half an ulp of T of it besides), and what it becomes in z under logit_scale and softcap:
+ *   lse, loss     E of the row's worst column for each of lse and z_y, and 64 u (1 + log vocab + max |z|); per row also spec's
+ *                 1e-5 |loss| + 4e-6 max |z|, in the cases of its own
+ *   dlogits       of the sizes of its terms: half an ulp of T, for dZ is kept in it; (64 + 8 |z - lse| + 4 |lse|) u; 2 E and
+ *                 the error of lse. Half a unit of f16's smallest subnormal, of dZ as it is stored, where T is f16
+ *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes; dx also half an ulp of T
+ *                 of what the columns give that the plan has apart
+ */
+#include "lk/linear_cross_entropy.cuh"
+
+#include "tests/test.h"
+
+LK_DEFINE_LINEAR_CROSS_ENTROPY(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY(f16)
+LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
+
+typedef lk_linear_cross_entropy_forward_args forward_args;
+typedef lk_linear_cross_entropy_forward_backward_args both_args;
+typedef lk_linear_cross_entropy_backward_args backward_args;
+typedef lk_linear_cross_entropy_plan plan_t;
+
+#define LCE(name) lk_linear_cross_entropy_##name
+#define OF(name) {LCE(name##_f32), LCE(name##_f16), LCE(name##_bf16)}
+static lk_status (*const forward_of[])(const forward_args *, cudaStream_t) = OF(forward);
+static lk_status (*const both_of[])(const both_args *, cudaStream_t) = OF(forward_backward);
+static lk_status (*const backward_of[])(const backward_args *, cudaStream_t) = OF(backward);
+static lk_status (*const forward_tune_of[])(const forward_args *, cudaStream_t) = OF(forward_tune);
+static lk_status (*const both_tune_of[])(const both_args *, cudaStream_t) = OF(forward_backward_tune);
+static lk_status (*const backward_tune_of[])(const backward_args *, cudaStream_t) = OF(backward_tune);
+static lk_status (*const forward_plan_of[])(const forward_args *, size_t, plan_t *) = OF(forward_plan);
+static lk_status (*const both_plan_of[])(const both_args *, size_t, plan_t *) = OF(forward_backward_plan);
+static lk_status (*const backward_plan_of[])(const backward_args *, size_t, plan_t *) = OF(backward_plan);
+static lk_status (*const forward_query_of[])(const forward_args *, size_t *) = OF(forward_workspace_bytes);
+static lk_status (*const both_query_of[])(const both_args *, size_t *) = OF(forward_backward_workspace_bytes);
+static lk_status (*const backward_query_of[])(const backward_args *, size_t *) = OF(backward_workspace_bytes);
+#undef OF
+#undef LCE
+
+static lk_linear_cross_entropy_context context;
+
+static int pick(int full, int small)
+{
+    return test.small ? small : full;
+}
+
+#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+
+enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
+static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
+enum { PATHS = 4, COUNTED = DIRECTIONS * PATHS };
+static const char *const path_name[PATHS] = {"auto", "chunks", "panels", "panels twice"};
+static bool gives_loss(int direction) { return direction != BACKWARD; }
+static bool gives_gradient(int direction) { return direction != FORWARD; }
+
+enum {
+    X, WEIGHT, BIAS, TARGET, CLASS_WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, VALID, WEIGHT_SUM, BAD_COUNT, DX, DWEIGHT, DBIAS,
+    WORKSPACE, TENSORS = WORKSPACE
+};
+static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target",     "class_weight", "upstream",
+                                          "dlse", "lse",        "loss",  "z_loss_out", "valid_rows",   "weight_sum",
+                                          "bad_targets", "dx",  "dweight", "dbias",    "workspace"};
+
+/* What a call has or has not; every pair is run. BAD: some targets are bad. MASK: some of bias is -inf. OVER: one more token
+ * counts than max_counted says. */
+enum {
+    MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, HAS_BIAS, BIAS_F32, MASK, FAST, COMPACT, STRIDES,
+    ZERO_WHEN_EMPTY, UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, NO_DX, NO_DWEIGHT, WANT_DBIAS, DWEIGHT_F32, DBIAS_F32, ACCUMULATE,
+    SWITCHES
+};
+static const char *const switch_name[] = {
+    "mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale", "softcap", "bad targets",
+    "int32 targets", "bias", "f32 bias", "-inf bias", "fast logits", "max counted", "strides", "zero when empty",
+    "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate"};
+
+static bool switch_of(int direction, int s)
+{
+    if (s == ZERO_WHEN_EMPTY) return gives_loss(direction);
+    return s < ZERO_WHEN_EMPTY || gives_gradient(direction);
+}
+static bool exclude(int s, int t) /* s < t */
+{
+    return (s == MEAN && t == SUM) || (s == UPSTREAM_ROWS && t == UPSTREAM_ONE) || (s == SMOOTHING && t == MASK);
+}
+/* What a switch is nothing without; -1: nothing. */
+static int needs(int s)
+{
+    return s == BIAS_F32 || s == MASK ? HAS_BIAS : s == COMPACT ? IGNORE : s == DBIAS_F32 ? WANT_DBIAS : -1;
+}
+
+enum { SOME, ALL_IGNORED, ALL_WEIGHTLESS };
+
+typedef struct {
+    int type, direction, path;
+    int64_t tokens, hidden, vocab, chunk, panel, slice;
+    bool on[SWITCHES], has[TENSORS], over, confident; /* confident: p of the target, one for all tokens, is about 1 - 1e-6 */
+    int64_t stride[TENSORS]; /* 0: packed */
+    int at[TENSORS];         /* how many elements a pointer is past 256-byte alignment */
+    float smoothing, z_loss, scale, softcap, one;
+    int64_t ignore_index;
+    int empty, spelt;
+    double sigma;  /* of the logits */
+    size_t budget; /* the workspace; 0: the smallest */
+    uint64_t seed;
+} problem;
+
+static problem plain(int type, int direction, int path, int64_t tokens, int64_t hidden, int64_t vocab)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.path = path, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab;
+    p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.one = 0.75f, p.sigma = 1.3;
+    p.has[LOSS] = p.has[LSE] = true;
+    p.seed = test_hash((uint64_t)(((tokens * 1009 + hidden) * 1000003 + vocab) * 101 + type * 31 + direction * 11 + path));
+    return p;
+}
+
+static void settle_tensors(problem *p)
+{
+    const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
+    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
+    for (int s = 0; s < SWITCHES; s++)
+        if (p->on[s] && needs(s) >= 0) p->on[needs(s)] = true;
+    for (int s = 0; s < SWITCHES; s++)
+        for (int t = s + 1; t < SWITCHES; t++)
+            if (p->on[s] && exclude(s, t)) p->on[t] = false;
+    if (p->on[NO_DX] && p->on[NO_DWEIGHT] && p->direction == BACKWARD) p->on[WANT_DBIAS] = true;
+    p->has[X] = p->has[WEIGHT] = p->has[TARGET] = true, p->has[BIAS] = p->on[HAS_BIAS];
+    p->has[DX] = back && !p->on[NO_DX], p->has[DWEIGHT] = back && !p->on[NO_DWEIGHT], p->has[DBIAS] = p->on[WANT_DBIAS];
+    p->has[CLASS_WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
+    p->has[DLSE] = p->on[HAS_DLSE];
+    if (!loss) p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = p->has[VALID] = p->has[WEIGHT_SUM] = false;
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[1300];
+    int n = snprintf(text, sizeof text, "%s %s path=%s tokens=%lld hidden=%lld vocab=%lld chunk=%lld panel=%lld slice=%lld "
+                     "budget=%zu;",
+                     direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->tokens,
+                     (long long)p->hidden, (long long)p->vocab, (long long)p->chunk, (long long)p->panel,
+                     (long long)p->slice, p->budget);
+    for (int s = 0; s < SWITCHES; s++)
+        if (p->on[s]) n += snprintf(text + n, sizeof text - (size_t)n, " %s,", switch_name[s]);
+    for (int t = 0; t < TENSORS; t++)
+        if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, "%s %s+%d", t ? "," : ";", tensor_name[t], p->at[t]);
+    snprintf(text + n, sizeof text - (size_t)n,
+             "; e=%g k=%g scale=%g softcap=%g one=%g ignore=%lld over=%d empty=%d sigma=%g seed=0x%llx", (double)p->smoothing,
+             (double)p->z_loss, (double)p->scale, (double)p->softcap, (double)p->one,
+             (long long)p->ignore_index, p->over, p->empty, p->sigma, (unsigned long long)p->seed);
+    return text;
+}
+
+static bool is_output(const problem *p, int t)
+{
+    if (!p->has[t]) return false;
+    return t >= BAD_COUNT || (t >= LSE && gives_loss(p->direction));
+}
+
+typedef struct {
+    int type, bytes;
+    int64_t rows, cols, stride;
+} layout;
+
+static layout layout_of(const problem *p, int t)
+{
+    const bool reduced = p->on[MEAN] || p->on[SUM];
+    const int64_t packed = p->stride[t] ? p->stride[t] : p->hidden;
+    int type = TEST_F32;
+    if (t == X || t == WEIGHT || t == DX || (t == DWEIGHT && !p->on[DWEIGHT_F32]) || (t == BIAS && !p->on[BIAS_F32]) ||
+        (t == DBIAS && !p->on[DBIAS_F32]))
+        type = p->type;
+    const int bytes = t == VALID || (t == TARGET && !p->on[INT32]) ? 8 : test_type_bytes[type];
+    if (t == X || t == DX) return {type, bytes, p->tokens, p->hidden, packed};
+    if (t == WEIGHT || t == DWEIGHT) return {type, bytes, p->vocab, p->hidden, packed};
+    if (t == BIAS || t == DBIAS || t == CLASS_WEIGHT) return {type, bytes, p->vocab, 1, 1};
+    const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) ||
+                     ((t == LOSS || t == Z_LOSS) && reduced);
+    return {type, bytes, one ? 1 : p->tokens, 1, 1};
+}
+
+/* ---- Draws ----------------------------------------------------------------------------------------------------------- */
+
+static bool chance(uint64_t *r, int64_t in)
+{
+    return test_below(r, in) == 0;
+}
+
+static void draw_places(problem *p, uint64_t *r)
+{
+    const bool off = chance(r, 2);
+    for (int t = 0; t < TENSORS; t++) {
+        p->at[t] = off ? (int)test_below(r, 4) : 0;
+        p->stride[t] = p->on[STRIDES] ? p->hidden + test_below(r, 9) : 0;
+    }
+}
+
+static void draw_values(problem *p, uint64_t *r)
+{
+    static const float smoothing[] = {0.1f, 0.35f, 1}, z_loss[] = {1e-4f, 0.01f, 0.1f}, scale[] = {0.7f, 3, 0.05f},
+                       softcap[] = {5, 30, 2}, one[] = {0.75f, 65536, -1.5e-4f};
+    p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)], p->scale = scale[test_below(r, 3)];
+    p->softcap = softcap[test_below(r, 3)], p->one = one[test_below(r, 3)], p->spelt = chance(r, 2);
+    p->ignore_index = chance(r, 2) ? -100 : test_below(r, p->vocab);
+    for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !chance(r, 3);
+    if (!p->has[LSE] && !p->has[LOSS]) p->has[VALID] = true;
+    static const int64_t chunks[] = {0, 1, 5, 16};
+    p->chunk = chunks[test_below(r, 4)];
+    p->panel = chance(r, 3) ? 0 : 16 * (1 + test_below(r, 4));
+    p->budget = chance(r, 2) ? 0 : (size_t)1 << (12 + test_below(r, 10));
+    p->slice = chunks[test_below(r, 4)];
+}
+
+static problem drawn(int type, int direction, int path, int64_t tokens, int64_t hidden, int64_t vocab, int seed)
+{
+    problem p = plain(type, direction, path, tokens, hidden, vocab);
+    p.seed = test_hash(p.seed + (uint64_t)seed * 0x10001);
+    uint64_t random = p.seed;
+    for (int s = 0; s < SWITCHES; s++) p.on[s] = chance(&random, 3);
+    draw_values(&p, &random), draw_places(&p, &random);
+    return p;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------------------------------- */
+
+/* What the header's formula says of a token, and within what limits. */
+typedef struct {
+    bool counted, bad;
+    int64_t y;
+    double weight, lse, class_loss, z_loss, lse_slack, class_slack, z_slack, most; /* most: the largest |z| */
+} outcome;
+
+static test_buffer buffers[TENSORS + 1];
+static layout laid[TENSORS];
+static unsigned char *kept[TENSORS];
+static size_t kept_bytes[TENSORS];
+static outcome *outcomes;
+static double *z, *z_error, *slope, *dz, *dz_error; /* [tokens, vocab] */
+static size_t outcome_bytes, z_bytes, z_error_bytes, slope_bytes, dz_bytes, dz_error_bytes;
+static double weight_total, weight_sum;
+static int64_t valid_rows, bad_targets;
+
+static void *room(void *pointer, size_t *have, size_t want)
+{
+    if (want <= *have) return pointer;
+    *have = 2 * want;
+    return realloc(pointer, *have);
+}
+
+static float value(int t, int64_t row, int64_t c)
+{
+    return test_get(laid[t].type, test_buffer_host(&buffers[t]), row * laid[t].stride + c);
+}
+static int64_t integer(int t, const void *elements, int64_t row)
+{
+    return laid[t].bytes == 4 ? ((const int32_t *)elements)[row] : ((const int64_t *)elements)[row];
+}
+static int64_t target_of(int64_t token) { return integer(TARGET, test_buffer_host(&buffers[TARGET]), token); }
+static bool ignored(const problem *p, int64_t token) { return p->on[IGNORE] && target_of(token) == p->ignore_index; }
+static double weight_of(const problem *p, int64_t c) { return p->has[CLASS_WEIGHT] ? (double)value(CLASS_WEIGHT, c, 0) : 1; }
+static double scale_of(const problem *p) { return p->on[SCALE] ? (double)p->scale : 1; }
+static double z_loss_of(const problem *p) { return p->on[Z] ? (double)p->z_loss : 0; }
+static double smoothing_of(const problem *p) { return p->on[SMOOTHING] ? (double)p->smoothing : 0; }
+static double over_of(const problem *p) { return p->has[CLASS_WEIGHT] ? weight_sum : (double)valid_rows; }
+/* Whether max_counted is below what counts, so that everything is NaN. */
+static bool overflown(const problem *p) { return p->on[COMPACT] && p->over && valid_rows > 1; }
+
+static int64_t max_counted_of(const problem *p)
+{
+    if (!p->on[COMPACT]) return 0;
+    return valid_rows <= 1 ? 1 : overflown(p) ? valid_rows - 1 : p->seed % 3 ? valid_rows : valid_rows + 1;
+}
+static bool compacted(const problem *p) { return p->on[COMPACT] && max_counted_of(p) < p->tokens; }
+
+static void fill_targets(const problem *p)
+{
+    const bool small = p->on[INT32];
+    const int64_t wrong[] = {-1, p->vocab, -100, small ? INT32_MIN : INT64_MIN, small ? INT32_MAX : INT64_MAX,
+                             small ? -p->vocab : ((int64_t)1 << 32) + p->vocab / 2};
+    uint64_t random = p->seed + 2;
+    for (int64_t token = 0; token < p->tokens; token++) {
+        int64_t y = p->confident ? p->vocab / 2 : test_below(&random, p->vocab);
+        const int64_t chosen = (int64_t)(p->seed % 4);
+        if (p->on[BAD] && (chance(&random, 6) || token == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
+        else if (p->on[IGNORE] && (chance(&random, 3) || token == (chosen + 1) % 4)) y = p->ignore_index;
+        if (p->on[IGNORE] && p->empty == ALL_IGNORED) y = p->ignore_index;
+        if (small) ((int32_t *)test_buffer_host(&buffers[TARGET]))[token] = (int32_t)y;
+        else ((int64_t *)test_buffer_host(&buffers[TARGET]))[token] = y;
+    }
+    valid_rows = 0;
+    for (int64_t token = 0; token < p->tokens; token++) valid_rows += !ignored(p, token);
+}
+
+/* Roughly normal. */
+static double normal(uint64_t *random)
+{
+    return test_uniform(random) + test_uniform(random) + test_uniform(random);
+}
+
+static void fill_floats(const problem *p, int t)
+{
+    uint64_t random = p->seed + (uint64_t)t * 0x100000001;
+    const layout l = laid[t];
+    for (int64_t row = 0; row < l.rows; row++)
+        for (int64_t c = 0; c < l.cols; c++) {
+            double v = normal(&random);
+            if (t == WEIGHT) v *= p->sigma / sqrt((double)p->hidden);
+            if (t == BIAS && p->on[MASK] && (row * 7 + 3) % 5 == 0 && row != p->vocab / 2) v = -INFINITY;
+            if (t == BIAS && p->confident && row == p->vocab / 2) v = 14 + log((double)p->vocab);
+            if (t == CLASS_WEIGHT) v = p->empty == ALL_WEIGHTLESS || chance(&random, 9) ? 0 : 1 + v / 4;
+            if (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) v = p->empty ? NAN : (double)p->one;
+            if (t == UPSTREAM && p->on[UPSTREAM_ROWS] && row == 3) v = 0;
+            const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == X;
+            if (one_a_token && ignored(p, row) && (t != X || compacted(p))) v = NAN;
+            test_put(l.type, test_buffer_host(&buffers[t]), row * l.stride + c, (float)v);
+        }
+}
+
+static double nudge;                                    /* for difference quotients: what is added to element */
+static int nudged_tensor = -1;                          /* [nudged_row, nudged_col] of this tensor */
+static int64_t nudged_row, nudged_col;
+static double exactly(int t, int64_t row, int64_t c)
+{
+    return (double)value(t, row, c) + (t == nudged_tensor && row == nudged_row && c == nudged_col ? nudge : 0);
+}
+
+/* z of a token's row with its errors, and what the formula makes of it. */
+static outcome examine(const problem *p, int64_t token)
+{
+    const double u = 0x1p-24, e = smoothing_of(p), a = scale_of(p), s = (double)p->softcap;
+    double *const row_z = z + token * p->vocab, *const row_error = z_error + token * p->vocab;
+    double *const row_slope = slope + token * p->vocab;
+    outcome o = {};
+    o.y = target_of(token), o.counted = !ignored(p, token), o.bad = o.counted && (o.y < 0 || o.y >= p->vocab);
+    if (!o.counted) return o;
+    double max = -INFINITY, error = 0;
+    for (int64_t c = 0; c < p->vocab; c++) {
+        double v = 0, size = 0;
+        for (int64_t d = 0; d < p->hidden; d++) {
+            const double term = exactly(X, token, d) * exactly(WEIGHT, c, d);
+            v += term, size += fabs(term);
+        }
+        if (p->has[BIAS]) v += exactly(BIAS, c, 0);
+        double lost = 16 * u * (size + (isfinite(v) ? fabs(v) : 0));
+        if (p->on[FAST] && isfinite(v)) lost += test_half_ulp(p->type, v);
+        if (p->on[FAST] && isfinite(v) && p->has[BIAS]) lost += test_half_ulp(p->type, (double)value(BIAS, c, 0));
+        const double argument = a * v / s, root = 1 / cosh(argument);
+        row_slope[c] = p->on[SOFTCAP] ? root * root : 1;
+        row_z[c] = p->on[SOFTCAP] ? s * tanh(argument) : a * v;
+        row_error[c] = a * lost * fmin(1, row_slope[c] * (1 + 4 * a * lost / s));
+        if (p->on[SOFTCAP]) row_error[c] += 16 * u * fabs(row_z[c]);
+        max = fmax(max, row_z[c]), error = fmax(error, row_error[c]);
+        if (isfinite(row_z[c])) o.most = fmax(o.most, fabs(row_z[c]));
+    }
+    double sum = 0, weighted = 0;
+    for (int64_t c = 0; c < p->vocab; c++) {
+        sum += exp(row_z[c] - max);
+        if (e > 0) weighted += weight_of(p, c) * (row_z[c] - max);
+    }
+    const double log_sum = log(sum), share = e / (double)p->vocab, slack = 64 * u * (1 + log((double)p->vocab) + o.most);
+    o.weight = o.bad ? 0 : weight_of(p, o.y), o.lse = max + log_sum, o.lse_slack = error + slack;
+    o.z_loss = z_loss_of(p) * o.lse * o.lse;
+    o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss + z_loss_of(p) * o.lse_slack * o.lse_slack;
+    if (o.bad) {
+        o.class_loss = NAN;
+        return o;
+    }
+    o.class_loss = (1 - e) * o.weight * (o.lse - row_z[o.y]), o.class_slack = (1 - e) * o.weight * 2 * o.lse_slack;
+    if (e > 0) o.class_loss += share * (weight_total * log_sum - weighted);
+    if (e > 0) o.class_slack += share * weight_total * 2 * o.lse_slack;
+    return o;
+}
+
+static void examine_all(const problem *p)
+{
+    const size_t cells = (size_t)(p->tokens * p->vocab + 1) * sizeof(double);
+    outcomes = (outcome *)room(outcomes, &outcome_bytes, (size_t)(p->tokens + 1) * sizeof(outcome));
+    z = (double *)room(z, &z_bytes, cells), z_error = (double *)room(z_error, &z_error_bytes, cells);
+    slope = (double *)room(slope, &slope_bytes, cells), dz = (double *)room(dz, &dz_bytes, cells);
+    dz_error = (double *)room(dz_error, &dz_error_bytes, cells);
+    weight_total = weight_sum = 0, valid_rows = bad_targets = 0;
+    for (int64_t c = 0; c < p->vocab; c++) weight_total += weight_of(p, c);
+    for (int64_t token = 0; token < p->tokens; token++) {
+        const outcome o = outcomes[token] = examine(p, token);
+        valid_rows += o.counted, bad_targets += o.bad, weight_sum += o.counted ? o.weight : 0;
+    }
+    if (!p->has[CLASS_WEIGHT]) weight_sum = (double)valid_rows;
+}
+
+/* The gradients of a token's class term and of its z-loss. */
+static void upstream_of(const problem *p, int64_t token, double *f, double *h)
+{
+    *f = *h = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? token : 0, 0) : 1;
+    if (!p->on[MEAN]) return;
+    if (over_of(p) == 0) *f = *h = 0;
+    else *f /= over_of(p), *h /= (double)valid_rows;
+}
+
+/* dlogits of all tokens and their errors. */
+static void differentiate(const problem *p)
+{
+    const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p);
+    const double half = p->type == TEST_F32 ? u : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8;
+    double most = 0; /* of all |f| and |dlse|: f16's dZ is stored relative to it */
+    for (int64_t token = 0; token < p->tokens; token++) {
+        double f, h;
+        if (!outcomes[token].counted || outcomes[token].bad) continue;
+        upstream_of(p, token, &f, &h);
+        most = fmax(most, fmax(fabs(f), fmax(fabs(h), p->has[DLSE] ? fabs((double)value(DLSE, token, 0)) : 0)));
+    }
+    for (int64_t token = 0; token < p->tokens; token++) {
+        const outcome o = outcomes[token];
+        const double *const row_z = z + token * p->vocab, *const row_error = z_error + token * p->vocab;
+        double *const row = dz + token * p->vocab, *const error = dz_error + token * p->vocab, f, h, rest = 0;
+        for (int64_t c = 0; c < p->vocab; c++) row[c] = error[c] = 0;
+        if (!o.counted || o.bad) continue;
+        upstream_of(p, token, &f, &h);
+        const double class_part = f * ((1 - e) * o.weight + share * weight_total);
+        const double dlse = p->has[DLSE] ? (double)value(DLSE, token, 0) : 0;
+        const double own = 2 * z_loss_of(p) * o.lse * h + dlse, rise = class_part + own;
+        const double size = fabs(class_part) + fabs(2 * z_loss_of(p) * o.lse * h) + fabs(dlse);
+        double worst = 0;
+        for (int64_t c = 0; c < p->vocab; c++) worst = fmax(worst, row_error[c]);
+        for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
+            for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
+                const double q = exp(row_z[c] - o.lse), far = isfinite(row_z[c]) ? fabs(row_z[c] - o.lse) : 0;
+                if (pass == 0 && c == o.y) continue;
+                rest += pass ? 0 : q;
+                const double fall = f * share * (pass ? weight_total - o.weight : weight_of(p, c));
+                const double terms = pass ? fabs(class_part) * rest + (fabs(own) + size - fabs(class_part)) * q + fabs(fall)
+                                          : size * q + fabs(fall);
+                const double bend = p->on[SOFTCAP] ? 2 * row_error[c] / (double)p->softcap + 16 * u : 0; /* the slope's error */
+                const double relative = half + (64 + 8 * far + 4 * fabs(o.lse)) * u + 2 * worst + o.lse_slack + bend +
+                                        (p->on[SOFTCAP] ? 16 * u * fabs(row_z[c]) : 0);
+                const double own_slope = slope[token * p->vocab + c];
+                row[c] = a * own_slope * (pass ? own * q - class_part * rest + fall : rise * q - fall);
+                error[c] = a * terms * ((own_slope + bend) * relative + bend) + size * 0x1p-126;
+                if (p->type == TEST_F16) error[c] += most * 2 * a * 0x1p-24 * 0x1p-12;
+            }
+    }
+}
+
+static void fill_saved(const problem *p)
+{
+    for (int64_t token = 0; token < p->tokens; token++)
+        ((float *)test_buffer_host(&buffers[LSE]))[token] = outcomes[token].counted ? (float)outcomes[token].lse : NAN;
+}
+
+static forward_args forward;
+static backward_args backward;
+static both_args both;
+
+template <class Args> static void set_common(const problem *p, void *const *at, Args *a)
+{
+    const int own = p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
+    *a = {};
+    a->context = &context, a->x = at[X], a->weight = at[WEIGHT], a->bias = at[BIAS], a->target = at[TARGET];
+    a->class_weight = (const float *)at[CLASS_WEIGHT], a->bad_targets = (int32_t *)at[BAD_COUNT];
+    a->tokens = p->tokens, a->hidden = p->hidden, a->vocab = p->vocab;
+    a->x_stride = p->stride[X], a->weight_stride = p->stride[WEIGHT], a->max_counted = max_counted_of(p);
+    a->ignore_index = p->ignore_index, a->chunk_tokens = p->chunk, a->panel_vocab = p->panel;
+    a->logit_scale = p->on[SCALE] ? p->scale : 0, a->softcap = p->on[SOFTCAP] ? p->softcap : 0;
+    a->label_smoothing = p->on[SMOOTHING] ? p->smoothing : 0, a->z_loss = p->on[Z] ? p->z_loss : 0;
+    a->use_ignore_index = p->on[IGNORE];
+    a->reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
+    a->target_dtype = p->on[INT32], a->bias_dtype = p->on[BIAS_F32] ? LK_DTYPE_F32 : own, a->fast_logits = p->on[FAST];
+    a->path = p->path;
+}
+template <class Args> static void set_gradients(const problem *p, void *const *at, Args *a)
+{
+    const int own = p->spelt ? p->type + 1 : LK_DTYPE_T;
+    a->upstream = (const float *)at[UPSTREAM], a->dlse = (const float *)at[DLSE], a->dx = at[DX], a->dweight = at[DWEIGHT];
+    a->dbias = at[DBIAS], a->dx_stride = p->stride[DX], a->dweight_stride = p->stride[DWEIGHT];
+    a->slice_tokens = p->slice, a->upstream_per_token = p->on[UPSTREAM_ROWS], a->accumulate = p->on[ACCUMULATE];
+    a->dweight_dtype = p->on[DWEIGHT_F32] ? LK_DTYPE_F32 : own, a->dbias_dtype = p->on[DBIAS_F32] ? LK_DTYPE_F32 : own;
+}
+template <class Args> static void set_losses(const problem *p, void *const *at, Args *a)
+{
+    a->loss = (float *)at[LOSS], a->z_loss_out = (float *)at[Z_LOSS], a->lse = (float *)at[LSE];
+    a->valid_rows = (int64_t *)at[VALID], a->weight_sum = (float *)at[WEIGHT_SUM], a->zero_when_empty = p->on[ZERO_WHEN_EMPTY];
+}
+
+static void set_args(const problem *p, void *const *at)
+{
+    set_common(p, at, &forward), set_losses(p, at, &forward);
+    set_common(p, at, &backward), set_gradients(p, at, &backward), backward.lse = (const float *)at[LSE];
+    set_common(p, at, &both), set_losses(p, at, &both), set_gradients(p, at, &both);
+}
+
+static lk_status plan_of(const problem *p, size_t budget, plan_t *plan)
+{
+    if (p->direction == FORWARD) return forward_plan_of[p->type](&forward, budget, plan);
+    if (p->direction == BOTH) return both_plan_of[p->type](&both, budget, plan);
+    return backward_plan_of[p->type](&backward, budget, plan);
+}
+static lk_status query(const problem *p, size_t *bytes)
+{
+    if (p->direction == FORWARD) return forward_query_of[p->type](&forward, bytes);
+    return p->direction == BOTH ? both_query_of[p->type](&both, bytes) : backward_query_of[p->type](&backward, bytes);
+}
+static lk_status launch(const problem *p)
+{
+    if (p->direction == FORWARD) return forward_of[p->type](&forward, test.stream);
+    return p->direction == BOTH ? both_of[p->type](&both, test.stream) : backward_of[p->type](&backward, test.stream);
+}
+static lk_status tune(const problem *p)
+{
+    if (p->direction == FORWARD) return forward_tune_of[p->type](&forward, test.stream);
+    return p->direction == BOTH ? both_tune_of[p->type](&both, test.stream) : backward_tune_of[p->type](&backward, test.stream);
+}
+
+static plan_t plan; /* of the last setup */
+
+static void set_workspace(void *at, size_t bytes)
+{
+    forward.workspace = backward.workspace = both.workspace = at;
+    forward.workspace_bytes = backward.workspace_bytes = both.workspace_bytes = bytes;
+}
+
+/* Also where the last upload's zones are still closed to ASan. */
+static void upload(const test_buffer *b)
+{
+    test_buffer_guard(b, false);
+    test_buffer_upload(b);
+}
+
+/* Fills and uploads everything for a run, and the args structs. */
+static bool setup(const problem *p, int run)
+{
+    void *at[TENSORS] = {};
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = laid[t] = layout_of(p, t);
+        if (!p->has[t]) continue;
+        const bool out = is_output(p, t);
+        const int64_t elements = l.rows ? (l.rows - 1) * l.stride + l.cols : 0;
+        test_buffer_size(&buffers[t], (size_t)(elements * l.bytes), (size_t)(p->at[t] * l.bytes),
+                         run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
+    }
+    fill_targets(p);
+    const int drawn_tensors[] = {X, WEIGHT, BIAS, CLASS_WEIGHT, UPSTREAM, DLSE};
+    for (int i = 0; i < LENGTH_OF(drawn_tensors); i++)
+        if (p->has[drawn_tensors[i]]) fill_floats(p, drawn_tensors[i]);
+    if (p->on[ACCUMULATE] && p->has[DWEIGHT]) fill_floats(p, DWEIGHT);
+    if (p->on[ACCUMULATE] && p->has[DBIAS]) fill_floats(p, DBIAS);
+    if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
+    if (run == 0) examine_all(p);
+    if (p->direction == BACKWARD) fill_saved(p);
+    for (int t = 0; t < TENSORS; t++)
+        if (p->has[t]) upload(&buffers[t]), at[t] = test_buffer_device(&buffers[t]);
+    set_args(p, at);
+    size_t least = 12345;
+    lk_status status = query(p, &least);
+    size_t bytes = p->budget > least ? p->budget : least;
+    if (!status) status = plan_of(p, bytes, &plan);
+    const bool good = status == LK_OK && plan.workspace_bytes <= bytes && plan.minimum_bytes == least &&
+                      (p->tokens ? plan.chunks >= 1 : least == 0);
+    if (!test_that(good))
+        test_detail("the queries say %s (%s), %zu bytes, a plan of %zu; %s", lk_status_string(status), lk_last_error(), least,
+                    plan.workspace_bytes, describe(p));
+    test_buffer_size(&buffers[WORKSPACE], bytes, 0, run ? 0x5a : 0xff);
+    upload(&buffers[WORKSPACE]);
+    set_workspace(bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, bytes);
+    return good;
+}
+
+static bool launched(const problem *p, lk_status status)
+{
+    if (!test_that(status == LK_OK)) {
+        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
+        return false;
+    }
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    return true;
+}
+
+static void collect(const problem *p)
+{
+    for (int t = 0; t <= TENSORS; t++)
+        if (t == WORKSPACE || p->has[t]) test_buffer_download(&buffers[t]);
+}
+
+/* ---- Against the reference ------------------------------------------------------------------------------------------- */
+
+static float result(int t, int64_t row, int64_t c)
+{
+    return test_get(laid[t].type, test_buffer_back(&buffers[t]), row * laid[t].stride + c);
+}
+
+static void near(const problem *p, int t, int64_t row, int64_t c, double want, double slack)
+{
+    if (!p->has[t]) return;
+    const float got = result(t, row, c);
+    if (overflown(p)) want = NAN;
+    if (!isfinite(slack)) slack = 0;
+    /* it is rounded from somewhere within slack of want, where an ulp may be twice that at want */
+    if (isfinite(want)) slack += test_half_ulp(laid[t].type, fabs(want) + slack) - test_half_ulp(laid[t].type, want);
+    if (!test_near(laid[t].type, got, want, slack))
+        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s; plan: %s", tensor_name[t], (long long)row, (long long)c,
+                    (double)got, want, slack, describe(p), plan.text);
+}
+
+static void verify_loss(const problem *p)
+{
+    const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
+    double loss = 0, z_part = 0, slack = 0, z_slack = 0;
+    for (int64_t token = 0; token < p->tokens; token++) {
+        const outcome o = outcomes[token];
+        near(p, LSE, token, 0, o.lse, o.lse_slack);
+        if (!reduced) near(p, LOSS, token, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) near(p, Z_LOSS, token, 0, o.z_loss, o.z_slack);
+        loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
+        z_part += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * o.z_loss;
+    }
+    if (mean && over_of(p) == 0) {
+        const double nothing = p->on[ZERO_WHEN_EMPTY] ? 0 : NAN;
+        loss = loss != loss ? NAN : nothing, z_part = z_part != z_part ? NAN : nothing;
+    } else if (mean) {
+        loss /= over_of(p), slack /= over_of(p), z_part /= (double)valid_rows, z_slack /= (double)valid_rows;
+    }
+    if (reduced) near(p, LOSS, 0, 0, loss + z_part, slack + z_slack), near(p, Z_LOSS, 0, 0, z_part, z_slack);
+    if (p->has[VALID] && !test_that(integer(VALID, test_buffer_back(&buffers[VALID]), 0) == valid_rows))
+        test_detail("valid_rows is not %lld; %s", (long long)valid_rows, describe(p));
+    const double sums = fabs((double)(p->has[WEIGHT_SUM] ? result(WEIGHT_SUM, 0, 0) : 0) - weight_sum);
+    if (p->has[WEIGHT_SUM] && !test_within(sums, 16 * 0x1p-24 * weight_sum))
+        test_detail("weight_sum is not %g; %s", weight_sum, describe(p));
+}
+
+static bool columns_apart(void)
+{
+    return strstr(plan.text, " apart") != NULL;
+}
+
+static void verify_gradient(const problem *p)
+{
+    const double u = 0x1p-24;
+    const int64_t rounded_twice = plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && columns_apart() ? p->vocab % 8 : 0;
+    differentiate(p);
+    for (int64_t token = 0; p->has[DX] && token < p->tokens; token++)
+        for (int64_t d = 0; d < p->hidden; d++) {
+            double sum = 0, slack = 0;
+            for (int64_t at = 0; at < p->vocab; at++) { /* the last columns first */
+                const int64_t c = p->vocab - 1 - at;
+                const double w = (double)value(WEIGHT, c, d), g = dz[token * p->vocab + c];
+                sum += g * w, slack += fabs(w) * dz_error[token * p->vocab + c] + 16 * u * fabs(g * w);
+                if (at + 1 == rounded_twice) slack += test_half_ulp(p->type, fabs(sum) + slack);
+            }
+            near(p, DX, token, d, outcomes[token].bad ? NAN : sum, slack);
+        }
+    for (int64_t c = 0; c < p->vocab; c++) {
+        double bias = 0, bias_slack = 0;
+        for (int64_t d = 0; p->has[DWEIGHT] && d < p->hidden; d++) {
+            double sum = p->on[ACCUMULATE] ? (double)value(DWEIGHT, c, d) : 0, slack = 16 * u * fabs(sum);
+            for (int64_t token = 0; token < p->tokens; token++) {
+                if (!outcomes[token].counted) continue;
+                const double x = (double)value(X, token, d), g = dz[token * p->vocab + c];
+                sum += g * x, slack += fabs(x) * dz_error[token * p->vocab + c] + 16 * u * fabs(g * x);
+            }
+            near(p, DWEIGHT, c, d, sum, slack);
+        }
+        if (!p->has[DBIAS]) continue;
+        if (p->on[ACCUMULATE]) bias = (double)value(DBIAS, c, 0), bias_slack = 16 * u * fabs(bias);
+        for (int64_t token = 0; token < p->tokens; token++) {
+            const double g = dz[token * p->vocab + c];
+            bias += g, bias_slack += dz_error[token * p->vocab + c] + 16 * u * fabs(g);
+        }
+        near(p, DBIAS, c, 0, bias, bias_slack);
+    }
+}
+
+static void verify(const problem *p)
+{
+    if (gives_loss(p->direction)) verify_loss(p);
+    if (gives_gradient(p->direction)) verify_gradient(p);
+    const int64_t want = 5 + bad_targets;
+    if (p->has[BAD_COUNT] && !test_that(integer(BAD_COUNT, test_buffer_back(&buffers[BAD_COUNT]), 0) == want))
+        test_detail("bad_targets is not %lld; %s", (long long)want, describe(p));
+}
+
+/* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
+static void settle(const problem *p, bool keep, const char *what)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        if (!is_output(p, t)) continue;
+        const test_buffer *const b = &buffers[t];
+        const layout l = laid[t];
+        if (keep) {
+            kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], b->bytes);
+            if (b->bytes) memcpy(kept[t], test_buffer_back(b), b->bytes);
+        }
+        for (int64_t row = 0; row < l.rows; row++) {
+            const size_t from = (size_t)(row * l.stride * l.bytes), n = (size_t)(l.cols * l.bytes);
+            if (!keep && !test_that(!memcmp(kept[t] + from, (char *)test_buffer_back(b) + from, n)))
+                test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, tensor_name[t], describe(p));
+            for (int64_t c = 0; c < l.cols; c++) test_buffer_accept(b, row * l.stride + c, l.bytes);
+        }
+    }
+    const test_buffer *const w = &buffers[WORKSPACE];
+    if (w->bytes) memcpy(test_buffer_back(w), test_buffer_host(w), w->bytes);
+    for (int t = 0; t <= TENSORS; t++)
+        if (t == WORKSPACE || p->has[t]) test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
+}
+
+/* ---- Counts of what ran ---------------------------------------------------------------------------------------------- */
+
+static const char *did_name[TEST_MOST_OPTIONS];
+static int did_direction[TEST_MOST_OPTIONS]; /* DIRECTIONS: any */
+static int did_panels[TEST_MOST_OPTIONS];    /* 1: only where the path has panels; -1: only where it may have none */
+static const char *const counted_paths[] = {"fwd auto", "chunks", "panels",    "twice",  "bwd auto", "chunks",
+                                            "panels",   "twice",  "both auto", "chunks", "panels",   "twice"};
+static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
+static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
+
+static bool possible(int at, int did)
+{
+    const int which = did_direction[did], direction = at / PATHS, path = at % PATHS;
+    if (did_panels[did] > 0 && path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return false;
+    if (did_panels[did] < 0 && path > LK_LINEAR_CROSS_ENTROPY_CHUNKS) return false;
+    return which == DIRECTIONS || (which == FORWARD ? gives_loss(direction) : gives_gradient(direction));
+}
+
+/* Called when the tokens are examined and the plan is known. */
+static void count(const problem *p)
+{
+    const int at = p->direction * PATHS + p->path;
+    const bool some = p->tokens > 0, off = p->at[X] || p->at[WEIGHT] || p->at[DX] || p->at[DWEIGHT], mean = p->on[MEAN];
+    const bool short_sums = p->has[DWEIGHT] && !p->on[DWEIGHT_F32] && p->type != TEST_F32;
+    int switched = 0, i = 0;
+    for (int s = 0; s < SWITCHES; s++) switched += p->on[s];
+    for (int s = 0; some && s < SWITCHES; s++) {
+        alone[at][s] += p->on[s] && switched == 1 + (needs(s) >= 0);
+        for (int t = s + 1; t < SWITCHES; t++) pairs[at][s][t] += p->on[s] && p->on[t];
+    }
+    counts.runs[at]++;
+#define DID(which, panels, name, yes)                                                                                          \
+    (did_name[i] = name, did_direction[i] = which, did_panels[i] = panels, counts.of[at][i] += possible(at, i) && (yes), i++)
+    DID(DIRECTIONS, 0, "f32", p->type == TEST_F32), DID(DIRECTIONS, 0, "f16", p->type == TEST_F16);
+    DID(DIRECTIONS, 0, "bf16", p->type == TEST_BF16), DID(DIRECTIONS, 0, "0 tokens", !some);
+    DID(DIRECTIONS, 0, "1 token", p->tokens == 1), DID(DIRECTIONS, 0, "1 column", some && p->vocab == 1);
+    DID(DIRECTIONS, 0, "hidden not of 8", p->hidden % 8 != 0), DID(DIRECTIONS, 0, "odd vocab", p->vocab % 2 != 0);
+    DID(DIRECTIONS, 0, "one chunk", plan.chunks == 1), DID(DIRECTIONS, 0, "chunks", plan.chunks > 1);
+    DID(DIRECTIONS, 0, "a short last chunk", plan.chunks > 1 && plan.chunks * plan.chunk_tokens > p->tokens);
+    DID(DIRECTIONS, 0, "last columns apart", some && columns_apart());
+    const bool sliced = plan.slice_tokens > 0 && plan.slice_tokens < plan.chunk_tokens, chunks = plan.chunks > 1;
+    const bool lent = sliced && strstr(plan.text, "time in dweight");
+    DID(BACKWARD, -1, "slices of all", sliced && !chunks), DID(BACKWARD, -1, "slices of chunks", sliced && chunks);
+    DID(BACKWARD, -1, "slices in dweight", lent), DID(BACKWARD, -1, "slices in workspace", sliced && !lent);
+    DID(BACKWARD, -1, "slices of chunks in dweight", lent && chunks);
+    DID(BACKWARD, -1, "slices, compacted", sliced && compacted(p));
+    DID(DIRECTIONS, 1, "one panel", some && plan.panels == 1), DID(DIRECTIONS, 1, "panels", plan.panels > 1);
+    DID(DIRECTIONS, 1, "a short last panel", plan.panels > 1 && plan.panels * plan.panel_vocab > p->vocab);
+    DID(DIRECTIONS, 1, "chunks and panels", plan.chunks > 1 && plan.panels > 1);
+    DID(DIRECTIONS, 0, "smallest workspace", some && p->budget < plan.minimum_bytes);
+    DID(DIRECTIONS, 0, "workspace between", some && p->budget > plan.minimum_bytes && plan.cublas_bytes < p->budget / 2);
+    DID(DIRECTIONS, 0, "workspace above", some && p->budget && plan.cublas_bytes > p->budget / 2);
+    DID(DIRECTIONS, 0, "pointers off", off), DID(DIRECTIONS, 0, "dtype spelt out", p->spelt);
+    DID(DIRECTIONS, 0, "ignored tokens", valid_rows > 0 && valid_rows < p->tokens);
+    DID(DIRECTIONS, 0, "all ignored", some && valid_rows == 0), DID(DIRECTIONS, 0, "bad target seen", bad_targets > 0);
+    DID(DIRECTIONS, 0, "bad target, compacted", bad_targets > 0 && p->on[COMPACT]);
+    DID(DIRECTIONS, 0, "class weights all 0", valid_rows && weight_sum == 0);
+    DID(DIRECTIONS, 0, "mean over nothing", some && mean && over_of(p) == 0);
+    DID(DIRECTIONS, 0, "mean, class weights, z-loss", mean && p->on[WEIGHTS] && p->on[Z]);
+    DID(DIRECTIONS, 0, "smoothing with weights", p->on[SMOOTHING] && p->on[WEIGHTS]);
+    DID(DIRECTIONS, 0, "too many counted", overflown(p)), DID(FORWARD, 0, "loss NULL", !p->has[LOSS]);
+    DID(FORWARD, 0, "lse NULL", !p->has[LSE]), DID(FORWARD, 0, "z_loss_out", p->has[Z_LOSS] && p->on[Z]);
+    DID(BACKWARD, 0, "dweight of T in chunks", short_sums && plan.chunks > 1);
+    DID(BACKWARD, 0, "f16, a large upstream", p->type == TEST_F16 && p->on[UPSTREAM_ONE] && p->one > 1000);
+#undef DID
+    counts.option_count = i;
+}
+
+static void all_counts(void)
+{
+    for (int at = 0; at < COUNTED; at++) {
+        for (int o = 0; o < counts.option_count; o++)
+            if (possible(at, o) && !test_that(counts.of[at][o] > 0))
+                test_detail("%s %s never ran \"%s\"", direction_name[at / PATHS], path_name[at % PATHS], did_name[o]);
+        for (int s = 0; s < SWITCHES; s++) {
+            if (!switch_of(at / PATHS, s)) continue;
+            if (!test_that(alone[at][s] > 0))
+                test_detail("%s %s never ran %s alone", direction_name[at / PATHS], path_name[at % PATHS], switch_name[s]);
+            for (int t = s + 1; t < SWITCHES; t++)
+                if (switch_of(at / PATHS, t) && !exclude(s, t) && !test_that(pairs[at][s][t] > 0 || test.small))
+                    test_detail("%s %s never ran %s with %s", direction_name[at / PATHS], path_name[at % PATHS], switch_name[s],
+                                switch_name[t]);
+        }
+    }
+}
+
+/* ---- Themes ---------------------------------------------------------------------------------------------------------- */
+
+/* The checked call: twice, against the reference and against each other. */
+static void run(problem p)
+{
+    settle_tensors(&p);
+    for (int run = 0; run < 2; run++) {
+        if (!setup(&p, run) || !launched(&p, launch(&p))) return;
+        collect(&p);
+        if (run == 0) count(&p), verify(&p);
+        settle(&p, run == 0, "the second run");
+    }
+}
+
+static void switches_alone(int type, int direction, int path)
+{
+    for (int s = 0; s < SWITCHES; s++) {
+        problem p = plain(type, direction, path, 11, 12, 53);
+        p.on[s] = true, p.seed += (uint64_t)s;
+        p.chunk = s % 2 ? 5 : 0, p.panel = s % 3 ? 32 : 0;
+        if (test.small && s % 3 != type) continue;
+        if (switch_of(direction, s)) run(p);
+    }
+}
+
+static void options_drawn(int type, int direction, int path)
+{
+    static const int64_t tokens[] = {1, 7, 13, 24}, hidden[] = {1, 5, 16, 20}, vocab[] = {1, 3, 64, 97, 150};
+    for (int seed = 0; seed < pick(60, 4); seed++) {
+        uint64_t r = test_hash((uint64_t)seed * 77 + (uint64_t)path);
+        const int64_t some_tokens = tokens[test_below(&r, 4)], some_hidden = hidden[test_below(&r, 4)];
+        problem p = drawn(type, direction, path, some_tokens, some_hidden, vocab[test_below(&r, 5)], seed);
+        p.over = chance(&r, 4);
+        if (chance(&r, 9)) p.empty = p.on[WEIGHTS] ? ALL_WEIGHTLESS : ALL_IGNORED, p.on[BAD] = false;
+        run(p);
+    }
+}
+
+/* What the draws may miss. */
+static void corners(int type, int direction, int path)
+{
+    for (int i = 0; i < 27; i++) {
+        problem p = plain(type, direction, path, 9, 10, 37);
+        p.seed += (uint64_t)i, p.panel = 16, p.chunk = 4;
+        if (i == 0) p.tokens = 0;
+        if (i == 1) p.tokens = 0, p.on[ZERO_WHEN_EMPTY] = p.on[ACCUMULATE] = true;
+        if (i == 1) p.on[MEAN] = p.on[WANT_DBIAS] = p.has[VALID] = true;
+        if (i == 2) p.vocab = 1, p.on[SMOOTHING] = true;
+        if (i == 3) p.tokens = 1, p.on[MEAN] = true;
+        if (i == 4) p.on[IGNORE] = p.on[MEAN] = true, p.empty = ALL_IGNORED;
+        if (i == 5) p.on[IGNORE] = p.on[MEAN] = p.on[ZERO_WHEN_EMPTY] = true, p.empty = ALL_IGNORED;
+        if (i == 5) p.on[COMPACT] = p.on[WANT_DBIAS] = true;
+        if (i == 6) p.on[WEIGHTS] = p.on[MEAN] = p.on[Z] = true, p.empty = ALL_WEIGHTLESS;
+        if (i == 7) p.on[IGNORE] = p.on[COMPACT] = p.on[WANT_DBIAS] = p.over = true, p.has[Z_LOSS] = true;
+        if (i == 8) p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = p.on[MEAN] = true, p.tokens = 20;
+        if (i == 9) p.on[UPSTREAM_ONE] = p.on[MEAN] = true, p.one = 65536;
+        if (i == 10) p.on[WEIGHTS] = p.on[SMOOTHING] = p.on[Z] = p.on[MEAN] = p.has[Z_LOSS] = true;
+        if (i == 11) p.budget = (size_t)1 << 22, p.chunk = p.panel = 0, p.spelt = true;
+        if (i == 12) p.chunk = p.panel = 0, p.vocab = 600, p.tokens = pick(64, 16), p.hidden = 40;
+        if (i == 16) p.on[SCALE] = true, p.scale = 50, p.sigma = 0.1; /* f16: 50 2^12 is too large for dZ */
+        /* compacted by several blocks, and by blocks that take several turns */
+        const bool several = i == 14 || i == 15;
+        if (several) p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = p.on[MEAN] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
+        if (several) p.hidden = 3, p.vocab = 5, p.chunk = 0, p.tokens = i == 14 ? pick(600, 300) : pick(1536 * test.sms, 40);
+        if ((i == 15 || i == 17) && type != TEST_BF16) continue;
+        if (i == 17) p.on[WANT_DBIAS] = true, p.hidden = 3, p.vocab = 5, p.tokens = 130, p.chunk = 100; /* dbias in 3 shares */
+        /* a bad target's NaN in a mean over no weight */
+        if (i == 18) p.on[WEIGHTS] = p.on[MEAN] = p.on[BAD] = p.on[ZERO_WHEN_EMPTY] = true, p.empty = ALL_WEIGHTLESS;
+        /* f16: a mean over many, of columns with a small p in every token */
+        if (i == 19) p.confident = p.on[HAS_BIAS] = p.on[MEAN] = p.on[WANT_DBIAS] = p.on[DBIAS_F32] = p.on[DWEIGHT_F32] = true;
+        if (i == 19) p.sigma = 0.1, p.tokens = 40, p.chunk = 0;
+        if (i == 19 && type != TEST_F16) continue;
+        /* slices: of all tokens and of chunks, in dweight, which has room for 2 rows, and in the workspace */
+        if (i >= 20) p.on[WANT_DBIAS] = p.on[UPSTREAM_ROWS] = p.on[MEAN] = true, p.budget = (size_t)1 << 20;
+        if (i >= 20) p.chunk = i == 21 || i == 22 || i == 26 ? 5 : 0, p.slice = i == 22 ? 3 : 2;
+        if (i == 22) p.on[IGNORE] = p.on[COMPACT] = true, p.tokens = 20;
+        /* no place for slices: what is added to, has gaps, is not aligned, or holds the sums of the chunk before */
+        if (i == 23) p.on[ACCUMULATE] = true;
+        if (i == 24) p.stride[DWEIGHT] = 13;
+        if (i == 25) p.at[DWEIGHT] = 1;
+        if (i == 26) p.on[DWEIGHT_F32] = true;
+        if (i == 13) p.chunk = p.panel = 0, p.vocab = 515, p.tokens = pick(40, 9), p.budget = 1 << 16;
+        run(p);
+    }
+}
+
+/* Every workspace from the smallest up, one step after another: more bytes never cost matmuls. */
+static void workspaces(int type, int direction, int path)
+{
+    int matmuls = 99;
+    for (int i = 0; i < pick(7, 3); i++) {
+        problem p = plain(type, direction, path, pick(60, 20), 9, 400);
+        p.on[MEAN] = p.on[WANT_DBIAS] = true, p.on[DWEIGHT_F32] = i % 2;
+        p.budget = i ? (size_t)24000 << i : 0;
+        run(p);
+        if (!test_that(plan.matmuls <= matmuls))
+            test_detail("%d matmuls where less memory gave %d; %s", plan.matmuls, matmuls, describe(&p));
+        if (path == LK_LINEAR_CROSS_ENTROPY_AUTO) matmuls = plan.matmuls;
+    }
+}
+
+/* Captured once, replayed twice over poison: the bits of a plain call. */
+static void graphs(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 12, 16, 70);
+    p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.chunk = 5, p.panel = 32;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    settle_tensors(&p);
+    if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+    collect(&p), verify(&p), settle(&p, true, "the plain call");
+    setup(&p, 1);
+    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
+    const lk_status status = launch(&p);
+    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
+    if (!test_that(status == LK_OK)) test_detail("status %d in capture: %s", status, lk_last_error());
+    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    for (int i = 0; i < 2; i++) {
+        setup(&p, 1);
+        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        collect(&p), settle(&p, false, "the replay");
+    }
+    TEST_CUDA(cudaGraphExecDestroy(replay));
+    TEST_CUDA(cudaGraphDestroy(graph));
+}
+
+/* After tune results are right, and the same each time. */
+static void tuned(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 12, 24, 90);
+    p.on[MEAN] = true, p.chunk = 5, p.panel = 48;
+    settle_tensors(&p);
+    if (setup(&p, 0) && launched(&p, tune(&p))) run(p);
+}
+
+/* The target's gradient is minus the sum of the others': p - 1 would have few digits here, or none. */
+static void confident(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 9, 10, 85);
+    p.confident = p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = p.on[DBIAS_F32] = p.on[DWEIGHT_F32] = true;
+    p.sigma = 0.1, p.panel = 32;
+    run(p);
+    const double rest = 1 - exp(z[p.vocab / 2] - outcomes[0].lse);
+    if (!test_that(rest > 3e-7 && rest < 3e-6)) test_detail("1 - p is %g; %s", rest, describe(&p));
+}
+
+typedef void (*theme)(int type, int direction, int path);
+static const struct {
+    const char *name;
+    theme run;
+} themes[] = {{"switches alone", switches_alone}, {"options", options_drawn}, {"corners", corners},
+              {"workspaces", workspaces},         {"graph", graphs},          {"tuned", tuned},
+              {"confident", confident}};
+
+static void all_themes(void)
+{
+    for (int i = 0; i < LENGTH_OF(themes); i++)
+        for (int direction = 0; direction < DIRECTIONS; direction++)
+            for (int path = 0; path < PATHS; path++) {
+                if (!test_begin("%s %s %s", themes[i].name, direction_name[direction], path_name[path])) continue;
+                for (int type = 0; type < TEST_TYPES; type++) themes[i].run(type, direction, path);
+                test_finish();
+            }
+}
+
+/* ---- What several calls give together -------------------------------------------------------------------------------- */
+
+/* backward from forward's lse against forward_backward: the same formula from a lse of one more rounding. The limits are those
+ * of the reference, on each. */
+static void sequences(int type)
+{
+    static test_buffer saved;
+    for (int path = 0; path < PATHS; path++) {
+        problem p = plain(type, FORWARD, path, 14, 12, 61);
+        p.on[SMOOTHING] = p.on[Z] = p.on[MEAN] = p.on[HAS_BIAS] = p.on[IGNORE] = true, p.chunk = 6, p.panel = 32;
+        settle_tensors(&p);
+        if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+        collect(&p), verify(&p);
+        test_buffer_size(&saved, buffers[LSE].bytes, 0, 0);
+        memcpy(test_buffer_host(&saved), test_buffer_back(&buffers[LSE]), saved.bytes), upload(&saved);
+        p.direction = BACKWARD, settle_tensors(&p);
+        if (!setup(&p, 0)) return;
+        backward.lse = (const float *)test_buffer_device(&saved);
+        if (!launched(&p, launch(&p))) return;
+        collect(&p), verify(&p);
+        p.direction = BOTH, p.has[LOSS] = true;
+        run(p);
+    }
+}
+
+/* The oracle's loss, upstream and dlse included, as a function of everything. */
+static double total(const problem *p)
+{
+    double sum = 0;
+    examine_all(p);
+    for (int64_t token = 0; token < p->tokens; token++) {
+        const outcome o = outcomes[token];
+        double f, h;
+        if (!o.counted) continue;
+        upstream_of(p, token, &f, &h);
+        sum += f * o.class_loss + h * o.z_loss + (p->has[DLSE] ? (double)value(DLSE, token, 0) * o.lse : 0);
+    }
+    return sum;
+}
+
+/* The gradients of T = f32 are the difference quotients of the loss in double. */
+static void differences(int direction)
+{
+    for (int i = 0; i < 8; i++) {
+        problem p = plain(TEST_F32, direction, i % PATHS, 4, 3, 19);
+        p.on[i < 4 ? MEAN : SUM] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = true;
+        p.on[WEIGHTS] = i % 2, p.on[SOFTCAP] = i > 4, p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = i % 3 == 0, p.on[IGNORE] = i == 2;
+        p.chunk = 3, p.panel = 16, p.seed += (uint64_t)i;
+        settle_tensors(&p);
+        if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+        collect(&p);
+        const int of[] = {X, WEIGHT, BIAS}, gradient[] = {DX, DWEIGHT, DBIAS};
+        for (int k = 0; k < 3; k++)
+            for (int64_t row = 0; row < laid[of[k]].rows; row++)
+                for (int64_t c = 0; c < laid[of[k]].cols; c++) {
+                    const double step = 1e-5, limit = 1e-7 + 256 * 0x1p-24; /* gradients of up to about 8 in size */
+                    double ends[2];
+                    nudged_tensor = of[k], nudged_row = row, nudged_col = c;
+                    for (int end = 0; end < 2; end++) nudge = end ? step : -step, ends[end] = total(&p);
+                    nudged_tensor = -1;
+                    const double want = (ends[1] - ends[0]) / (2 * step), got = (double)result(gradient[k], row, c);
+                    if (!test_within(fabs(got - want), limit))
+                        test_detail("%s[%lld, %lld] is %.9g, the quotient %.9g; %s", tensor_name[gradient[k]], (long long)row,
+                                    (long long)c, got, want, describe(&p));
+                }
+    }
+}
+
+/* The relative Frobenius error of dx or dweight, and the worst of a row of dx that is not tiny. */
+static double frobenius(const problem *p, int t, double *worst_row)
+{
+    const int64_t rows = laid[t].rows, inner = t == DX ? p->vocab : p->tokens;
+    double error = 0, size = 0, largest = 0;
+    double *const errors = (double *)calloc((size_t)rows * 2, sizeof(double)), *const sizes = errors + rows;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < p->hidden; d++) {
+            double want = 0;
+            for (int64_t i = 0; i < inner; i++)
+                want += t == DX ? dz[row * p->vocab + i] * (double)value(WEIGHT, i, d)
+                                : dz[i * p->vocab + row] * (double)value(X, i, d);
+            const double off = (double)result(t, row, d) - want;
+            errors[row] += off * off, sizes[row] += want * want;
+        }
+    *worst_row = 0;
+    for (int64_t row = 0; row < rows; row++) error += errors[row], size += sizes[row], largest = fmax(largest, sizes[row]);
+    for (int64_t row = 0; row < rows; row++)
+        if (sizes[row] > 1e-6 * largest) *worst_row = fmax(*worst_row, sqrt(errors[row] / sizes[row]));
+    free(errors);
+    return sqrt(error / size);
+}
+
+/* spec's limits. sigma 64 makes rows whose softmax is all but one-hot. */
+static void accuracy(int type, bool fast)
+{
+    static const double sigma[] = {0.02, 1.3, 8, 64};
+    static const double dx_limit[] = {1e-5, 1e-3, 3e-3}, dweight_limit[] = {1e-5, 1e-3, 3.5e-3};
+    for (int i = 0; i < 4; i++)
+        for (int path = 0; path < PATHS; path++) {
+            problem p = plain(type, BOTH, path, pick(64, 16), 32, pick(500, 120));
+            p.sigma = sigma[i], p.on[FAST] = fast, p.on[DWEIGHT_F32] = i % 2;
+            /* f16 gradients are subnormal, and coarse, where a mean divides them: a loss scale, as f16 is trained with */
+            p.on[MEAN] = p.on[UPSTREAM_ONE] = true, p.one = type == TEST_F16 ? 1024 : 1;
+            p.chunk = path ? 24 : 0, p.panel = 128;
+            if (fast && sigma[i] > 4) continue; /* what the fast mode is for: its own logits have half an ulp of error */
+            settle_tensors(&p);
+            if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+            collect(&p), differentiate(&p);
+            double row;
+            const double times = fast ? 2 : 1, dx = frobenius(&p, DX, &row);
+            if (!test_within(dx, times * dx_limit[type])) test_detail("dx has %g; %s", dx, describe(&p));
+            if (!test_within(row, times * 2e-2)) test_detail("a row of dx has %g; %s", row, describe(&p));
+            const double dweight = frobenius(&p, DWEIGHT, &row);
+            if (!test_within(dweight, times * dweight_limit[type])) test_detail("dweight has %g; %s", dweight, describe(&p));
+            if (fast) continue;
+            p.direction = FORWARD, p.on[MEAN] = false, settle_tensors(&p);
+            if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+            collect(&p);
+            for (int64_t token = 0; token < p.tokens; token++) {
+                const double want = outcomes[token].class_loss, off = fabs((double)result(LOSS, token, 0) - want);
+                if (!test_within(off, 1e-5 * fabs(want) + 4e-6 * outcomes[token].most))
+                    test_detail("loss[%lld] is off by %g from %g; %s", (long long)token, off, want, describe(&p));
+            }
+        }
+}
+
+/* A target at -inf: loss +inf, gradient finite and right; only the loss differs from what the other tests see. */
+static void masked_target(int type, int path)
+{
+    problem p = plain(type, BOTH, path, 6, 8, 40);
+    p.on[HAS_BIAS] = p.on[MASK] = true, p.panel = 16;
+    settle_tensors(&p);
+    for (; p.seed % 4096; p.seed++) { /* a seed that masks some targets */
+        laid[TARGET] = layout_of(&p, TARGET), test_buffer_size(&buffers[TARGET], 6 * 8, 0, 0), fill_targets(&p);
+        if ((target_of(2) * 7 + 3) % 5 == 0) break;
+    }
+    run(p);
+    if (!test_that(isinf(outcomes[2].class_loss))) test_detail("the oracle's loss is %g", outcomes[2].class_loss);
+}
+
+static void all_sequences(void)
+{
+    for (int type = 0; type < TEST_TYPES; type++) {
+        const char *const name = test_type_name[type];
+        if (test_begin("forward, backward and forward_backward %s", name)) sequences(type), test_finish();
+        if (test_begin("accuracy %s", name)) accuracy(type, false), test_finish();
+        if (test_begin("accuracy %s, fast logits", name)) accuracy(type, true), test_finish();
+        if (!test_begin("a target at -inf %s", name)) continue;
+        for (int path = 0; path < PATHS; path++) masked_target(type, path);
+        test_finish();
+    }
+    for (int direction = BACKWARD; direction <= BOTH; direction++)
+        if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+
+static lk_linear_cross_entropy_context blank; /* that init has not seen */
+
+/* The calls that errors are told from: every tensor given, 4 tokens, hidden and vocab 8, a mean. */
+static void good_calls(const problem *p)
+{
+    void *at[TENSORS];
+    size_t bytes = 0;
+    for (int t = 0; t < TENSORS; t++) {
+        test_buffer_size(&buffers[t], 512, 0, 0x3c), upload(&buffers[t]);
+        at[t] = test_buffer_device(&buffers[t]);
+    }
+    set_args(p, at);
+    if (!test_that(query(p, &bytes) == LK_OK && bytes > 0)) test_detail("the query says %zu bytes, %s", bytes, lk_last_error());
+    test_buffer_size(&buffers[WORKSPACE], bytes + 256, 0, 0x3c); /* room to move it */
+    upload(&buffers[WORKSPACE]);
+    set_workspace(test_buffer_device(&buffers[WORKSPACE]), bytes);
+}
+
+/* The direction's args as they now are must fail with `want` and name `field`; the query too, but for context and workspace. */
+static void expect_error(const problem *p, lk_status want, const char *field)
+{
+    char op[80], said[300];
+    snprintf(op, sizeof op, "lk_linear_cross_entropy_%s_%s", direction_name[p->direction], test_type_name[p->type]);
+    const lk_status status = launch(p);
+    snprintf(said, sizeof said, "%s", lk_last_error());
+    size_t asked = 12345;
+    const lk_status answer = query(p, &asked);
+    if (!test_that(status == want))
+        test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
+    if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
+        test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
+    const bool not_asked = want == LK_ERR_WORKSPACE || !strcmp(field, "context");
+    if (!test_that(answer == (not_asked ? LK_OK : want) && (asked == 12345) == (answer != LK_OK)))
+        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int t = 0; t <= TENSORS; t++) {
+        test_buffer_download(&buffers[t]);
+        if (status) test_buffer_untouched(&buffers[t], tensor_name[t], field);
+    }
+}
+
+#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
+#define BAD_CALL(status, field, ...) (good_calls(p), __VA_ARGS__, expect_error(p, status, field))
+
+/* The fields that every direction has. */
+template <class Args> static void common_errors(const problem *p, Args &a)
+{
+    BAD_CALL(LK_OK, "nothing", a.path = 0);
+    BAD_CALL(LK_ERR_NULL, "context", a.context = NULL);
+    BAD_CALL(LK_ERR_NULL, "x is", a.x = NULL);
+    BAD_CALL(LK_ERR_NULL, "weight is", a.weight = NULL);
+    BAD_CALL(LK_ERR_NULL, "target is", a.target = NULL);
+    BAD_CALL(LK_ERR_NULL, "x is", (a.x = NULL, a.vocab = 0));
+    struct {
+        const char *name;
+        int64_t *at, least, most;
+    } const sizes[] = {{"tokens", &a.tokens, 0, INT32_MAX}, {"hidden", &a.hidden, 1, 1 << 30}, {"vocab", &a.vocab, 1, 1 << 30},
+                       {"max_counted", &a.max_counted, 0, 0}, {"chunk_tokens", &a.chunk_tokens, 0, 0},
+                       {"panel_vocab", &a.panel_vocab, 0, 0}};
+    for (int i = 0; i < LENGTH_OF(sizes); i++) {
+        BAD_CALL(LK_ERR_SHAPE, sizes[i].name, *sizes[i].at = sizes[i].least - 1);
+        BAD_CALL(LK_ERR_SHAPE, sizes[i].name, (*sizes[i].at = INT64_MIN, a.z_loss = -1));
+        if (sizes[i].most) BAD_CALL(LK_ERR_SHAPE, sizes[i].name, *sizes[i].at = sizes[i].most + 1);
+    }
+    int64_t *const strides[] = {&a.x_stride, &a.weight_stride};
+    const char *const stride_names[] = {"x_stride", "weight_stride"};
+    for (int i = 0; i < 2; i++) {
+        BAD_CALL(LK_ERR_SHAPE, stride_names[i], *strides[i] = 7);
+        BAD_CALL(LK_ERR_SHAPE, stride_names[i], *strides[i] = -8);
+        BAD_CALL(LK_ERR_SHAPE, "2^62", *strides[i] = (int64_t)1 << 61);
+    }
+    float *const options[] = {&a.logit_scale, &a.softcap, &a.z_loss, &a.label_smoothing};
+    const char *const names[] = {"logit_scale", "softcap", "z_loss", "label_smoothing"};
+    for (int i = 0; i < LENGTH_OF(options); i++) {
+        BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = -1e-9f);
+        BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = INFINITY);
+        BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = NAN);
+    }
+    BAD_CALL(LK_ERR_VALUE, "label_smoothing", a.label_smoothing = 1.0001f);
+    int *const enums[] = {&a.reduction, &a.target_dtype, &a.path, &a.bias_dtype};
+    const char *const enum_names[] = {"reduction", "target_dtype", "path", "bias_dtype"};
+    const int most[] = {LK_REDUCTION_SUM, LK_TARGET_INT32, LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE, LK_DTYPE_BF16};
+    for (int i = 0; i < LENGTH_OF(enums); i++) {
+        BAD_CALL(LK_ERR_VALUE, enum_names[i], *enums[i] = -1);
+        BAD_CALL(LK_ERR_VALUE, enum_names[i], *enums[i] = most[i] + 1);
+    }
+    BAD_CALL(LK_ERR_VALUE, "bias_dtype", a.bias_dtype = p->type == TEST_F16 ? LK_DTYPE_BF16 : LK_DTYPE_F16);
+    BAD_CALL(LK_ERR_VALUE, "context", a.context = &blank);
+    BAD_CALL(LK_ERR_ALIGNMENT, "x is", MOVED(a.x, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "weight is", MOVED(a.weight, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "bias is", MOVED(a.bias, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "target is", MOVED(a.target, 4));
+    BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", MOVED(a.class_weight, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "bad_targets", MOVED(a.bad_targets, 2));
+    BAD_CALL(LK_OK, "int32 targets", (a.target_dtype = LK_TARGET_INT32, MOVED(a.target, 4)));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
+}
+
+template <class Args> static void gradient_errors(const problem *p, Args &a)
+{
+    int64_t *const strides[] = {&a.dx_stride, &a.dweight_stride};
+    const char *const stride_names[] = {"dx_stride", "dweight_stride"};
+    for (int i = 0; i < 2; i++) {
+        BAD_CALL(LK_ERR_SHAPE, stride_names[i], *strides[i] = 7);
+        BAD_CALL(LK_ERR_SHAPE, "2^62", *strides[i] = (int64_t)1 << 61);
+    }
+    BAD_CALL(LK_ERR_SHAPE, "slice_tokens", a.slice_tokens = -1);
+    int *const types[] = {&a.dweight_dtype, &a.dbias_dtype};
+    const char *const type_names[] = {"dweight_dtype", "dbias_dtype"};
+    for (int i = 0; i < 2; i++) {
+        BAD_CALL(LK_ERR_VALUE, type_names[i], *types[i] = -1);
+        BAD_CALL(LK_ERR_VALUE, type_names[i], *types[i] = p->type == TEST_F16 ? LK_DTYPE_BF16 : LK_DTYPE_F16);
+    }
+    BAD_CALL(LK_ERR_ALIGNMENT, "upstream", MOVED(a.upstream, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "dlse", MOVED(a.dlse, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "dx", MOVED(a.dx, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "dweight", MOVED(a.dweight, 1));
+    BAD_CALL(LK_ERR_ALIGNMENT, "dbias", MOVED(a.dbias, 1));
+}
+
+template <class Args> static void loss_errors(const problem *p, Args &a)
+{
+    BAD_CALL(LK_ERR_ALIGNMENT, "loss", MOVED(a.loss, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "z_loss_out", MOVED(a.z_loss_out, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "valid_rows", MOVED(a.valid_rows, 4));
+    BAD_CALL(LK_ERR_ALIGNMENT, "weight_sum", MOVED(a.weight_sum, 2));
+}
+
+#define NO_LOSS(a) a.loss = a.z_loss_out = a.lse = a.weight_sum = NULL, a.valid_rows = NULL, a.bad_targets = NULL
+
+static void errors_of(int type, int direction)
+{
+    problem problem_of = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 8);
+    const problem *const p = &problem_of;
+    problem_of.on[MEAN] = problem_of.on[Z] = true;
+    if (direction == FORWARD) {
+        common_errors(p, forward), loss_errors(p, forward);
+        BAD_CALL(LK_ERR_NULL, "every output", (NO_LOSS(forward)));
+        if (!test_that(forward_of[type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
+    } else if (direction == BACKWARD) {
+        common_errors(p, backward), gradient_errors(p, backward);
+        BAD_CALL(LK_ERR_NULL, "lse is", backward.lse = NULL);
+        BAD_CALL(LK_ERR_NULL, "every output", (backward.dx = backward.dweight = backward.dbias = NULL));
+        if (!test_that(backward_of[type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
+    } else {
+        common_errors(p, both), gradient_errors(p, both), loss_errors(p, both);
+        BAD_CALL(LK_ERR_NULL, "every output", (NO_LOSS(both), both.dx = both.dweight = both.dbias = NULL));
+        if (!test_that(both_of[type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
+    }
+}
+
+/* A budget below the smallest is an error of the plan too, and says how much it takes. */
+static void plan_errors(int type)
+{
+    problem p = plain(type, BOTH, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 8);
+    size_t bytes = 0;
+    plan_t said = {};
+    char number[32];
+    good_calls(&p), query(&p, &bytes);
+    snprintf(number, sizeof number, "%zu", bytes);
+    const lk_status status = plan_of(&p, bytes - 1, &said);
+    if (!test_that(status == LK_ERR_WORKSPACE && strstr(lk_last_error(), number)))
+        test_detail("a budget of %zu: %s, %s", bytes - 1, lk_status_string(status), lk_last_error());
+    if (!test_that(plan_of(&p, bytes, NULL) == LK_ERR_NULL)) test_detail("a NULL plan passes");
+}
+
+static void context_errors(void)
+{
+    static lk_linear_cross_entropy_context own;
+    if (!test_that(lk_linear_cross_entropy_init(NULL) == LK_ERR_NULL)) test_detail("init(NULL)");
+    if (!test_that(lk_linear_cross_entropy_destroy(NULL) == LK_ERR_NULL)) test_detail("destroy(NULL)");
+    if (!test_that(lk_linear_cross_entropy_destroy(&own) == LK_ERR_VALUE)) test_detail("destroy before init");
+    if (!test_that(lk_linear_cross_entropy_init(&own) == LK_OK)) test_detail("init: %s", lk_last_error());
+    if (!test_that(lk_linear_cross_entropy_destroy(&own) == LK_OK)) test_detail("destroy: %s", lk_last_error());
+    if (!test_that(lk_linear_cross_entropy_destroy(&own) == LK_ERR_VALUE)) test_detail("destroy twice");
+    if (!test_that(!strcmp(lk_status_string(LK_ERR_CUBLAS), "LK_ERR_CUBLAS"))) test_detail("the status has no name");
+}
+
+#if defined(LK_SIMT)
+/* What cuBLASLt refuses is LK_ERR_CUBLAS with its number. All is asked of it before anything is launched, so nothing is
+ * written. */
+static void cublas_errors(int type)
+{
+    problem problem_of = plain(type, BOTH, LK_LINEAR_CROSS_ENTROPY_PANELS, 4, 8, 8);
+    const problem *const p = &problem_of;
+    static lk_linear_cross_entropy_context fresh;
+    for (int after = 0; after < 3; after++) {
+        if (!test_that(lk_linear_cross_entropy_init(&fresh) == LK_OK)) test_detail("init: %s", lk_last_error());
+        good_calls(p), both.context = &fresh;
+        simt_cublaslt_refuse(after);
+        const lk_status status = launch(p);
+        simt_cublaslt_refuse(-1);
+        const char *const said = lk_last_error();
+        if (!test_that(status == LK_ERR_CUBLAS && strstr(said, "status 15") && strstr(said, "NOT_SUPPORTED")))
+            test_detail("refused after %d: %s, %s", after, lk_status_string(status), said);
+        for (int t = 0; t <= TENSORS; t++) {
+            test_buffer_download(&buffers[t]);
+            test_buffer_untouched(&buffers[t], tensor_name[t], "refused");
+        }
+        if (!test_that(lk_linear_cross_entropy_destroy(&fresh) == LK_OK)) test_detail("destroy: %s", lk_last_error());
+    }
+}
+#endif
+
+static void all_errors(void)
+{
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (test_begin("errors %s %s", direction_name[direction], test_type_name[type]))
+                errors_of(type, direction), test_finish();
+    if (test_begin("errors of plans and contexts")) {
+        for (int type = 0; type < TEST_TYPES; type++) plan_errors(type);
+#if defined(LK_SIMT)
+        for (int type = 0; type < TEST_TYPES; type++) cublas_errors(type);
+#endif
+        context_errors(), test_finish();
+    }
+}
+
+/* ---- Plans at full size: host code alone ----------------------------------------------------------------------------- */
+
+/* goals.csv's workspaces at 12288 tokens of hidden 4096, MiB, and what must come of them: no recomputation, and all exact. */
+static void goal_plans(void)
+{
+    static const struct {
+        int64_t vocab;
+        size_t f32_dweight, dweight;
+    } goals[] = {{1024, 163, 179},  {2048, 171, 203},  {4096, 186, 250},   {8192, 216, 344},
+                 {16384, 277, 533}, {32768, 399, 911}, {65536, 643, 1667}, {131072, 1130, 3178}};
+    alignas(256) static int64_t dummy[32]; /* dweight may be scratch only where it is aligned so */
+    for (int i = 0; i < LENGTH_OF(goals) * 2; i++) {
+        both_args a = {};
+        plan_t of = {};
+        a.x = a.weight = a.target = dummy, a.dx = a.dweight = dummy, a.loss = (float *)dummy, a.reduction = LK_REDUCTION_MEAN;
+        a.tokens = 12288, a.hidden = 4096, a.vocab = goals[i / 2].vocab, a.use_ignore_index = 1, a.ignore_index = -100;
+        a.dweight_dtype = i % 2 ? LK_DTYPE_F32 : LK_DTYPE_BF16;
+        const size_t budget = (i % 2 ? goals[i / 2].f32_dweight : goals[i / 2].dweight) << 20;
+        const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &of);
+        printf("     vocab %6lld, dweight %s, %4zu MiB: %s\n", (long long)a.vocab, i % 2 ? "f32 " : "bf16", budget >> 20,
+               of.text);
+        const bool good = status == LK_OK && of.matmuls == 3 && of.exact && of.chunk_tokens >= 2048 &&
+                          of.workspace_bytes <= budget && of.cublas_bytes >= (size_t)20 << 20 &&
+                          of.minimum_bytes <= (size_t)24 << 20;
+        if (!test_that(good))
+            test_detail("vocab %lld: %s, %s, smallest %zu, cuBLASLt %zu", (long long)a.vocab, lk_status_string(status), of.text,
+                        of.minimum_bytes, of.cublas_bytes);
+    }
+    forward_args a = {};
+    plan_t of = {};
+    a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.tokens = 12288, a.hidden = 4096, a.vocab = 131072;
+    const lk_status status = lk_linear_cross_entropy_forward_plan_bf16(&a, (size_t)64 << 20, &of);
+    printf("     forward, vocab 131072, 64 MiB: %s\n", of.text);
+    if (!test_that(status == LK_OK && of.matmuls == 1 && of.exact)) test_detail("%s, %s", lk_status_string(status), of.text);
+    static const char *const said[] = {"1 matmuls: ", "1 matmuls, the last column apart: ",
+                                       "1 matmuls, the last 2 columns apart: "};
+    for (int i = 0; i < 6; i++) { /* as tensor cores want it; true float does not mind */
+        a.vocab = i % 3 + (i < 3 ? 50256 : 8), a.path = i < 3 ? LK_LINEAR_CROSS_ENTROPY_CHUNKS : 0;
+        const lk_status bf16 = lk_linear_cross_entropy_forward_plan_bf16(&a, (size_t)64 << 20, &of);
+        if (!test_that(bf16 == LK_OK && strstr(of.text, said[i % 3]))) test_detail("%s, %s", lk_status_string(bf16), of.text);
+        const lk_status f32 = lk_linear_cross_entropy_forward_plan_f32(&a, (size_t)64 << 20, &of);
+        if (!test_that(f32 == LK_OK && strstr(of.text, said[0]))) test_detail("%s, %s", lk_status_string(f32), of.text);
+    }
+    a.tf32 = 1;
+    const lk_status tf32 = lk_linear_cross_entropy_forward_plan_f32(&a, (size_t)64 << 20, &of);
+    if (!test_that(tf32 == LK_OK && strstr(of.text, said[2]))) test_detail("%s, %s", lk_status_string(tf32), of.text);
+}
+
+/* ---- Tensors of more than 2^31 elements (small ones on the simulator), and a busy device ------------------------------- */
+
+/* Element i of a tensor: a multiple of 1/128 in [-1, 1), exact in bf16, the same on both sides. */
+static __host__ __device__ float huge_number(int64_t i)
+{
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    return (float)(int)(h >> 56) / 128.0f - 1.0f;
+}
+static __host__ __device__ int64_t huge_target(int64_t token, int64_t vocab)
+{
+    return (int64_t)((uint64_t)token * 0x9e3779b97f4a7c15u >> 11) % vocab;
+}
+
+/* x has but GROUPS different rows and weight KINDS, so that the reference needs few logits. */
+enum { GROUPS = 4, KINDS = 97 };
+typedef struct {
+    lk_bf16 *x, *weight;
+    int32_t *target;
+    int64_t tokens, hidden, vocab;
+    float scale; /* of weights, a power of 2 */
+} huge_fill;
+
+LK_KERNEL void huge_fill_kernel(huge_fill p)
+{
+    const int64_t first = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = first; i < p.tokens * p.hidden; i += step)
+        lk_put(p.x + i, huge_number(i / p.hidden % GROUPS * p.hidden + i % p.hidden));
+    for (int64_t i = first; i < p.vocab * p.hidden; i += step)
+        lk_put(p.weight + i, p.scale * huge_number(i / p.hidden % KINDS * p.hidden + i % p.hidden + (1 << 20)));
+    for (int64_t i = first; i < p.tokens; i += step) p.target[i] = (int32_t)huge_target(i, p.vocab);
+}
+
+static double huge_get(int type, const void *elements, int64_t at)
+{
+    uint32_t bits = 0;
+    const size_t bytes = (size_t)test_type_bytes[type];
+    TEST_CUDA(cudaMemcpy(&bits, (const char *)elements + (size_t)at * bytes, bytes, cudaMemcpyDeviceToHost));
+    return (double)test_decode(type, bits);
+}
+
+/* forward_backward of a mean, f32 dweight; sampled elements are recomputed here. workspace: a part of what one chunk takes. */
+static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_t part)
+{
+    void *x, *weight, *target, *dx, *dweight, *lse, *workspace;
+    TEST_CUDA(cudaMalloc(&x, (size_t)(tokens * hidden) * 2));
+    TEST_CUDA(cudaMalloc(&dx, (size_t)(tokens * hidden) * 2));
+    TEST_CUDA(cudaMalloc(&weight, (size_t)(vocab * hidden) * 2));
+    TEST_CUDA(cudaMalloc(&dweight, (size_t)(vocab * hidden) * 4));
+    TEST_CUDA(cudaMalloc(&target, (size_t)tokens * 4));
+    TEST_CUDA(cudaMalloc(&lse, (size_t)tokens * 4));
+    const float scale = exp2f(-floorf(log2f(sqrtf((float)hidden)))) * 4;
+    const huge_fill fill = {(lk_bf16 *)x, (lk_bf16 *)weight, (int32_t *)target, tokens, hidden, vocab, scale};
+    TEST_CUDA(lk_launch(huge_fill_kernel, pick(4096, 4), 256, 0, test.stream, fill));
+    problem p = plain(TEST_BF16, BOTH, path, tokens, hidden, vocab);
+    p.on[MEAN] = p.on[INT32] = p.on[DWEIGHT_F32] = true;
+    void *at[TENSORS] = {};
+    at[X] = x, at[WEIGHT] = weight, at[TARGET] = target, at[DX] = dx, at[DWEIGHT] = dweight, at[LSE] = lse;
+    set_args(&p, at);
+    size_t bytes = 0;
+    if (!test_that(query(&p, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
+    const size_t budget = (size_t)(tokens * (vocab + 64) * 4 / part) + ((size_t)64 << 20);
+    if (budget > bytes) bytes = budget;
+    TEST_CUDA(cudaMalloc(&workspace, bytes));
+    set_workspace(workspace, bytes), plan_of(&p, bytes, &plan);
+    const bool ran = launched(&p, launch(&p));
+    double q[GROUPS][KINDS], exact[GROUPS] = {};
+    int64_t often[KINDS];
+    for (int kind = 0; kind < KINDS; kind++) often[kind] = vocab / KINDS + (kind < vocab % KINDS);
+    for (int group = 0; group < GROUPS; group++) {
+        double sum = 0;
+        for (int kind = 0; kind < KINDS; kind++) {
+            double v = 0;
+            for (int64_t d = 0; d < hidden; d++)
+                v += (double)huge_number(group * hidden + d) * (double)(scale * huge_number(kind * hidden + d + (1 << 20)));
+            q[group][kind] = exp(v), sum += (double)often[kind] * exp(v);
+        }
+        for (int kind = 0; kind < KINDS; kind++) q[group][kind] /= sum;
+        exact[group] = log(sum);
+    }
+    uint64_t random = (uint64_t)(tokens + vocab);
+    const double half = 0x1p-8; /* dZ is kept in bf16 */
+    for (int s = 0; ran && s < 24; s++) {
+        const int64_t token = s == 0 ? tokens - 1 : s == 1 ? 0 : test_below(&random, tokens), d = test_below(&random, hidden);
+        const int64_t c = s == 0 ? vocab - 1 : s == 1 ? 0 : test_below(&random, vocab), y = huge_target(token, vocab);
+        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, lse, token), exact[token % GROUPS], 1e-5 * exact[token % GROUPS]))
+            test_detail("lse[%lld] is wrong; plan: %s", (long long)token, plan.text);
+        double want = 0, slack = 0;
+        for (int kind = 0; kind < KINDS; kind++) {
+            const double w = (double)(scale * huge_number(kind * hidden + d + (1 << 20)));
+            const double g = (double)often[kind] * q[token % GROUPS][kind] - (y % KINDS == kind);
+            const double size = (double)often[kind] * q[token % GROUPS][kind] + (y % KINDS == kind);
+            want += g * w / (double)tokens, slack += size * fabs(w) / (double)tokens * (half + 1e-4);
+        }
+        if (!test_near(TEST_BF16, (float)huge_get(TEST_BF16, dx, token * hidden + d), want, slack))
+            test_detail("dx[%lld, %lld] is wrong; plan: %s", (long long)token, (long long)d, plan.text);
+        want = slack = 0;
+        for (int64_t t = 0; t < tokens; t++) {
+            const double v = (double)huge_number(t % GROUPS * hidden + d);
+            const double g = q[t % GROUPS][c % KINDS] - (huge_target(t, vocab) == c);
+            want += g * v / (double)tokens, slack += fabs(g * v) / (double)tokens * (half + 1e-4);
+        }
+        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, dweight, c * hidden + d), want, slack))
+            test_detail("dweight[%lld, %lld] is wrong; plan: %s", (long long)c, (long long)d, plan.text);
+    }
+    void *const all[] = {x, dx, weight, dweight, target, lse, workspace};
+    for (int i = 0; i < LENGTH_OF(all); i++) TEST_CUDA(cudaFree(all[i]));
+}
+
+#if !defined(LK_SIMT)
+
+/* Holds its SMs until the flag is set, a few seconds at most. */
+typedef struct {
+    volatile int *flag;
+} spin_plan;
+
+LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
+{
+    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
+}
+
+static void busy(int type, int direction, int path)
+{
+    static int *flag;
+    static cudaStream_t spinning, setting;
+    const int smem = 160 << 10; /* an SM has room for one such block */
+    if (!flag) {
+        TEST_CUDA(cudaMalloc((void **)&flag, 4));
+        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
+        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
+        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    }
+    problem p = plain(type, direction, path, 600, 64, 1500);
+    p.on[MEAN] = p.on[WANT_DBIAS] = true, p.chunk = 256, p.panel = 512;
+    settle_tensors(&p);
+    if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+    collect(&p), settle(&p, true, "the first run"), setup(&p, 0);
+    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(setting));
+    const spin_plan spin = {flag};
+    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, spin));
+    launched(&p, launch(&p));
+    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
+        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
+    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
+    TEST_CUDA(cudaStreamSynchronize(spinning));
+    collect(&p), settle(&p, false, "a run beside a spinning kernel");
+}
+
+#endif
+
+static void all_huge(void)
+{
+#if defined(LK_SIMT)
+    static const int64_t shapes[][4] = {{300, 8, 700, 1}, {300, 8, 700, 5}, {70, 300, 64, 1}, {64, 300, 70, 3}};
+#else
+    static const int64_t shapes[][4] = {
+        {33000, 8, 66000, 1}, {33000, 8, 66000, 20}, {70001, 32768, 64, 1}, {64, 32768, 70001, 1}};
+#endif
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int path = 0; path < PATHS; path++) {
+            if (!test_begin("huge: %lld x %lld x %lld, %s, 1 / %lld", (long long)shapes[i][0], (long long)shapes[i][1],
+                            (long long)shapes[i][2], path_name[path], (long long)shapes[i][3]))
+                continue;
+            huge(shapes[i][0], shapes[i][1], shapes[i][2], path, shapes[i][3]);
+            test_finish();
+        }
+#if !defined(LK_SIMT)
+    for (int at = 0; at < COUNTED; at++)
+        for (int type = 0; type < TEST_TYPES; type++) {
+            const char *const name = direction_name[at / PATHS];
+            if (!test_begin("%s %s %s: half of the SMs held", name, test_type_name[type], path_name[at % PATHS])) continue;
+            busy(type, at / PATHS, at % PATHS);
+            test_finish();
+        }
+#endif
+}
+
+static void fuzz(void)
+{
+    if (test.fuzz < 0 || !test_begin("fuzz, %ld calls, seed %llu", test.fuzz, (unsigned long long)test.fuzz_seed)) return;
+    uint64_t r = test_hash(test.fuzz_seed);
+    for (long i = 0; i < test.fuzz; i++) {
+        problem p = drawn((int)test_below(&r, TEST_TYPES), (int)test_below(&r, DIRECTIONS), (int)test_below(&r, PATHS),
+                          test_below(&r, 40), 1 + test_below(&r, 40), 1 + test_below(&r, 300), (int)test_below(&r, 1 << 30));
+        p.over = chance(&r, 4);
+        if (chance(&r, 9)) p.empty = p.on[WEIGHTS] ? ALL_WEIGHTLESS : ALL_IGNORED, p.on[BAD] = false;
+        run(p);
+    }
+    test_finish();
+    test_counts_print(&counts, "calls by path and option");
+}
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    const lk_status status = lk_linear_cross_entropy_init(&context);
+    if (status) printf("FAIL init: %s\n", lk_last_error()), test.failed++;
+    if (status) return test_end();
+    all_errors();
+    if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
+    all_sequences();
+    all_themes();
+    if (test.small) test_skip("huge", "left out of --small");
+    else all_huge();
+    if (!test.selected) {
+        test_counts_print(&counts, "calls by path and option");
+        if (test_begin("every option ran on every path that has it")) all_counts(), test_finish();
+    }
+    fuzz();
+    lk_linear_cross_entropy_destroy(&context);
+    return test_end();
+}

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - a row's state is that of its last panel
+s/s = lk_ce_row_merge(before, s, scale);/;/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - panels: dlse lacks logit_scale
+s/a.logit_scale \* w.dlse\[row\]/w.dlse[row]/

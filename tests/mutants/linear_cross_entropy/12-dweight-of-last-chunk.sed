@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - dweight is that of the last chunk
+s/m.add = q.first_row > 0 || (a.accumulate \&\& !w.dweight);/m.add = a.accumulate \&\& !w.dweight;/

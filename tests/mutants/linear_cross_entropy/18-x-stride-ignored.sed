@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - x is read as if packed
+s/m.key.ldb = lk_lce_x_stride(r), m.key.ldd = r->p.w.logits_stride;/m.key.ldb = a.hidden, m.key.ldd = r->p.w.logits_stride;/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - dbias lacks the last row of each share
+s/(split + 1) \* share < p.q.rows ? (split + 1) \* share : p.q.rows;/(split + 1) * share < p.q.rows ? (split + 1) * share - 1 : p.q.rows;/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - dx of ignored tokens is left as it was
+s/label.bad || over || (compact \&\& !label.counted));/label.bad || over);/

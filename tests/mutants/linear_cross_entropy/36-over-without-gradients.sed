@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - too many counted tokens leave dweight and dbias as they were
+s/if (over || (none \&\& !a.accumulate)) {/if (none \&\& !a.accumulate) {/

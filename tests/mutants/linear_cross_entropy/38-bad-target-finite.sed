@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - a bad target's loss is that of column 0
+s/a.loss\[token\] = label.bad ? NAN : skip/a.loss[token] = skip/

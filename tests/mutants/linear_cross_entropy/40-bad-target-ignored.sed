@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - a bad target's logits are not looked at
+s/w.target\[row\] = good ? label.y : label.bad ? 0 : -1;/w.target[row] = good ? label.y : -1;/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - class and z-loss terms are divided by different numbers
+s/w.class_weight\[col\] = a.class_weight\[col\] \* rate;/w.class_weight[col] = a.class_weight[col];/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - the reduced loss lacks the last row
+s/row < p.c.rows; row += LK_LCE_THREADS) {/row + 1 < p.c.rows; row += LK_LCE_THREADS) {/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - the last column of a row is not moved
+s/for (int i = first; i < left \&\& i < first + 8; i++)/for (int i = first; i + 1 < left \&\& i < first + 8; i++)/

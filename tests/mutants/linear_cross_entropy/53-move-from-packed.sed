@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - rows are gathered as if packed
+s/(from_row < 0 ? 0 : from_row) \* p.from_stride/(from_row < 0 ? 0 : from_row) * p.cols/

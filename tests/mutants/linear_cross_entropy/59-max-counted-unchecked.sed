@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - a negative max_counted is taken
+s/if (!status) status = lk_lce_check_range(op, "max_counted".*/;/
