@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ except ImportError as error:
     print(f"FAIL {sys.executable}: {error}. For Debian: apt-get install python3-torch; make test-torch PYTHON=/usr/bin/python3")
     print("0 passed, 1 failed")
     sys.exit(1)
+
+import liblk
 
 OPS = ("cross_entropy", "logsumexp", "srms_norm")
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -46,22 +47,6 @@ rng = random.Random(1)
 generator = torch.Generator().manual_seed(1)
 
 # ---- The library ------------------------------------------------------------------------------------------------------------
-
-SCALARS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "int": ctypes.c_int, "size_t": ctypes.c_size_t,
-           "float": ctypes.c_float}
-
-
-def structs_of(op):
-    """The argument structs of lk/<op>.cuh as ctypes, read from the header, so that a new field is never missed."""
-    text = re.sub(r"/\*.*?\*/", "", open(f"lk/{op}.cuh").read(), flags=re.S)
-    found = {}
-    for body, name in re.findall(r"typedef struct \{([^{}]*)\} (lk_%s_\w+_args);" % op, text):
-        fields = []
-        for declaration in filter(None, map(str.strip, body.split(";"))):
-            kind, star, field = re.fullmatch(r"(?:const )?(\w+) (\*?)(\w+)", declaration).groups()
-            fields.append((field, ctypes.c_void_p if star else SCALARS[kind]))
-        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
-    return found
 
 
 def check_layouts(op, structs):
@@ -81,31 +66,6 @@ def check_layouts(op, structs):
         ours = {name: ctypes.sizeof(struct), **{f"{name}.{f}": getattr(struct, f).offset for f, _ in struct._fields_}}
         wrong = [key for key in ours if ours[key] != int(compiled[key])]
         verdict(f"layout of {name}, {len(struct._fields_)} fields", not wrong, f"differs: {wrong}")
-
-
-def call(function, dtype, **fields):
-    """Calls lk_<function>_<dtype>; tensors become pointers, the workspace is what the query asks for. Returns the status."""
-    args = structs[f"lk_{function}_args"]()
-    for field, value in fields.items():
-        if field not in dict(args._fields_):
-            raise KeyError(f"{function} has no {field}")
-        setattr(args, field, value.data_ptr() if torch.is_tensor(value) else value)
-    if "workspace" in dict(args._fields_):
-        size = ctypes.c_size_t()
-        status = getattr(lk, f"lk_{function}_workspace_bytes_{dtype}")(ctypes.byref(args), ctypes.byref(size))
-        if status:
-            return status
-        scratch = torch.empty(size.value + 256, dtype=torch.uint8, device=device)
-        if size.value:
-            args.workspace, args.workspace_bytes = -(-scratch.data_ptr() // 256) * 256, size.value
-    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
-    return getattr(lk, f"lk_{function}_{dtype}")(ctypes.byref(args), ctypes.c_void_p(stream))
-
-
-def launch(function, dtype, **fields):
-    status = call(function, dtype, **fields)
-    if status:
-        raise RuntimeError(f"{lk.lk_status_string(status).decode()}: {lk.lk_last_error().decode()}")
 
 
 # ---- Verdicts ---------------------------------------------------------------------------------------------------------------
@@ -220,7 +180,7 @@ def torch_cross_entropy(x, target, o):
 
 
 def cross_entropy_limits(x, target, o, counted, upstream, dlse):
-    """Limits of lse, loss, z-loss, entropy and the float of dlogits; x in float64."""
+    """Limits of lse, loss, z-loss, entropy and the float of backward's and of forward_backward's dlogits; x in float64."""
     rows, vocab = x.shape
     z = capped(x, o)
     lse = torch.logsumexp(z, 1)
@@ -258,27 +218,54 @@ def cross_entropy_limits(x, target, o, counted, upstream, dlse):
     spare_error = 2 * o.z_loss * h * lse_limit + 8 * U * spare
     if dlse is not None:
         spare = spare + dlse.double().abs()
-    # A p[j] as the header has it, from the lse that forward rounded.
-    relative = (4 + finite(z - lse[:, None])) * 2 * U + (lse_limit + 2 * cap)[:, None]
-    fall = (f * each)[:, None] * w
-    error = (rise + spare)[:, None] * p * (relative + 16 * U) + spare_error[:, None] * p + fall * 16 * U
     is_target = torch.arange(vocab, device=x.device) == target[:, None]
-    others = (torch.where(is_target, torch.zeros_like(p), p) * (relative + 16 * U)).sum(1)
-    p_y = p.gather(1, target[:, None])[:, 0]
-    own = rise * others + spare * p_y * (relative.gather(1, target[:, None])[:, 0] + 16 * U) + spare_error * p_y
-    own = own + f * each * total * 16 * U
-    error = torch.where(is_target, own[:, None].expand_as(error), error)
-    slope = torch.ones_like(z)
+    slope, twice = torch.ones_like(z), torch.zeros_like(z)
     if o.softcap:  # 1 - tanh^2 by an exponential of twice the argument
         slope = (1 - torch.tanh(x * o.scale / o.softcap) ** 2) * (1 + 4 * U)
         twice = 2 * finite(x * o.scale / o.softcap)
-        gradient = (rise + spare)[:, None] * p + fall + is_target * (rise + f * each * total)[:, None]
-        error = error + gradient * (8 + 2 * twice) * 2 * U
-    return lse_limit, loss, extra, entropy, torch.nan_to_num(error * slope * o.scale)
+    fall = (f * each)[:, None] * w
+    p_y = p.gather(1, target[:, None])[:, 0]
+    errors = []
+    # A p[j] as the header has it, from the lse that forward rounded or from the sum that the row's threads share.
+    for shared in (lse_limit, 16 * U * base + cap):
+        relative = (4 + finite(z - lse[:, None])) * 2 * U + (shared + 2 * cap)[:, None]
+        error = (rise + spare)[:, None] * p * (relative + 16 * U) + spare_error[:, None] * p + fall * 16 * U
+        others = (torch.where(is_target, torch.zeros_like(p), p) * (relative + 16 * U)).sum(1)
+        own = rise * others + spare * p_y * (relative.gather(1, target[:, None])[:, 0] + 16 * U) + spare_error * p_y
+        own = own + f * each * total * 16 * U
+        error = torch.where(is_target, own[:, None].expand_as(error), error)
+        if o.softcap:
+            gradient = (rise + spare)[:, None] * p + fall + is_target * (rise + f * each * total)[:, None]
+            error = error + gradient * (8 + 2 * twice) * 2 * U
+        errors.append(torch.nan_to_num(error * slope * o.scale))
+    return lse_limit, loss, extra, entropy, errors
+
+
+def room_for_gradients(dtype, logits, stride, shift):
+    """Where dlogits go, drawn: their rows with the padding, the arguments that say so, and a name."""
+    rows, vocab = logits.shape
+    T = TYPES[dtype]
+    out_type = draw("dlogits", [dtype] + ["f16", "bf16"] * (dtype == "f32"))
+    placed, padding = draw("placed", ["apart", "in place"]), draw("zero_padding", [0, 1])
+    D = TYPES[out_type]
+    if placed == "in place":
+        storage = logits.as_strided((rows, stride), (stride, 1))
+        # 16-bit gradients of f32 logits take the first half of each row.
+        dlogits, d_stride, pointer = storage.view(D) if D != T else storage, stride * (2 if D != T else 1), logits
+    else:
+        d_stride = vocab + draw("dstride-vocab", [0, 3, 8])
+        pointer = matrix(torch.full((rows, vocab), NAN), D, d_stride, draw("dshift", [0, shift, 1]))
+        dlogits = pointer.as_strided((rows, d_stride), (d_stride, 1), pointer.storage_offset())
+    if padding or placed == "apart":
+        dlogits = dlogits[:, :stride if placed == "in place" and D != T else d_stride]
+    else:
+        dlogits = dlogits[:, :vocab]
+    given = dict(dlogits=pointer, dlogits_stride=d_stride, zero_padding=padding, dlogits_dtype=0 if D == T else DTYPE[out_type])
+    return dlogits, given, f"{out_type} {placed}"
 
 
 def cross_entropy_case(dtype, shape, o):
-    """One forward and one backward; everything that is not in `o` is drawn."""
+    """One forward, one backward and one forward_backward; everything that is not in `o` is drawn."""
     rows, vocab = shape
     T = TYPES[dtype]
     stride = vocab + draw("stride-vocab", [0, 0, 1, 5, 8])
@@ -303,75 +290,73 @@ def cross_entropy_case(dtype, shape, o):
     dlse = normal(rows).to(device) if draw("dlse", [False, True]) else None
 
     scalar = [] if o.reduction else [rows]
-    outputs = {name: torch.full(scalar, NAN, device=device) for name in ("loss", "z_loss_out")}
-    for name in ("lse", "entropy"):
-        outputs[name] = torch.full((rows,), NAN, device=device)
-    outputs["argmax"] = torch.full((rows,), -7, dtype=torch.int64, device=device)
-    outputs["valid_rows"] = torch.full((1,), -7, dtype=torch.int64, device=device)
-    outputs["weight_sum"] = torch.full((1,), NAN, device=device)
     extras = draw("outputs", ["all", "loss and lse"])
-    wanted = outputs if extras == "all" else {k: outputs[k] for k in ("loss", "lse", "valid_rows", "weight_sum")}
-    common = dict(logits=logits, target=target.int() if target_type == "int32" else target, rows=rows, vocab=vocab,
+
+    def poisoned():
+        given = {name: torch.full(scalar, NAN, device=device) for name in ("loss", "z_loss_out")}
+        given.update({name: torch.full((rows,), NAN, device=device) for name in ("lse", "entropy")})
+        given["argmax"] = torch.full((rows,), -7, dtype=torch.int64, device=device)
+        given["valid_rows"] = torch.full((1,), -7, dtype=torch.int64, device=device)
+        given["weight_sum"] = torch.full((1,), NAN, device=device)
+        return given if extras == "all" else {k: given[k] for k in ("loss", "lse", "valid_rows", "weight_sum")}
+
+    outputs, both_outputs = poisoned(), poisoned()
+    common = dict(target=target.int() if target_type == "int32" else target, rows=rows, vocab=vocab,
                   target_dtype=1 if target_type == "int32" else 0, logits_stride=stride, logit_scale=o.scale,
                   softcap=o.softcap, label_smoothing=o.smoothing, z_loss=o.z_loss, reduction=o.reduction, path=path,
                   use_ignore_index=o.ignore_index is not None, ignore_index=o.ignore_index or 0)
     if o.weight is not None:
         common["class_weight"] = o.weight
-    launch("cross_entropy_forward", dtype, **common, **wanted)
+    given = {} if upstream_kind == "NULL" else dict(upstream=upstream, upstream_per_row=upstream_kind == "rows")
+    if dlse is not None:
+        given["dlse"] = dlse
+    again = matrix(logits, T, stride, shift)  # in place destroys the first
+    launch("cross_entropy_forward", dtype, logits=logits, **common, **outputs)
+    dlogits, where, placed = room_for_gradients(dtype, logits, stride, shift)
+    padding = where["zero_padding"]
+    counts = {k: outputs[k] for k in ("valid_rows", "weight_sum")} if o.reduction == MEAN else {}
+    launch("cross_entropy_backward", dtype, logits=logits, lse=outputs["lse"], **common, **where, **given, **counts)
+    both_dlogits, where, both_placed = room_for_gradients(dtype, again, stride, shift)
+    both_padding = where["zero_padding"]
+    launch("cross_entropy_forward_backward", dtype, logits=again, **common, **both_outputs, **where, **given)
 
     limits = cross_entropy_limits(clean.detach(), safe, o, counted, upstream, dlse)
-    lse_limit, loss_limit, z_limit, entropy_limit, error = limits
+    lse_limit, loss_limit, z_limit, entropy_limit, errors = limits
     one = torch.float32
     zero = torch.zeros(rows, dtype=torch.float64, device=device)
     lse = torch.where(counted, expected_lse.detach(), zero)
     weights = torch.ones(vocab, device=device) if o.weight is None else o.weight
     weight_sum = (weights.double()[safe] * counted).sum()
-    checks = [("loss", outputs["loss"], expected, rounded(expected, loss_limit, one)),
-              ("lse", outputs["lse"], lse, rounded(lse, lse_limit, one)),
-              ("valid", outputs["valid_rows"], counted.sum()[None], 0.5),
-              ("weights", outputs["weight_sum"], weight_sum[None], 16 * U * weight_sum)]
-    if extras == "all":
-        z = capped(clean.detach(), o)
-        logp = z - expected_lse.detach()[:, None]
-        p = torch.exp(logp)
-        entropy = -torch.where(p == 0, p, p * logp).sum(1)
-        entropy = torch.where(counted, torch.where(expected_lse.isfinite(), entropy, zero + NAN), zero)
-        checks += [("z_loss", outputs["z_loss_out"], expected_z, rounded(expected_z, z_limit, one)),
-                   ("entropy", outputs["entropy"], entropy, rounded(entropy, entropy_limit, one)),
-                   ("argmax", outputs["argmax"], torch.where(counted, x.argmax(1), torch.full_like(target, -1)), 0.5)]
-
     surrogate = (expected * upstream.double()).sum()
     if dlse is not None:
         surrogate = surrogate + torch.where(counted, expected_lse * dlse.double(), zero).sum()
     gradient, = torch.autograd.grad(surrogate, clean)
     gradient = torch.where(counted[:, None], gradient, torch.zeros_like(gradient))
-    out_type = draw("dlogits", [dtype] + ["f16", "bf16"] * (dtype == "f32"))
-    placed = draw("placed", ["apart", "in place"])
-    padding = draw("zero_padding", [0, 1])
-    D = TYPES[out_type]
-    if placed == "in place":
-        scale = 2 if D != T else 1  # 16-bit gradients of f32 logits take the first half of each row
-        storage = logits.as_strided((rows, stride), (stride, 1))
-        dlogits, d_stride, d_pointer = storage.view(D) if D != T else storage, stride * scale, logits
-    else:
-        d_stride = vocab + draw("dstride-vocab", [0, 3, 8])
-        whole = matrix(torch.full((rows, vocab), NAN), D, d_stride, draw("dshift", [0, shift, 1]))
-        dlogits, d_pointer = whole.as_strided((rows, d_stride), (d_stride, 1), whole.storage_offset()), whole
-    given = {} if upstream_kind == "NULL" else dict(upstream=upstream, upstream_per_row=upstream_kind == "rows")
-    if dlse is not None:
-        given["dlse"] = dlse
-    if o.reduction == MEAN:
-        given.update(valid_rows=outputs["valid_rows"], weight_sum=outputs["weight_sum"])
-    launch("cross_entropy_backward", dtype, lse=outputs["lse"], dlogits=d_pointer, dlogits_stride=d_stride,
-           zero_padding=padding, dlogits_dtype=0 if D == T else DTYPE[out_type], **common, **given)
-    checks.append(("dlogits", dlogits[:, :vocab], gradient, rounded(gradient, error, D)))
-    if padding or placed == "apart":
-        end = stride if placed == "in place" and D != T else d_stride
-        pad = dlogits[:, vocab:end]
-        checks.append(("padding", pad, torch.full(pad.shape, 0.0 if padding else NAN), 0.0))
+    logp = capped(clean.detach(), o) - expected_lse.detach()[:, None]
+    p = torch.exp(logp)
+    entropy = -torch.where(p == 0, p, p * logp).sum(1)
+    entropy = torch.where(counted, torch.where(expected_lse.isfinite(), entropy, zero + NAN), zero)
+    argmax = torch.where(counted, x.argmax(1), torch.full_like(target, -1))
+    checks = []
+    for one_pass, found in enumerate((outputs, both_outputs)):
+        which = "both " * one_pass
+        checks += [(which + "loss", found["loss"], expected, rounded(expected, loss_limit, one)),
+                   (which + "lse", found["lse"], lse, rounded(lse, lse_limit, one)),
+                   (which + "valid", found["valid_rows"], counted.sum()[None], 0.5),
+                   (which + "weights", found["weight_sum"], weight_sum[None], 16 * U * weight_sum)]
+        if extras == "all":
+            checks += [(which + "z_loss", found["z_loss_out"], expected_z, rounded(expected_z, z_limit, one)),
+                       (which + "entropy", found["entropy"], entropy, rounded(entropy, entropy_limit, one)),
+                       (which + "argmax", found["argmax"], argmax, 0.5)]
+        written = both_dlogits if one_pass else dlogits
+        limit = rounded(gradient, errors[one_pass], written.dtype)
+        pad = written[:, vocab:]
+        zeroed = both_padding if one_pass else padding
+        checks += [(which + "dlogits", written[:, :vocab], gradient, limit),
+                   (which + "padding", pad, torch.full(pad.shape, 0.0 if zeroed else NAN), 0.0)]
     name = f"cross_entropy {dtype} {rows}x{vocab} {('none', 'mean', 'sum')[o.reduction]} e={o.smoothing:g} " \
            f"w={o.weight is not None} k={o.z_loss:g} a={o.scale} s={o.softcap} ignore={o.ignore_index} path={path} " \
-           f"{target_type} upstream={upstream_kind} dlse={dlse is not None} {out_type} {placed} +{shift} " \
+           f"{target_type} upstream={upstream_kind} dlse={dlse is not None} {placed} both {both_placed} +{shift} " \
            f"stride+{stride - vocab}"
     compare(name, *checks)
 
@@ -586,6 +571,16 @@ def simple(x, target, dtype="f32", reduction=NONE, **options):
     return loss, lse, dlogits
 
 
+def in_one_pass(x, target):
+    """lk's loss and dlogits of a plain call of forward_backward."""
+    x = x.float().to(device).contiguous()
+    rows, vocab = x.shape
+    loss, dlogits = torch.full((rows,), NAN, device=device), torch.full_like(x, NAN)
+    launch("cross_entropy_forward_backward", "f32", logits=x, target=torch.tensor(target, device=device), loss=loss,
+           dlogits=dlogits, rows=rows, vocab=vocab)
+    return loss, dlogits
+
+
 def torch_gradient(x, target, **options):
     leaf = x.to(device).clone().requires_grad_()
     loss = F.cross_entropy(leaf, torch.tensor(target, device=device), **options)
@@ -668,16 +663,20 @@ def differences():
     _, _, dlogits = simple(x, [3])
     # lse is about 20.7: half an ulp of it is 16 U, and that is a relative error of every p; then as much for p itself.
     compare("difference: the target's gradient is minus the sum of the others",
-            ("dlogits", dlogits, right, right.abs() * 64 * U))
+            ("dlogits", dlogits, right, right.abs() * 64 * U),
+            ("in one pass", in_one_pass(x, [3])[1], right, right.abs() * 64 * U))
     say(f"float64 {shown(right[0, 3])}, lk {shown(dlogits[0, 3])}, torch in float {shown(theirs[0, 3])}: p - 1 has no")
     say("digits left where p is all but 1")
 
     x = (normal(3, 50) + 1e4).to(device)
-    loss, _ = torch_gradient(x.double(), [3, 4, 5], reduction="none")
-    theirs, _ = torch_gradient(x, [3, 4, 5], reduction="none")
+    loss, right = torch_gradient(x.double(), [3, 4, 5], reduction="none")
+    theirs, their_gradient = torch_gradient(x, [3, 4, 5], reduction="none")
     ours, _, _ = simple(x, [3, 4, 5])
-    compare("as torch: an offset of 1e4 on all logits costs the loss nothing", ("loss", ours, loss, 1e-5))
+    once, dlogits = in_one_pass(x, [3, 4, 5])
+    compare("as torch: an offset of 1e4 on all logits costs the loss nothing", ("loss", ours, loss, 1e-5),
+            ("loss in one pass", once, loss, 1e-5), ("dlogits in one pass", dlogits, right, right.abs() * 1e-5))
     say(f"error: lk {off(ours, loss)}, torch in float {off(theirs, loss)}")
+    say(f"error of the gradient: lk in one pass {off(dlogits, right)}, torch in float {off(their_gradient, right)}")
 
 
 # ---- Errors -----------------------------------------------------------------------------------------------------------------
@@ -692,6 +691,8 @@ def errors():
             ("softcap", "cross_entropy_forward", dict(logits=x, target=target, loss=loss, rows=2, vocab=8, softcap=-1.0),
              "softcap is -1"),
             ("lse", "cross_entropy_backward", dict(logits=x, target=target, dlogits=x, rows=2, vocab=8), "lse is NULL"),
+            ("dlogits", "cross_entropy_forward_backward", dict(logits=x, target=target, loss=loss, rows=2, vocab=8),
+             "dlogits is NULL"),
             ("path", "logsumexp_forward", dict(x=x, lse=loss, outer=2, cols=8, path=9), "path is 9"),
             ("eps", "srms_norm_forward", dict(x=x, y=x, rows=2, cols=8, eps=-1.0), "eps is -1")):
         status = call(function, "f32", **fields)
@@ -705,17 +706,13 @@ if device == "cuda" and not torch.cuda.is_available():
     print(f"FAIL {library} is for a GPU, and PyTorch {torch.__version__} sees none: make BACKEND=cpu test-torch")
     print("0 passed, 1 failed")
     sys.exit(1)
-# The simulator defines CUDA's calls, and so does the runtime that a PyTorch for GPUs brings: the library's own come first.
-lk = ctypes.CDLL(os.path.abspath(library), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
-lk.lk_status_string.restype = lk.lk_last_error.restype = ctypes.c_char_p
+binding = liblk.Library(library, OPS, device)
+lk, call, launch = binding.lk, binding.call, binding.launch
 clusters = device == "cpu" or torch.cuda.get_device_capability()[0] >= 9
 print(f"PyTorch {torch.__version__} against {library} on",
       f"{torch.cuda.get_device_name() if device == 'cuda' else 'the simulator'}; numbers: errors as shares of their limits")
-structs = {}
 for op in OPS:
-    layout = structs_of(op)
-    check_layouts(op, layout)
-    structs.update(layout)
+    check_layouts(op, liblk.structs_of(op))
 cross_entropy_grid()
 logsumexp_grid()
 srms_norm_grid()

@@ -1,0 +1,1057 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`.
+
+    compare.py [OP...] [--library FILE] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider TEXT]
+               [--device cpu --smoke]
+
+Providers  lk, through the shared library of `make lib` and an autograd.Function as one would write it; PyTorch eager and
+           torch.compile; Liger-Kernel, flash-linear-attention, cut-cross-entropy and quack-kernels where they import
+           (bench/requirements.txt pins what was measured). One that does not import is named as missing. Each is called as its
+           own documentation calls it.
+Directions forward; backward (autograd.grad, nothing accumulated); forward_backward. A provider that makes its gradients in
+           forward has only the last. lk's forward_backward is one fused call where the library has it, else the two.
+Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again
+           before each provider, since some overwrite them. Inputs want gradients, so forward keeps what backward needs.
+Clocks     call_ms: the L2 is flushed, the GPU is idle, then one call from Python, from the event before to the event after it:
+           launch overhead is in it. kernel_ms: the kernels alone, either a CUDA graph of calls over all sets in turn, replay
+           time / calls (kernel_clock graph), or for what cannot be captured the profiler's sum of kernel times of such calls
+           (kernel_clock profiler). Medians of at least 20.
+Errors     ||value - right|| / ||right|| of every output and gradient, right being the formula in float64 on the same inputs.
+Memory     extra_mb: the peak during a call beyond inputs, upstream gradients and results, in MiB. What forward keeps for
+           backward counts, in backward too.
+Ceiling    The time of a plain kernel with the same reads and writes, from lk's own bench (bench/results/<gpu>.csv) where it has
+           the case (ceiling_from bench), cases of less and of more traffic (bench between) or of less alone (bench beyond);
+           else a copy by torch of as many bytes, timed here (copy). linear_cross_entropy: the bare matmuls by torch, timed here (matmul). forward_backward: the
+           sum of both directions, but for cross_entropy one read and one write, and for linear_cross_entropy three matmuls.
+Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
+           of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
+           are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
+"""
+import argparse
+import collections
+import csv
+import ctypes
+import dataclasses
+import gc
+import importlib
+import importlib.metadata
+import math
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+try:
+    import torch
+    import torch._functorch.config
+    import torch.nn.functional as F
+except ImportError as error:
+    sys.exit(f"{sys.executable}: {error}; `make compare` needs PyTorch, PYTHON= says which Python has it")
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, f"{ROOT}/tests")
+import liblk  # noqa: E402
+
+OPS = ("logsumexp", "cross_entropy", "srms_norm", "md_lrpe_cosine", "linear_cross_entropy")
+DIRECTIONS = ("forward", "backward", "forward_backward")
+COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling",
+           "ceiling_ms", "ceiling_from", "errors", "extra_mb", "note", "gpu", "commit")
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+REALISTIC = (32000, 50257, 128256, 151936)  # vocabularies of Llama 2, GPT-2, Llama 3, Qwen
+EPS = 1e-6
+LONGEST = 150.0  # seconds that a provider may take for one direction of a case, compilation included
+MIB = 2.0**20
+
+# ---- Cases ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Case:
+    """`inputs`: name -> (shape, dtype, what it is filled with). `wanted`: the inputs whose gradients are taken. `upstream`: for
+    each output its gradient's (shape, sigma), or None for a scalar loss, whose gradient is 1. `reads` and `writes`: the least
+    traffic in bytes of forward and backward, or `flops` of forward where matmuls are what it costs."""
+    op: str
+    name: str
+    inputs: dict
+    wanted: tuple
+    outputs: tuple
+    upstream: tuple
+    reference: object
+    traffic: dict
+    providers: list
+    quick: bool = False
+    flops: float = 0.0
+
+
+def normal(*shape, sigma=1.0, dtype=BF16):
+    return shape, dtype, lambda t, g: t.normal_(generator=g).mul_(sigma)
+
+
+def targets(rows, vocab):
+    return (rows,), torch.int64, lambda t, g: t.random_(0, vocab, generator=g)
+
+
+def fixed(values):
+    return tuple(values.shape), values.dtype, lambda t, g: t.copy_(values)
+
+
+def fill(tensors, specs, seed):
+    g = torch.Generator(device=next(iter(tensors.values())).device).manual_seed(seed)
+    for name, tensor in tensors.items():
+        specs[name][2](tensor, g)
+
+
+def slices(rows, elements):
+    """Slices of rows of about 2^27 elements: float64 temporaries of 1 GiB."""
+    step = max(1, 2**27 // max(1, elements))
+    return [slice(at, min(rows, at + step)) for at in range(0, rows, step)]
+
+
+def logsumexp_reference(i, upstream):
+    x, dlse = i["x"], upstream[0].double()
+    lse, dx = x.new_empty(x.shape[:1], dtype=F64), x.new_empty(x.shape, dtype=F64)
+    for s in slices(*x.shape):
+        lse[s] = torch.logsumexp(x[s].double(), 1)
+        dx[s] = torch.exp(x[s].double() - lse[s, None]) * dlse[s, None]
+    return [lse], [dx]
+
+
+def cross_entropy_reference(i, upstream):
+    x, target = i["logits"], i["target"]
+    loss, dx = x.new_zeros((), dtype=F64), x.new_empty(x.shape, dtype=F64)
+    for s in slices(*x.shape):
+        logp = torch.log_softmax(x[s].double(), 1)
+        loss -= logp.gather(1, target[s, None]).sum() / len(x)
+        dx[s] = logp.exp_() / len(x)
+        dx[s].scatter_add_(1, target[s, None], x.new_full((len(target[s]), 1), -1 / len(x), dtype=F64))
+    return [loss], [dx]
+
+
+def srms_norm_reference(i, upstream):
+    x, residual, weight = i["x"], i.get("residual"), i.get("weight")
+    w = 1.0 if weight is None else weight.double()
+    y, ds = x.new_empty(x.shape, dtype=F64), x.new_empty(x.shape, dtype=F64)
+    sums = x.new_empty(x.shape, dtype=F64) if residual is not None else None
+    dweight = x.new_zeros(x.shape[1:], dtype=F64)
+    for p in slices(*x.shape):
+        s = x[p].double() + (0 if residual is None else residual[p].double())
+        rstd = torch.rsqrt(s.square().mean(1, keepdim=True) + EPS)
+        h, dy = s * rstd, upstream[0][p].double()
+        y[p] = h * w
+        ds[p] = rstd * (dy * w - h * (dy * w * h).mean(1, keepdim=True))
+        dweight += (dy * h).sum(0)
+        if residual is not None:
+            sums[p] = s
+            ds[p] += upstream[1][p].double()
+    has_residual, has_weight = residual is not None, weight is not None
+    return [y] + [sums] * has_residual, [ds] * (1 + has_residual) + [dweight] * has_weight
+
+
+def lrpe_angles(positions, theta, dim, dtype):
+    """[heads, tokens of the grid, dim]: feature f turns with axis f / e by theta[head, f % e] a step."""
+    e = theta.shape[1]
+    f = torch.arange(dim, device=theta.device)
+    return positions.to(dtype)[None, :, f // e] * theta.to(dtype)[:, None, f % e]
+
+
+def md_lrpe_cosine_reference(positions, prefix):
+    def reference(i, upstream):
+        x, dy = i["x"], upstream[0]
+        dim = x.shape[-1]
+        phi = lrpe_angles(positions, i["theta"], dim, F64)
+        cos, sin = torch.cos(phi), torch.sin(phi)
+        y, dx = x.new_zeros(*x.shape[:-1], 2 * dim, dtype=F64), x.new_empty(x.shape, dtype=F64)
+        y[..., :prefix, :dim], dx[..., :prefix, :] = x[..., :prefix, :], dy[..., :prefix, :dim]
+        for b in range(len(x)):
+            grid = x[b, :, prefix:].double()
+            y[b, :, prefix:, :dim], y[b, :, prefix:, dim:] = grid * cos, grid * sin
+            dx[b, :, prefix:] = dy[b, :, prefix:, :dim].double() * cos + dy[b, :, prefix:, dim:].double() * sin
+        return [y], [dx]
+    return reference
+
+
+def linear_cross_entropy_reference(i, upstream):
+    x, weight, target = i["x"], i["weight"], i["target"]
+    tokens, vocab = len(x), len(weight)
+    w = weight.double()
+    loss, dx, dweight = w.new_zeros(()), x.new_empty(x.shape, dtype=F64), torch.zeros_like(w)
+    for s in slices(tokens, vocab):
+        rows = x[s].double()
+        logp = torch.log_softmax(rows @ w.T, 1)
+        loss -= logp.gather(1, target[s, None]).sum() / tokens
+        dz = logp.exp_().div_(tokens)
+        dz.scatter_add_(1, target[s, None], dz.new_full((len(rows), 1), -1 / tokens))
+        dx[s] = dz @ w
+        dweight.addmm_(dz.T, rows)
+    return [loss], [dx, dweight]
+
+
+def logsumexp_cases(env):
+    shapes = [(4096, 1 << k) for k in range(10, 18)] + [(8192, vocab) for vocab in REALISTIC]
+    for rows, cols in [(5, 300)] if env.smoke else shapes:
+        n = 2 * rows * cols
+        yield Case("logsumexp", f"rows={rows} cols={cols}", {"x": normal(rows, cols, sigma=1.5)}, ("x",), ("lse",),
+                   (((rows,), 1.0),), logsumexp_reference, {"forward": (n, 0), "backward": (n, n)}, logsumexp_providers(env),
+                   (rows, cols) in ((4096, 1024), (4096, 131072), (8192, 128256)))
+
+
+def cross_entropy_cases(env):
+    shapes = [(4096, 1 << k) for k in range(10, 18)] + [(8192, vocab) for vocab in REALISTIC]
+    for rows, vocab in [(5, 300)] if env.smoke else shapes:
+        n = 2 * rows * vocab
+        yield Case("cross_entropy", f"rows={rows} vocab={vocab} reduction=mean",
+                   {"logits": normal(rows, vocab, sigma=1.5), "target": targets(rows, vocab)}, ("logits",), ("loss",), (None,),
+                   cross_entropy_reference, {"forward": (n, 0), "backward": (n, n), "forward_backward": (n, n)},
+                   cross_entropy_providers(env), (rows, vocab) in ((4096, 1024), (4096, 131072), (8192, 128256)))
+
+
+def srms_norm_cases(env):
+    reference = [(4096 << k, 2048, residual, 0) for residual in (0, 1) for k in range(6)]
+    weighted = [(rows, 2048, residual, 1) for residual in (0, 1) for rows in (4096, 131072)]
+    realistic = [(8192, hidden, residual, 1) for residual in (0, 1) for hidden in (4096, 8192)]
+    smoke = [(7, 128, residual, weight) for residual in (0, 1) for weight in (0, 1)]
+    for rows, cols, residual, weight in smoke if env.smoke else reference + weighted + realistic:
+        inputs = {"x": normal(rows, cols, sigma=1.5)}
+        if residual:
+            inputs["residual"] = normal(rows, cols)
+        if weight:
+            inputs["weight"] = normal(cols)
+        n = 2 * rows * cols
+        outputs = ("y", "residual_out")[:1 + residual]
+        yield Case("srms_norm", f"rows={rows} cols={cols} residual={residual}" + " weight=1" * weight, inputs, tuple(inputs),
+                   outputs, tuple(((rows, cols), 1.0) for _ in outputs), srms_norm_reference,
+                   {"forward": (n + n * residual, n + n * residual), "backward": (2 * n + n * residual, n)},
+                   srms_norm_providers(env, residual, weight), (rows, cols) in ((4096, 2048), (131072, 2048), (8192, 4096)))
+
+
+def md_lrpe_cosine_cases(env):
+    grids = [(256 << k,) for k in range(8)] + [(16 << k,) * 2 for k in range(4)] + [(4 << k,) * 3 for k in range(4)]
+    shapes = [(12, 12, 128, grid, prefix) for grid in grids for prefix in (0, 10)]
+    shapes += [(1, hidden // 128, 128, (8192,), 0) for hidden in (4096, 8192)]
+    smoke = [(2, 3, 16, (4, 5), 2), (2, 3, 16, (9,), 0)]
+    for batch, heads, dim, grid, prefix in smoke if env.smoke else shapes:
+        tokens, e = prefix + math.prod(grid), -(-dim // len(grid))
+        head, t = torch.arange(heads)[:, None], torch.arange(e)
+        theta = (10000.0 ** (-t / e) * (1 + 0.01 * head)).float().to(env.device)
+        axes = torch.meshgrid(*(torch.arange(size, device=env.device) for size in grid), indexing="ij")
+        positions = torch.stack([axis.flatten() for axis in axes], 1)
+        n = 2 * batch * heads * tokens * dim
+        yield Case("md_lrpe_cosine",
+                   f"batch={batch} heads={heads} dim={dim} shape={'x'.join(map(str, grid))} prefix={prefix}",
+                   {"x": normal(batch, heads, tokens, dim), "theta": fixed(theta)}, ("x",), ("y",),
+                   (((batch, heads, tokens, 2 * dim), 1.0),), md_lrpe_cosine_reference(positions, prefix),
+                   {"forward": (n, 2 * n), "backward": (2 * n, n)}, md_lrpe_cosine_providers(env, grid, prefix, positions),
+                   prefix == 0 and grid in ((256,), (32768,), (32, 32, 32)))
+
+
+def linear_cross_entropy_cases(env):
+    shapes = [(12288, 4096, 1 << k) for k in range(10, 18)]
+    shapes += [(8192, hidden, vocab) for hidden in (4096, 8192) for vocab in REALISTIC]
+    for tokens, hidden, vocab in [(6, 64, 300)] if env.smoke else shapes:
+        yield Case("linear_cross_entropy", f"tokens={tokens} hidden={hidden} vocab={vocab} reduction=mean",
+                   {"x": normal(tokens, hidden), "weight": normal(vocab, hidden, sigma=0.02), "target": targets(tokens, vocab)},
+                   ("x", "weight"), ("loss",), (None,), linear_cross_entropy_reference, {},
+                   linear_cross_entropy_providers(env, tokens, hidden, vocab),
+                   (tokens, hidden, vocab) in ((12288, 4096, 8192), (12288, 4096, 131072), (8192, 4096, 128256)),
+                   flops=2.0 * tokens * hidden * vocab)
+
+
+CASES = {"logsumexp": logsumexp_cases, "cross_entropy": cross_entropy_cases, "srms_norm": srms_norm_cases,
+         "md_lrpe_cosine": md_lrpe_cosine_cases, "linear_cross_entropy": linear_cross_entropy_cases}
+
+# ---- Providers --------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Provider:
+    """forward(**inputs) gives the output or outputs, which autograd can differentiate. both(**inputs), where there is such a
+    call, gives (outputs, gradients). missing: why it is not here."""
+    name: str
+    version: str = ""
+    forward: object = None
+    both: object = None
+    directions: tuple = DIRECTIONS
+    missing: str = ""
+
+
+PACKAGES = {"liger": "liger-kernel", "fla": "flash-linear-attention", "cce": "cut-cross-entropy", "quack": "quack-kernels"}
+
+
+def peer(name, module, make, directions=DIRECTIONS, label=None):
+    """A provider from another package: make(module) gives its forward."""
+    package = PACKAGES[name]
+    try:
+        version = f"{package} {importlib.metadata.version(package)}"
+        return Provider(label or name, version, make(importlib.import_module(module)), directions=directions)
+    except Exception as error:  # a package may fail at import in any way
+        return Provider(label or name, missing=f"{package}: {type(error).__name__}: {error}")
+
+
+def torch_pair(forward):
+    """PyTorch eager, and the same function compiled for the case's shape."""
+    version = f"torch {torch.__version__}"
+    return [Provider("torch", version, forward),
+            Provider("torch.compile", version, torch.compile(forward, dynamic=False))]
+
+
+def lk_provider(env, op, forward, both=None):
+    if env.library is None or not env.library.has(f"{op}_forward_bf16"):
+        return Provider("lk", missing=f"{env.path} has no lk_{op}_forward_bf16")
+    fused = both if both and env.library.has(f"{op}_forward_backward_bf16") else None
+    return Provider("lk", env.version, forward, fused)
+
+
+def logsumexp_providers(env):
+    class Logsumexp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            lse = x.new_empty(len(x), dtype=F32)
+            env.launch("logsumexp_forward", x=x, lse=lse, outer=len(x), cols=x.shape[1])
+            ctx.save_for_backward(x, lse)
+            return lse
+
+        @staticmethod
+        def backward(ctx, dlse):
+            x, lse = ctx.saved_tensors
+            dx = torch.empty_like(x)
+            env.launch("logsumexp_backward", x=x, lse=lse, dlse=dlse, dx=dx, outer=len(x), cols=x.shape[1])
+            return dx
+
+    return [lk_provider(env, "logsumexp", lambda x: Logsumexp.apply(x)), *torch_pair(lambda x: torch.logsumexp(x, -1)),
+            peer("fla", "fla.ops.utils", lambda m: m.logsumexp_fwd, ("forward",))]
+
+
+def cross_entropy_providers(env):
+    def common(logits, target):
+        return dict(logits=logits, target=target, rows=len(logits), vocab=logits.shape[1], reduction=1, use_ignore_index=1,
+                    ignore_index=-100)
+
+    class CrossEntropy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits, target):
+            loss, lse = logits.new_empty((), dtype=F32), logits.new_empty(len(logits), dtype=F32)
+            valid = logits.new_empty(1, dtype=torch.int64)
+            env.launch("cross_entropy_forward", loss=loss, lse=lse, valid_rows=valid, **common(logits, target))
+            ctx.save_for_backward(logits, target, lse, valid)
+            return loss
+
+        @staticmethod
+        def backward(ctx, dloss):
+            logits, target, lse, valid = ctx.saved_tensors
+            dlogits = torch.empty_like(logits)
+            env.launch("cross_entropy_backward", lse=lse, valid_rows=valid, upstream=dloss, dlogits=dlogits,
+                       **common(logits, target))
+            return dlogits, None
+
+    def fused(logits, target):
+        loss, dlogits = logits.new_empty((), dtype=F32), torch.empty_like(logits)
+        env.launch("cross_entropy_forward_backward", loss=loss, dlogits=dlogits, **common(logits, target))
+        return loss, [dlogits]
+
+    return [lk_provider(env, "cross_entropy", lambda logits, target: CrossEntropy.apply(logits, target), fused),
+            *torch_pair(lambda logits, target: F.cross_entropy(logits, target)),
+            peer("liger", "liger_kernel.transformers.functional",
+                 lambda m: lambda logits, target: m.liger_cross_entropy(logits, target), ("forward_backward",)),
+            peer("fla", "fla.modules", lambda m: lambda logits, target, loss=m.FusedCrossEntropyLoss(): loss(logits, target)),
+            peer("quack", "quack.cross_entropy",
+                 lambda m: lambda logits, target: m.cross_entropy(logits, target, reduction="mean"))]
+
+
+def srms_norm_providers(env, residual, weight):
+    class SrmsNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, residual, weight):
+            y, rstd = torch.empty_like(x), x.new_empty(len(x), dtype=F32)
+            sums = x if residual is None else torch.empty_like(x)
+            more = {} if residual is None else dict(residual=residual, residual_out=sums)
+            env.launch("srms_norm_forward", x=x, weight=weight, y=y, rstd=rstd, rows=len(x), cols=x.shape[1], eps=EPS, **more)
+            ctx.save_for_backward(sums, weight, rstd)
+            ctx.has_residual = residual is not None
+            return y if residual is None else (y, sums)
+
+        @staticmethod
+        def backward(ctx, dy, dsums=None):
+            sums, weight, rstd = ctx.saved_tensors
+            dx = torch.empty_like(sums)
+            more = {"residual_out" if ctx.has_residual else "x": sums}
+            if ctx.has_residual:
+                more["dresidual_out"] = dsums
+            dweight = None
+            if weight is not None:
+                dweight = torch.empty_like(weight)
+                more.update(weight=weight, dweight=dweight)
+            env.launch("srms_norm_backward", rstd=rstd, dy=dy, dx=dx, rows=len(sums), cols=sums.shape[1], eps=EPS, **more)
+            return dx, dx if ctx.has_residual else None, dweight
+
+    def eager(x, residual=None, weight=None):
+        s = x if residual is None else x + residual
+        f = s.float()
+        y = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + EPS)
+        y = (y if weight is None else y * weight.float()).to(x.dtype)
+        return y if residual is None else (y, s)
+
+    def functional(x, residual=None, weight=None):
+        s = x if residual is None else x + residual
+        y = F.rms_norm(s, s.shape[-1:], weight, EPS)
+        return y if residual is None else (y, s)
+
+    providers = [lk_provider(env, "srms_norm",
+                             lambda x, residual=None, weight=None: SrmsNorm.apply(x, residual, weight)), *torch_pair(eager)]
+    if hasattr(F, "rms_norm"):
+        providers.append(Provider("torch.rms_norm", providers[1].version, functional))
+    if residual and weight:
+        providers.append(peer("liger", "liger_kernel.transformers.functional",
+                              lambda m: lambda x, residual, weight: m.liger_fused_add_rms_norm(x, residual, weight, EPS)))
+    elif not residual:
+        providers.append(peer("liger", "liger_kernel.transformers.functional",
+                              lambda m: lambda x, weight=None: m.liger_rms_norm(x, weight, EPS)))
+    else:
+        providers.append(Provider("liger", missing="liger-kernel: with a residual it wants a weight"))
+    providers.append(peer("fla", "fla.modules.layernorm", lambda m: lambda x, residual=None, weight=None: m.rms_norm(
+        x, weight, None, residual, eps=EPS, prenorm=residual is not None)))
+    providers.append(peer("quack", "quack.rmsnorm", lambda m: lambda x, residual=None, weight=None: m.rmsnorm(
+        x, weight, residual=residual, eps=EPS, prenorm=residual is not None)))
+    return providers
+
+
+def md_lrpe_cosine_providers(env, grid, prefix, positions):
+    def common(x):
+        return dict(theta_dtype=1, batch=x.shape[0], heads=x.shape[1], dim=x.shape[3], prefix=prefix, axes=len(grid),
+                    shape=list(grid))
+
+    class Lrpe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, theta):
+            y = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+            env.launch("md_lrpe_cosine_forward", x=x, theta=theta, y=y, **common(x))
+            ctx.save_for_backward(theta)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            theta, = ctx.saved_tensors
+            dx = dy.new_empty(*dy.shape[:-1], dy.shape[-1] // 2)
+            env.launch("md_lrpe_cosine_backward", dy=dy, theta=theta, dx=dx, **common(dx))
+            return dx, None
+
+    def eager(x, theta):
+        phi = lrpe_angles(positions, theta, x.shape[-1], F32)
+        turned = x[..., prefix:, :]
+        y = torch.cat([turned * torch.cos(phi), turned * torch.sin(phi)], -1).to(x.dtype)
+        if prefix:
+            head = x[..., :prefix, :]
+            y = torch.cat([torch.cat([head, torch.zeros_like(head)], -1), y], -2)
+        return y
+
+    return [lk_provider(env, "md_lrpe_cosine", lambda x, theta: Lrpe.apply(x, theta)), *torch_pair(eager)]
+
+
+def linear_cross_entropy_providers(env, tokens, hidden, vocab):
+    # The exact sum of dweight, and chunks of logits of which lk's goals allow as much: far below what torch takes.
+    budget = 4 * vocab * hidden + (155 << 20) + 7800 * vocab
+
+    def common(x, weight, target):
+        return dict(context=env.context, x=x, weight=weight, target=target, tokens=tokens, hidden=hidden, vocab=vocab,
+                    reduction=1, use_ignore_index=1, ignore_index=-100, budget=budget)
+
+    class LinearCrossEntropy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, target):
+            loss, lse = x.new_empty((), dtype=F32), x.new_empty(tokens, dtype=F32)
+            env.launch("linear_cross_entropy_forward", loss=loss, lse=lse, **common(x, weight, target))
+            ctx.save_for_backward(x, weight, target, lse)
+            return loss
+
+        @staticmethod
+        def backward(ctx, dloss):
+            x, weight, target, lse = ctx.saved_tensors
+            dx, dweight = torch.empty_like(x), torch.empty_like(weight)
+            env.launch("linear_cross_entropy_backward", lse=lse, upstream=dloss, dx=dx, dweight=dweight,
+                       **common(x, weight, target))
+            return dx, dweight, None
+
+    def fused(x, weight, target):
+        loss, dx, dweight = x.new_empty((), dtype=F32), torch.empty_like(x), torch.empty_like(weight)
+        env.launch("linear_cross_entropy_forward_backward", loss=loss, dx=dx, dweight=dweight, **common(x, weight, target))
+        return loss, [dx, dweight]
+
+    both = ("forward_backward",)
+    return [lk_provider(env, "linear_cross_entropy", lambda x, weight, target: LinearCrossEntropy.apply(x, weight, target),
+                        fused),
+            *torch_pair(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target)),
+            peer("liger", "liger_kernel.transformers.functional",
+                 lambda m: lambda x, weight, target: m.liger_fused_linear_cross_entropy(x, weight, target), both),
+            peer("fla", "fla.modules", lambda m: lambda x, weight, target, loss=m.FusedLinearCrossEntropyLoss(): loss(
+                x, target, weight), both),
+            peer("cce", "cut_cross_entropy", lambda m: lambda x, weight, target: m.linear_cross_entropy(x, weight, target)),
+            peer("cce", "cut_cross_entropy", lambda m: lambda x, weight, target: m.linear_cross_entropy(
+                x, weight, target, filter_eps=None), label="cce unfiltered"),
+            peer("quack", "quack.linear_cross_entropy",
+                 lambda m: lambda x, weight, target: m.chunked_linear_cross_entropy(x, weight, target), both)]
+
+
+# ---- One provider on one case -----------------------------------------------------------------------------------------------
+
+
+def as_list(outputs):
+    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+class Subject:
+    """A provider on the sets of inputs of a case: calls by direction, on set `number`."""
+
+    def __init__(self, case, provider, sets, upstreams):
+        self.case, self.provider = case, provider
+        self.sets = [{name: t.detach().requires_grad_(name in case.wanted) for name, t in s.items()} for s in sets]
+        self.upstreams, self.casts = upstreams, {}
+        self.kept = {}  # what backward alone starts from
+
+    def forward(self, number):
+        with torch.set_grad_enabled("backward" in self.provider.directions or "forward_backward" in self.provider.directions):
+            return as_list(self.provider.forward(**self.sets[number]))
+
+    def upstream(self, number, outputs):
+        """In the outputs' types; making them is no part of a call."""
+        if number not in self.casts:
+            pairs = zip(self.upstreams[number], outputs)
+            self.casts[number] = [torch.ones_like(o) if u is None else u.to(o.dtype) for u, o in pairs]
+        return self.casts[number]
+
+    def gradients(self, outputs, number, retain):
+        inputs = [self.sets[number][name] for name in self.case.wanted]
+        return torch.autograd.grad(outputs, inputs, self.upstream(number, outputs), retain_graph=retain)
+
+    def prepare_backward(self, number):
+        self.kept[number] = self.forward(number)
+
+    def backward(self, number):
+        return list(self.gradients(self.kept[number], number, True))
+
+    def forward_backward(self, number):
+        if self.provider.both:
+            outputs, gradients = self.provider.both(**self.sets[number])
+            return as_list(outputs) + list(gradients)
+        outputs = self.forward(number)
+        return outputs + list(self.gradients(outputs, number, False))
+
+
+class Deadline:
+    """Raises TimeoutError in the main thread after some seconds: a compilation that does not end must not end the run. What
+    runs in C++ or in another thread is interrupted when it returns."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __enter__(self):
+        signal.signal(signal.SIGALRM, self.ring)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+    def ring(self, *_):
+        raise TimeoutError(f"more than {self.seconds:.0f} s")
+
+    def __exit__(self, *_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def relative_errors(names, values, right):
+    """name=||value - right|| / ||right||, as text."""
+    found = []
+    for name, value, expected in zip(names, values, right):
+        value, expected = value.detach().reshape(expected.shape), expected
+        if expected.dim() == 0:
+            value, expected = value.reshape(1), expected.reshape(1)
+        off = total = 0.0
+        for s in slices(len(expected), expected[0].numel()):
+            off += float((value[s].double() - expected[s]).square().sum())
+            total += float(expected[s].square().sum())
+        found.append(f"{name}={math.sqrt(off / total):.2e}")
+    return " ".join(found)
+
+
+def tensor_bytes(tensors, others):
+    """Of all tensors that are not one of the others."""
+    sizes = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}
+    return sum(size for pointer, size in sizes.items() if pointer not in {t.data_ptr() for t in others})
+
+
+def call_clock(env, call, sets):
+    """The median of single calls from Python, the L2 cold and the GPU idle before each."""
+    times = []
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if env.cuda else (None, None)
+    for number in range(env.warm + env.calls):
+        result = None
+        if env.cuda:
+            env.flush.zero_()
+            torch.cuda.synchronize()
+            begin.record()
+            result = call(number % sets)  # noqa: F841: it lives until the next call, as it would in training
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            start = time.perf_counter()
+            result = call(number % sets)
+            times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[env.warm:])
+
+
+def graph_clock(env, call, sets, call_ms):
+    """The kernels alone: a graph of calls over all sets in turn, replay time / calls. Results live for a turn of the sets, so
+    that outputs rotate over as many buffers as inputs."""
+    calls = sets * max(1, math.ceil(min(8.0 / call_ms, 192) / sets)) if call_ms < 20 else 1  # what the L2 keeps is nothing then
+    results = collections.deque(maxlen=sets)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=env.stream):
+        for number in range(calls):
+            results.append(call(number % sets))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(env.replays + 1)]
+    for _ in range(2):
+        graph.replay()
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) / calls for a, b in zip(events, events[1:])]
+    results.clear()
+    graph.reset()
+    return statistics.median(times)
+
+
+def profiler_clock(env, call, sets):
+    """The kernels alone where there are host synchronisations: the sum of their times by the profiler, a call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for number in range(env.calls):
+            result = call(number % sets)  # noqa: F841
+        torch.cuda.synchronize()
+    kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA and
+               not getattr(e, "is_user_annotation", False)]
+    kernels.sort(key=lambda e: e.time_range.start)
+    times = [e.time_range.elapsed_us() / 1e3 for e in kernels]
+    if not times:
+        raise RuntimeError("the profiler saw no kernel")
+    if len(times) % env.calls:  # calls differ in their kernels: no median of calls
+        return sum(times) / env.calls
+    each = len(times) // env.calls
+    return statistics.median(sum(times[at:at + each]) for at in range(0, len(times), each))
+
+
+def kernel_clock(env, call, sets, call_ms):
+    """(milliseconds, clock, why there is none)."""
+    try:
+        # A capture that meets a synchronisation leaves the allocator in its pool, so one is looked for before.
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call(0)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return graph_clock(env, call, sets, call_ms), "graph", ""
+    except TimeoutError:
+        raise
+    except Exception as error:
+        why = f"no graph: {type(error).__name__}: {error}"
+    torch.cuda.synchronize()
+    try:
+        return profiler_clock(env, call, sets), "profiler", ""
+    except Exception as error:
+        return None, "", f"{why}; profiler: {type(error).__name__}: {error}"
+
+
+def measure(env, subject, direction, right):
+    """One row's measured columns."""
+    case, sets = subject.case, len(subject.sets)
+    names = list(case.outputs) * (direction != "backward") + [f"d{name}" for name in case.wanted] * (direction != "forward")
+    expected = right[0] * (direction != "backward") + right[1] * (direction != "forward")
+    call = getattr(subject, direction)
+
+    def prepare(count):
+        for number in range(count if direction == "backward" else 0):
+            subject.prepare_backward(number)
+
+    row = {}
+    with Deadline(min(LONGEST, max(0.0, env.left()) + 30)):
+        prepare(1)
+        call(0)  # compiles, tunes, loads
+        subject.refill()  # some write to their inputs or upstream gradients
+        prepare(1)
+        result = call(0)
+        row["errors"] = relative_errors(names, result, expected)
+        result = None
+        subject.kept.clear()
+        if env.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            prepare(1)
+            result = call(0)
+            torch.cuda.synchronize()
+            own = tensor_bytes(result + subject.kept.get(0, []), subject.sets[0].values())
+            row["extra_mb"] = f"{max(0, torch.cuda.max_memory_allocated() - before - own) / MIB:.6g}"
+            result = None
+        prepare(sets)
+        for number in range(sets if direction != "forward" else 0):
+            call(number)  # so that the upstream gradients are there before the clocks
+        call_ms = call_clock(env, call, sets)
+        row["call_ms"] = f"{call_ms:.5g}"
+        if env.cuda:
+            kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms)
+            if kernel_ms is not None:
+                row["kernel_ms"] = f"{kernel_ms:.5g}"
+    return row
+
+
+# ---- Ceilings ---------------------------------------------------------------------------------------------------------------
+
+
+class Ceilings:
+    """Milliseconds of a plain kernel with a case's traffic, and where they are from."""
+
+    def __init__(self, env):
+        self.env, self.copies, self.exact, self.sizes = env, {}, {}, collections.defaultdict(dict)
+        try:
+            with open(f"{ROOT}/bench/results/{env.gpu}.csv", newline="") as file:
+                for row in csv.DictReader(file):
+                    if row["provider"] == "ceiling" and row["dtype"] == "bf16":
+                        key = row["op"], row["direction"]
+                        self.exact[(*key, row["case"])] = float(row["ms"])
+                        self.sizes[key][float(row["ms"]) * float(row["gb_per_s"]) * 1e6] = float(row["gb_per_s"])
+        except FileNotFoundError:
+            pass
+
+    def bench(self, case, direction, size):
+        for name in (case.name, case.name.replace("reduction=mean", "reduction=none")):
+            if (case.op, direction, name) in self.exact:
+                return self.exact[case.op, direction, name], "bench"
+        known = sorted(self.sizes[case.op, direction].items())
+        for (low, slow), (high, fast) in zip(known, known[1:]):
+            if low <= size <= high:
+                part = math.log(size / low) / math.log(high / low) if high > low else 0.0
+                return size / (slow + part * (fast - slow)) * 1e-6, "bench between"
+        if known and size > known[-1][0]:  # rates no longer grow with the size there
+            return size / known[-1][1] * 1e-6, "bench beyond"
+        return None, ""
+
+    def copy(self, size):
+        if size not in self.copies:
+            sets = 1 + math.ceil(4 * self.env.l2 / size)
+            pairs = [torch.empty(2, size // 4, dtype=torch.int16, device=self.env.device) for _ in range(sets)]
+            self.copies[size] = graph_clock(self.env, lambda number: pairs[number][1].copy_(pairs[number][0]), sets, 0.05)
+        return self.copies[size], "copy"
+
+    def matmuls(self, case, sets):
+        """Forward's matmul, and backward's two, on random operands."""
+        x, weight = sets[0]["x"], sets[0]["weight"]
+        dz = torch.randn(len(x), len(weight), dtype=BF16, device=self.env.device) / len(x)
+        calls = [lambda _: x @ weight.T, lambda _: dz @ weight, lambda _: dz.T @ x]
+        times = [graph_clock(self.env, call, 1, case.flops / 7e11) for call in calls]
+        return {"forward": (times[0], "matmul"), "backward": (times[1] + times[2], "matmul"),
+                "forward_backward": (sum(times), "matmul")}
+
+    def of(self, case, sets):
+        """By direction: (milliseconds, where from)."""
+        if not self.env.cuda:
+            return {direction: (None, "") for direction in DIRECTIONS}
+        if case.flops:
+            return self.matmuls(case, sets)
+        found = {}
+        for direction, (reads, writes) in case.traffic.items():
+            size = reads + writes
+            # One read and one write of everything costs in one launch what backward costs.
+            found[direction] = self.bench(case, "backward" if direction == "forward_backward" else direction, size)
+            if found[direction][0] is None:
+                found[direction] = self.copy(size)
+        if "forward_backward" not in found:
+            parts = [found["forward"], found["backward"]]
+            found["forward_backward"] = sum(p[0] for p in parts), " + ".join(dict.fromkeys(p[1] for p in parts))
+        return found
+
+
+# ---- The run ----------------------------------------------------------------------------------------------------------------
+
+
+def text_of(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+class Environment:
+    def __init__(self, options):
+        self.options, self.smoke, self.device = options, options.smoke, options.device
+        self.cuda = self.device == "cuda"
+        self.started = time.monotonic()
+        self.calls, self.warm, self.replays = (2, 1, 0) if self.smoke else (9, 2, 7) if options.quick else (21, 3, 21)
+        self.commit = os.environ.get("COMMIT") or text_of(["git", "rev-parse", "--short", "HEAD"]) or "none"
+        name = torch.cuda.get_device_name() if self.cuda else "cpu"
+        self.gpu = name.removeprefix("NVIDIA ").lower().translate(str.maketrans(" /,", "---"))
+        if self.cuda:
+            self.l2 = torch.cuda.get_device_properties(0).L2_cache_size
+            self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+            self.stream = torch.cuda.Stream()
+            torch.cuda.set_stream(self.stream)  # one stream for all: a capture of backward needs the stream of its forward
+        driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0] or "unknown"
+        triton = importlib.metadata.version("triton") if has_package("triton") else "none"
+        self.version = f"lk {self.commit}; driver {driver}; CUDA {torch.version.cuda}; PyTorch {torch.__version__}; " \
+                       f"Triton {triton}; Python {platform.python_version()}"
+        self.path = options.library
+        self.library, self.context, self.said = None, None, set()
+        if os.path.exists(self.path):
+            headers = [op for op in OPS if os.path.exists(f"{ROOT}/lk/{op}.cuh")]
+            self.library = liblk.Library(self.path, headers, self.device)
+            if "linear_cross_entropy" in (options.ops or OPS):
+                self.open_context()
+
+    def open_context(self):
+        """linear_cross_entropy's: it stays where it is for as long as it is used."""
+        if not self.library.has("linear_cross_entropy_init"):
+            return
+        self.storage = self.library.structs["lk_linear_cross_entropy_context"]()
+        status = self.library.lk.lk_linear_cross_entropy_init(ctypes.byref(self.storage))
+        if status:
+            raise SystemExit(f"lk_linear_cross_entropy_init: {self.library.lk.lk_status_string(status).decode()}")
+        self.context = ctypes.addressof(self.storage)
+
+    def launch(self, function, **fields):
+        self.library.launch(function, "bf16", **{name: value for name, value in fields.items() if value is not None})
+
+    def left(self):
+        budget = self.options.budget
+        return math.inf if budget is None else budget - (time.monotonic() - self.started)
+
+    def head(self):
+        yield self.version
+        yield f"GPU {torch.cuda.get_device_name()}, L2 {self.l2 / MIB:.0f} MiB" if self.cuda else "no GPU"
+        yield f"library {self.path}" + ("" if self.library else ": not there")
+        for package in PACKAGES.values():
+            yield f"{package} {importlib.metadata.version(package)}" if has_package(package) else f"missing: {package}"
+
+
+def has_package(name):
+    try:
+        importlib.metadata.version(name)
+        return True
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def key_of(row):
+    return tuple(row[column] for column in ("op", "direction", "dtype", "case", "provider"))
+
+
+class Rows:
+    """The CSV: rows are appended as they come, and the newest of each key stay."""
+
+    def __init__(self, path):
+        self.path, self.rows = path, {}
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if os.path.exists(path):
+            with open(path, newline="") as file:
+                reader = csv.DictReader(file)
+                if tuple(reader.fieldnames or ()) != COLUMNS:
+                    raise SystemExit(f"{path} has other columns than this program writes; it is left as it is")
+                self.rows = {key_of(row): row for row in reader}
+        else:
+            self.append(None)
+
+    def append(self, row):
+        with open(self.path, "a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if row is None:
+                writer.writeheader()
+            else:
+                writer.writerow(row)
+                self.rows[key_of(row)] = row
+
+    def finish(self):
+        order = {op: i for i, op in enumerate(OPS)}
+        rows = sorted(self.rows.values(), key=lambda row: order.get(row["op"], len(order)))  # stable: cases keep their order
+        with open(f"{self.path}.part", "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(f"{self.path}.part", self.path)
+
+
+class Progress:
+    """A bar on a terminal's stderr, rows go to stdout. done counts the case that is being measured too."""
+
+    def __init__(self, total):
+        self.total, self.done, self.started = total, 0, time.monotonic()
+
+    def show(self, what):
+        if sys.stderr.isatty():
+            before = max(0, self.done - 1)
+            full = 24 * before // max(1, self.total)
+            spent = time.monotonic() - self.started
+            rest = f", about {spent / before * (self.total - before):.0f} s to go" if before else ""
+            print(f"\r\033[K[{'#' * full}{'.' * (24 - full)}] {self.done}/{self.total}{rest}  {what}", end="", file=sys.stderr,
+                  flush=True)
+
+    def clear(self):
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def say(env, rows, progress, case, row):
+    row = {**dict.fromkeys(COLUMNS, ""), "op": case.op, "dtype": "bf16", "case": case.name, "gpu": env.gpu,
+           "commit": env.commit, **row}
+    row["note"] = " ".join(row["note"].replace(",", ";").replace('"', "'").replace("|", "/").split())[:200]
+    rows.append(row)
+    progress.clear()
+    shown = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling", "errors", "extra_mb",
+             "note")
+    print(f"| {progress.done}/{progress.total} | " + " | ".join(str(row[column]) for column in shown) + " |", flush=True)
+
+
+def make_sets(env, case):
+    """Sets of inputs and upstream gradients, and the function that fills them."""
+    specs = dict(case.inputs)
+    for number, gradient in enumerate(case.upstream):
+        if gradient:
+            specs[f"upstream {number}"] = normal(*gradient[0], sigma=gradient[1])
+    size = sum(math.prod(shape) * torch.empty(0, dtype=dtype).element_size() for shape, dtype, _ in specs.values())
+    count = max(2, 1 + math.ceil(4 * env.l2 / size)) if env.cuda else 2
+    whole = [{name: torch.empty(shape, dtype=dtype, device=env.device) for name, (shape, dtype, _) in specs.items()}
+             for _ in range(count)]
+
+    def refill():
+        with torch.no_grad():
+            for number, tensors in enumerate(whole):
+                fill(tensors, specs, 1000 + number)
+
+    refill()
+    sets = [{name: s[name] for name in case.inputs} for s in whole]
+    upstreams = [[s.get(f"upstream {number}") for number in range(len(case.upstream))] for s in whole]
+    return sets, upstreams, refill
+
+
+def run_provider(env, rows, progress, case, provider, wanted, shared):
+    sets, upstreams, refill, right, ceilings = shared
+    common = {"provider": provider.name, "version": provider.version}
+    if provider.missing:
+        if (case.op, provider.name, provider.missing) not in env.said:
+            env.said.add((case.op, provider.name, provider.missing))
+            say(env, rows, progress, dataclasses.replace(case, name=""), {**common, "note": f"missing: {provider.missing}"})
+        return
+    for direction in provider.directions:
+        if direction not in wanted:
+            continue
+        progress.show(f"{case.op} {case.name} {provider.name} {direction}")
+        subject = Subject(case, provider, sets, upstreams)
+        subject.refill = refill
+        try:
+            refill()
+            row = measure(env, subject, direction, right)
+            ceiling, source = ceilings[direction]
+            if ceiling and row.get("kernel_ms"):
+                share = ceiling / float(row["kernel_ms"])
+                row.update(of_ceiling=f"{share:.3f}", ceiling_ms=f"{ceiling:.5g}", ceiling_from=source)
+        except Exception as error:  # a peer may fail in any way, and says so in its row
+            row = {"note": f"failed: {type(error).__name__}: {error}"}
+        subject = None
+        gc.collect()
+        if env.cuda:
+            torch.cuda.synchronize()  # raises when the context is lost: nothing after it would be worth a row
+            torch.cuda.empty_cache()
+        say(env, rows, progress, case, {**common, "direction": direction, **row})
+
+
+def run_case(env, rows, progress, case, todo):
+    torch._dynamo.reset()  # else shapes of earlier cases cost later ones guards, and at the eighth compilation ends
+    sets, upstreams, refill = make_sets(env, case)
+    with torch.no_grad():
+        right = case.reference(sets[0], [None if u is None else u.detach() for u in upstreams[0]])
+    ceilings = Ceilings.of(env.ceilings, case, sets)
+    for provider, directions in todo:
+        if env.left() < 0:
+            return False
+        run_provider(env, rows, progress, case, provider, directions, (sets, upstreams, refill, right, ceilings))
+    return True
+
+
+def chosen_cases(env, rows):
+    """(case, [(provider, directions)]) of what is to be measured."""
+    options, found = env.options, []
+    for op in options.ops or OPS:
+        for case in CASES[op](env):
+            if options.case not in case.name or (options.quick and not case.quick and not env.smoke):
+                continue
+            todo = []
+            for provider in case.providers:
+                wanted = list(provider.directions)
+                if options.resume:
+                    done = (rows.rows.get((op, d, "bf16", case.name, provider.name)) for d in wanted)
+                    wanted = [d for d, row in zip(list(wanted), done)
+                              if not (row and row["commit"] == env.commit and row["call_ms"])]
+                if options.provider in provider.name and wanted:
+                    todo.append((provider, wanted))
+            if todo:
+                found.append((case, todo))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description="lk beside other libraries; the file's first comment says how it measures")
+    parser.add_argument("ops", nargs="*", choices=[[], *OPS], metavar="OP", help=f"{', '.join(OPS)}; all when left out")
+    parser.add_argument("--library", default=f"{ROOT}/build/gpu/liblk.so")
+    parser.add_argument("--csv", help="instead of bench/results/<gpu>-compare.csv (-quick.csv, -smoke.csv)")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--smoke", action="store_true", help="tiny cases, to try the program itself")
+    parser.add_argument("--quick", action="store_true", help="three cases an op, fewer repetitions")
+    parser.add_argument("--budget", type=float, help="seconds after which no further provider is begun")
+    parser.add_argument("--resume", action="store_true", help="leaves out rows of this commit that the CSV has")
+    parser.add_argument("--case", default="", help="only cases whose name holds this")
+    parser.add_argument("--provider", default="", help="only providers whose name holds this")
+    parser.add_argument("--list", action="store_true", help="names cases and providers, measures nothing")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} sees no GPU here, so nothing was measured; what an H200 reached is in "
+              "bench/results/h200-compare.md")
+        return 0
+    torch._functorch.config.donated_buffer = False  # backward is timed several times from one forward
+    env = Environment(options)
+    env.ceilings = Ceilings(env)
+    for line in env.head():
+        print(line)
+    kind = "-smoke" if options.smoke else "-quick" if options.quick else ""
+    rows = Rows(options.csv or f"{ROOT}/bench/results/{env.gpu}-compare{kind}.csv")
+    todo = chosen_cases(env, rows)
+    if options.list:
+        for case, providers in todo:
+            print(f"{case.op} {case.name}: {', '.join(provider.name for provider, _ in providers)}")
+        return 0
+    print("call_ms: a call from Python, L2 cold; kernel_ms: the kernels alone; of_ceiling: of kernel_ms;\n"
+          "errors: relative, against float64; extra_mb: peak beyond inputs and results, MiB\n")
+    print("| # | op | case | direction | provider | call_ms | kernel_ms | clock | of_ceiling | errors | extra_mb | note |")
+    print("|" + "---|" * 12, flush=True)
+    progress = Progress(len(todo))
+    left_out = []
+    try:
+        for case, providers in todo:
+            progress.done += 1
+            try:
+                if env.left() < 0 or not run_case(env, rows, progress, case, providers):
+                    left_out.append(f"{case.op} {case.name}")
+            except torch.OutOfMemoryError as error:  # the case itself; a provider's own ends in its row
+                say(env, rows, progress, case, {"provider": "all", "note": f"failed: {error}"})
+            gc.collect()
+            if env.cuda:
+                torch.cuda.empty_cache()
+    finally:
+        progress.clear()
+        rows.finish()
+    for name in left_out:
+        print(f"left out, or not all of it, for want of time: {name}")
+    failed = sum("failed" in row["note"] for row in rows.rows.values())
+    print(f"{rows.path}: {len(rows.rows)} rows, {failed} failed, {time.monotonic() - env.started:.0f} s; "
+          "`make compare-plots` makes plots and tables from it, where matplotlib is")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What bench/compare.py measured, as plots and tables: `make compare-plots`.
+
+    plot.py CSV            writes CSV's Markdown tables beside it, and plots as SVG and PNG, for light and dark pages; the plots
+                           need matplotlib
+    plot.py --readme CSV   prints README's section (bench/readme puts it in its place)
+
+A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
+marks others. Full lines are the kernels alone, dotted ones calls from Python.
+"""
+import collections
+import csv
+import os
+import sys
+
+DIRECTIONS = ("forward", "backward", "forward_backward")
+TITLE = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
+SLOWER, WORSE = 1.02, 1.05  # ratios from which on lk counts as slower, as less accurate: what runs differ by, and errors
+WRONG = 0.5  # a relative error from which on a result is none, and its time is not compared
+
+
+def read(path):
+    """The newest row of each key, in order of first appearance."""
+    rows = {}
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            rows[row["op"], row["direction"], row["case"], row["provider"]] = row
+    return list(rows.values())
+
+
+def number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def parts(case):
+    return dict(part.split("=", 1) for part in case.split())
+
+
+def errors_of(row):
+    return {name: number(value) for name, value in (part.split("=") for part in row["errors"].split())}
+
+
+def unique(values):
+    return list(dict.fromkeys(values))
+
+
+def grouped(rows):
+    """{(op, case, direction): {provider: row}}"""
+    groups = {}
+    for row in rows:
+        if row["direction"]:
+            groups.setdefault((row["op"], row["case"], row["direction"]), {})[row["provider"]] = row
+    return groups
+
+
+# ---- Plots ------------------------------------------------------------------------------------------------------------------
+
+
+def axes_of(case):
+    return case.get("shape", "").count("x") + 1
+
+
+def tokens_of(case):
+    product = 1
+    for size in case["shape"].split("x"):
+        product *= int(size)
+    return product
+
+
+# Name, op, which cases are meant at all, which of them form the line, the size, its name, what the hollow marks are.
+FIGURES = (
+    ("logsumexp", "logsumexp", lambda c: True, lambda c: c["rows"] == "4096", lambda c: int(c["cols"]), "columns",
+     "4096 rows; hollow: 8192 rows"),
+    ("cross_entropy", "cross_entropy", lambda c: True, lambda c: c["rows"] == "4096", lambda c: int(c["vocab"]), "vocabulary",
+     "mean, 4096 rows; hollow: 8192 rows"),
+    ("srms_norm", "srms_norm", lambda c: c["residual"] == "0" and c["cols"] == "2048", lambda c: "weight" not in c,
+     lambda c: int(c["rows"]), "rows", "2048 columns; hollow: with weight"),
+    ("srms_norm-residual", "srms_norm", lambda c: c["residual"] == "1" and c["cols"] == "2048", lambda c: "weight" not in c,
+     lambda c: int(c["rows"]), "rows", "residual in and out, 2048 columns; hollow: with weight"),
+    ("md_lrpe_cosine", "md_lrpe_cosine", lambda c: c["prefix"] == "0" and c["batch"] == "12", lambda c: axes_of(c) == 1,
+     tokens_of, "tokens", "batch 12, 12 heads, dim 128; 1 axis; hollow: 2 and 3 axes"),
+    ("linear_cross_entropy", "linear_cross_entropy", lambda c: c["hidden"] == "4096", lambda c: c["tokens"] == "12288",
+     lambda c: int(c["vocab"]), "vocabulary", "mean, 12288 tokens, hidden 4096; hollow: 8192 tokens"),
+)
+STYLES = {  # colour on light, colour on dark, mark
+    "lk": ("#d1410c", "#ff7b4a", "o"),
+    "torch": ("#6b7280", "#9ca3af", "s"),
+    "torch.compile": ("#0a64b4", "#58a6ff", "^"),
+    "torch.rms_norm": ("#0e9bb5", "#4dd0e1", "v"),
+    "liger": ("#15803d", "#4ade80", "D"),
+    "fla": ("#9333a8", "#d38bea", "P"),
+    "cce": ("#a16207", "#e3b341", "X"),
+    "cce unfiltered": ("#6b4f1d", "#b99a5b", "*"),
+    "quack": ("#c2185b", "#ff7eb6", "<"),
+}
+THEMES = {"": {"background": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"},
+          "-dark": {"background": "#0d1117", "ink": "#e6edf3", "grid": "#30363d"}}
+
+
+def short(size, _=None):
+    size = int(round(size))
+    return f"{size >> 10}k" if size >= 1024 and size % 1024 == 0 else str(size)
+
+
+def draw(plt, ticker, rows, figure, theme, path):
+    _, op, meant, lined, size_of, label, subtitle = figure
+    rows = [row for row in rows if row["op"] == op and row["direction"] and row["case"] and meant(parts(row["case"]))]
+    providers = [p for p in unique(row["provider"] for row in rows) if p in STYLES]
+    directions = [d for d in DIRECTIONS if any(row["direction"] == d and number(row["kernel_ms"]) for row in rows)]
+    if not directions:
+        return False
+    ink, dark = theme["ink"], theme is THEMES["-dark"]
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
+                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    plot, panels = plt.subplots(2, len(directions), figsize=(1.2 + 3.6 * len(directions), 6.6), squeeze=False, sharex=True,
+                                sharey="row", facecolor=theme["background"])
+    shown = {}
+    for column, direction in enumerate(directions):
+        time, share = panels[0][column], panels[1][column]
+        for provider in sorted(providers, key="lk".__eq__):  # lk last, on top
+            colour, marker = STYLES[provider][dark], STYLES[provider][2]
+            look = dict(color=colour, linewidth=2.4 if provider == "lk" else 1.3, markersize=5.5 if provider == "lk" else 4.5)
+            mine = [row for row in rows if row["provider"] == provider and row["direction"] == direction]
+            for panel, value, style in ((time, "kernel_ms", "-"), (time, "call_ms", ":"), (share, "of_ceiling", "-")):
+                line, marks = [], []
+                for row in mine:
+                    case = parts(row["case"])
+                    if number(row[value]):
+                        (line if lined(case) else marks).append((size_of(case), number(row[value])))
+                if style == ":":
+                    panel.plot(*zip(*sorted(line)) if line else ((), ()), ":", color=colour, linewidth=1, alpha=0.75)
+                    continue
+                drawn = panel.plot(*zip(*sorted(line)) if line else ((), ()), "-", marker=marker, **look)
+                panel.plot(*zip(*sorted(marks)) if marks else ((), ()), linestyle="none", marker=marker, color=colour,
+                           markerfacecolor="none", markersize=look["markersize"] + 1)
+                if mine:
+                    shown[provider] = drawn[0]
+        time.set_title(TITLE[direction], color=ink)
+        time.set_xscale("log", base=2)
+        time.set_yscale("log")
+        time.minorticks_off()
+        time.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        share.xaxis.set_major_formatter(ticker.FuncFormatter(short))
+        share.set_xlabel(label)
+        share.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
+        share.set_ylim(0, max([1.08] + [1.05 * (number(row["of_ceiling"]) or 0) for row in rows]))
+        for panel in (time, share):
+            panel.set_facecolor(theme["background"])
+            panel.grid(True, color=theme["grid"], linewidth=0.7)
+            panel.set_axisbelow(True)
+            for side in ("top", "right"):
+                panel.spines[side].set_visible(False)
+    panels[0][0].set_ylabel("milliseconds (dotted: a call from Python)")
+    panels[1][0].set_ylabel("share of bare matmuls" if op == "linear_cross_entropy" else "share of the ceiling")
+    plot.suptitle(f"{op}, bf16, {rows[0]['gpu'].upper()}: {subtitle}", color=ink, fontsize=10.5)
+    names = [p for p in STYLES if p in shown]
+    plot.legend([shown[p] for p in names], names, loc="lower center", ncols=len(names), frameon=False, labelcolor=ink)
+    plot.tight_layout(rect=(0, 0.045, 1, 1))
+    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 100})):
+        plot.savefig(f"{path}.{kind}", facecolor=theme["background"], **options)
+    plt.close(plot)
+    return True
+
+
+def plots(rows, stem):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib import ticker
+    for figure in FIGURES:
+        for suffix, theme in THEMES.items():
+            path = f"{stem}-{figure[0]}{suffix}"
+            if draw(plt, ticker, rows, figure, theme, path):
+                print(f"wrote {path}.svg and .png")
+            elif not suffix:
+                print(f"no plot of {figure[0]}: no kernels were timed")
+
+
+# ---- Tables -----------------------------------------------------------------------------------------------------------------
+
+
+def right(row):
+    return all(value is not None and value < WRONG for value in errors_of(row).values())
+
+
+def peers_of(row_of):
+    return {provider: row for provider, row in row_of.items() if provider not in ("lk", "all") and right(row)}
+
+
+def best(row_of, column):
+    """(provider, value) of the peer with the least."""
+    values = {provider: number(row[column]) for provider, row in peers_of(row_of).items()}
+    values = {provider: value for provider, value in values.items() if value}
+    return min(values.items(), key=lambda item: item[1]) if values else (None, None)
+
+
+def cell(row):
+    if row is None:
+        return ""
+    if not row["call_ms"]:
+        return row["note"].split(":")[0]
+    mark = "*" if row["kernel_clock"] == "profiler" else ""
+    return f"{row['kernel_ms'] or '-'}{mark} / {row['call_ms']}"
+
+
+def tables(rows, path):
+    gpu, versions = rows[0]["gpu"], unique(row["version"] for row in rows if row["version"])
+    with open(path, "w") as file:
+        say = lambda *lines: print(*lines, sep="\n", file=file)  # noqa: E731
+        say(f"# lk beside other libraries, {gpu}", "",
+            "Made by `make compare-plots` from the CSV of the same name, which `make compare` measured. Times in ms: the",
+            "kernels alone / a call from Python; \\* the kernels by the profiler, others by CUDA graph. bf16. Errors:",
+            "relative, against float64. MiB: peak memory beyond inputs and results. bench/compare.py says more.", "",
+            *(f"- {version}" for version in sorted(versions)), "")
+        gone = [row for row in rows if not row["direction"] and row["note"]]
+        say(*(f"- {row['op']} {row['case']}: {row['provider']}: {row['note']}" for row in gone), "")
+        for op in unique(row["op"] for row in rows):
+            groups = {key: row_of for key, row_of in grouped(rows).items() if key[0] == op}
+            names = unique(provider for row_of in groups.values() for provider in row_of)
+            say(f"## {op}", "", "| case | direction | ceiling | of ceiling | " + " | ".join(names) + " |",
+                "|" + "---|" * (4 + len(names)))
+            for (_, case, direction), row_of in groups.items():
+                known = next((row for row in row_of.values() if row["ceiling_ms"]), None)
+                ceiling = f"{known['ceiling_ms']} ({known['ceiling_from']})" if known else ""
+                share = row_of["lk"]["of_ceiling"] if "lk" in row_of else ""
+                say(f"| {case} | {TITLE[direction]} | {ceiling} | {share} | "
+                    + " | ".join(cell(row_of.get(name)) for name in names) + " |")
+            say("", "Errors, and MiB:", "", "| case | direction | " + " | ".join(names) + " |", "|" + "---|" * (2 + len(names)))
+            for (_, case, direction), row_of in groups.items():
+                there = [row_of.get(name) for name in names]
+                cells = [f"{row['errors']}; {row['extra_mb']}" if row and row["call_ms"] else "" for row in there]
+                say(f"| {case} | {TITLE[direction]} | " + " | ".join(cells) + " |")
+            failed = [(key, name, row) for key, row_of in groups.items() for name, row in row_of.items() if row["note"]]
+            say("", *(f"- {case}, {TITLE[direction]}, {name}: {row['note']}" for (_, case, direction), name, row in failed), "")
+    print(f"wrote {path}")
+
+
+# ---- README -----------------------------------------------------------------------------------------------------------------
+
+
+def listed(items, most=6):
+    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
+
+
+def slower(groups, column):
+    """Sentences of the cases where the best peer beats lk by this clock, worst first, and how many were compared."""
+    found, compared = [], 0
+    for (op, case, direction), row_of in groups.items():
+        mine = number(row_of["lk"][column]) if "lk" in row_of else None
+        name, theirs = best(row_of, column)
+        if mine and theirs:
+            compared += 1
+            if mine > SLOWER * theirs:
+                found.append((mine / theirs, f"{op} {TITLE[direction]}, {case} ({mine / theirs:.2f} times {name})"))
+    return [text for _, text in sorted(found, reverse=True)], compared
+
+
+def less_accurate(groups):
+    worst = {}
+    for (op, case, _), row_of in groups.items():
+        for output, mine in (errors_of(row_of["lk"]) if "lk" in row_of else {}).items():
+            theirs = {name: errors_of(row).get(output) for name, row in peers_of(row_of).items()}
+            theirs = {name: value for name, value in theirs.items() if value is not None and value == value}
+            if not theirs or mine is None:
+                continue
+            name = min(theirs, key=theirs.get)
+            ratio = mine / theirs[name] if theirs[name] else float("inf") if mine else 0.0
+            if not ratio <= WORSE and not worst.get((op, output), (0,))[0] >= ratio:
+                worst[op, output] = ratio, f"{op} {output}, {case} ({mine:.2g}, {name} {theirs[name]:.2g})"
+    return [text for _, text in sorted(worst.values(), reverse=True)]
+
+
+def sentence(texts, compared, start):
+    if not compared:
+        return f"{start}: not measured."
+    return f"{start}, in {len(texts)} of {compared} cases" + (f": {listed(texts)}." if texts else ".")
+
+
+def span(values):
+    return f"{min(values):.2f} to {max(values):.2f}" if values else ""
+
+
+def readme(rows, path):
+    groups, stem = grouped(rows), os.path.splitext(path)[0]
+    print(f"lk, PyTorch and other libraries on the same tensors in one process ({rows[0]['gpu'].upper()}, bf16, cold L2;",
+          f"[all rows]({stem}.md), errors and memory too). Full lines and `kernels`: the kernels alone; dotted lines and",
+          "`call`: a call from Python.", sep="\n", end="\n\n")
+    for name, op, *_ in FIGURES:
+        if os.path.exists(f"{stem}-{name}.svg"):
+            print(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-{name}-dark.svg">'
+                  f'<img alt="{op}: time and share of the ceiling against size, lk and others" src="{stem}-{name}.svg">'
+                  "</picture>\n")
+    print("| op | direction | largest case | lk kernels, call | best other kernels, call | best other / lk: kernels, all cases"
+          " | call, all cases |", "|---|---|---|---|---|---|---|", sep="\n")
+    ratios, most = collections.defaultdict(lambda: ([], [])), {}
+    for (op, case, direction), row_of in groups.items():
+        if "lk" not in row_of or not row_of["lk"]["call_ms"]:
+            continue
+        for values, column in zip(ratios[op, direction], ("kernel_ms", "call_ms")):
+            mine, (_, theirs) = number(row_of["lk"][column]), best(row_of, column)
+            if mine and theirs:
+                values.append(theirs / mine)
+        size = number(row_of["lk"]["kernel_ms"]) or number(row_of["lk"]["call_ms"])
+        if size >= most.get((op, direction), (0,))[0]:
+            most[op, direction] = size, case, row_of
+    for (op, direction), (kernels, calls) in ratios.items():
+        _, case, row_of = most[op, direction]
+        (name, kernel), (caller, call) = best(row_of, "kernel_ms"), best(row_of, "call_ms")
+        lk = row_of["lk"]
+        print(f"| {op} | {TITLE[direction]} | {case} | {lk['kernel_ms'] or '-'}, {lk['call_ms']} | "
+              f"{f'{kernel:g} ({name})' if name else '-'}, {f'{call:g} ({caller})' if caller else '-'} | {span(kernels)} | "
+              f"{span(calls)} |")
+    texts, compared = slower(groups, "kernel_ms")
+    print("", sentence(texts, compared, f"Where lk loses by more than {SLOWER - 1:.0%}: kernels alone"), sep="\n")
+    print(sentence(*slower(groups, "call_ms"), "Called from Python"))
+    worse = listed(less_accurate(groups), 8)
+    print(f"Where lk is less accurate than the most accurate of the others, by more than {WORSE - 1:.0%}:",
+          worse + "." if worse else "nowhere.")
+    broken = [f"{op} {TITLE[direction]}, {case}: {row_of['lk']['note'] or row_of['lk']['errors']}"
+              for (op, case, direction), row_of in groups.items()
+              if "lk" in row_of and not (row_of["lk"]["call_ms"] and right(row_of["lk"]))]
+    if broken:
+        print(f"lk failed: {listed(broken)}.")
+    gone = unique(f"{row['provider']} ({row['note'].removeprefix('missing: ')})" for row in rows
+                  if not row["direction"] and row["note"].startswith("missing"))
+    if gone:
+        print(f"Not there when this was measured: {'; '.join(gone)}.")
+
+
+def main():
+    arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
+    if len(arguments) != 1:
+        sys.exit(__doc__)
+    rows = read(arguments[0])
+    if not rows:
+        sys.exit(f"{arguments[0]} has no rows")
+    if "--readme" in sys.argv:
+        readme(rows, arguments[0])
+        return
+    stem = os.path.splitext(arguments[0])[0]
+    tables(rows, f"{stem}.md")
+    try:
+        plots(rows, stem)
+    except ImportError as error:
+        sys.exit(f"no plots: {error}; pip install matplotlib, or run this where it is: it needs the CSV and no GPU")
+
+
+if __name__ == "__main__":
+    main()

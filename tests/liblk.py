@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""The shared library of `make lib` through ctypes, for tests and benches that drive it on torch tensors.
+
+The argument structs are read from the headers, so that a new field is never missed; tests/against_torch.py holds them against
+the C compiler's layout.
+"""
+import ctypes
+import os
+import re
+
+import torch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCALARS = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "int": ctypes.c_int,
+           "size_t": ctypes.c_size_t, "float": ctypes.c_float, "char": ctypes.c_char}
+
+
+def structs_of(op):
+    """The structs of the C interface of lk/<op>.cuh as ctypes, by name."""
+    text = open(f"{ROOT}/lk/{op}.cuh").read().split("#if defined(__CUDACC__)")[0]
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    found = {}
+    for body, name in re.findall(r"typedef struct \{([^{}]*)\} (lk_%s_\w+);" % op, text):
+        fields = []
+        for declaration in filter(None, map(str.strip, body.split(";"))):
+            kind, star, names = re.fullmatch(r"(?:const )?(\w+) (\*?)([\w\[\], ]+)", declaration).groups()
+            for field, extent in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
+                type_ = ctypes.c_void_p if star else SCALARS[kind]
+                fields.append((field, type_ * int(extent) if extent else type_))
+        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return found
+
+
+class Library:
+    def __init__(self, path, ops, device):
+        # The simulator defines CUDA's calls, and so does the runtime that a PyTorch for GPUs brings: the library's own come
+        # first.
+        self.lk = ctypes.CDLL(os.path.abspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
+        self.lk.lk_status_string.restype = self.lk.lk_last_error.restype = ctypes.c_char_p
+        self.device = device
+        self.structs, self.op_of = {}, {}
+        for op in ops:
+            found = structs_of(op)
+            self.structs.update(found)
+            self.op_of.update(dict.fromkeys(found, op))
+        self.fields = {name: dict(struct._fields_) for name, struct in self.structs.items()}
+
+    def has(self, function):
+        """Whether the library exports lk_<function>, its type included."""
+        return hasattr(self.lk, f"lk_{function}")
+
+    def call(self, function, dtype, budget=None, **fields):
+        """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query asks for, or with a budget in
+        bytes what the best plan within it uses. Returns the status."""
+        name = f"lk_{function}_args"
+        args, known = self.structs[name](), self.fields[name]
+        for field, value in fields.items():
+            if field not in known:
+                raise KeyError(f"{function} has no {field}")
+            if torch.is_tensor(value):
+                value = value.data_ptr()
+            elif isinstance(value, (list, tuple)):
+                value = known[field](*value)
+            setattr(args, field, value)
+        if "workspace" in known:
+            if budget is None:
+                size = ctypes.c_size_t()
+                status = getattr(self.lk, f"lk_{function}_workspace_bytes_{dtype}")(ctypes.byref(args), ctypes.byref(size))
+                size = size.value
+            else:
+                plan = self.structs[f"lk_{self.op_of[name]}_plan"]()
+                query = getattr(self.lk, f"lk_{function}_plan_{dtype}")
+                status = query(ctypes.byref(args), ctypes.c_size_t(int(budget)), ctypes.byref(plan))
+                size = plan.workspace_bytes
+            if status:
+                return status
+            if size:
+                scratch = torch.empty(size + 256, dtype=torch.uint8, device=self.device)
+                args.workspace, args.workspace_bytes = -(-scratch.data_ptr() // 256) * 256, size
+        stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
+        return getattr(self.lk, f"lk_{function}_{dtype}")(ctypes.byref(args), ctypes.c_void_p(stream))
+
+    def launch(self, function, dtype, **fields):
+        status = self.call(function, dtype, **fields)
+        if status:
+            raise RuntimeError(f"{self.lk.lk_status_string(status).decode()}: {self.lk.lk_last_error().decode()}")
