@@ -60,10 +60,11 @@
  *            has cross_entropy.cuh's accuracy besides the rounding of a sum of hidden products; dZ has one rounding to T, dx,
  *            dweight and dbias another. Only where those last columns are apart and there are no panels is their part of dx,
  *            a sum of at most 7 products, rounded to T before the rest is added to it. fast_logits keeps the logits in T: half
- *            the bytes, and errors of half an ulp of T in each. f16: dZ is stored times a power of 2 that brings the largest
- *            upstream, with its mean's division, to about 2^12, and the matmuls take it back, so that a loss scale of 65536
- *            and a mean over 10^6 tokens are both safe; with class weights above 15 dZ may overflow. dlogits is never divided
- *            by the mean in f16.
+ *            the bytes, and errors of half an ulp of T in each. The mean's division and a single upstream are not in 16-bit dZ,
+ *            which would round them alike for all tokens, but in the matmuls' alpha, unless there is dlse. f16: dZ is stored
+ *            times a power of 2 that brings the largest of what else scales it to about 2^12, and alpha takes that back, so
+ *            that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class weight and 2 z_loss |lse| are
+ *            above 15 together, dZ may overflow.
  *            In panels the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
@@ -302,7 +303,7 @@ typedef struct {
     int64_t counted;
     float weight_sum;
     float weights;          /* W */
-    float alpha, zero, one; /* what matmuls with dZ are scaled by, and what they add: see lk_lce_prepare_kernel */
+    float alpha, zero, one; /* what matmuls with 16-bit dZ are scaled by, and what they add: see lk_lce_prepare_kernel */
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
@@ -311,7 +312,7 @@ typedef struct {
     lk_lce_counts *counts;
     int32_t *target;       /* [rows], -1: ignored, or no token; 0 for a bad one, whose factor is 0 */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
-    float *factor;         /* [rows], the gradient of the row's loss */
+    float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
     float *dlse;           /* [rows] */
     float *loss, *z, *lse; /* [rows] */
     float *others;         /* [rows], sum_{j != y} p[j], of panels */
@@ -334,7 +335,7 @@ typedef struct {
     lk_lce_call c;
     lk_lce_pieces w;
     int64_t share; /* tokens of a block of the kernel before the matmuls */
-    int power;     /* f16: dZ is stored as about 2^power dZ */
+    int power;     /* f16: dZ is stored as about 2^power times what it is for a factor of 1 */
 } lk_lce_work;
 
 LK_DEVICE float lk_lce_get(const void *from, int type, int64_t i)
@@ -383,9 +384,20 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
     return s;
 }
 
-/* Every block counts all targets, which is sooner than a second launch, and writes what its share of the rows needs. The mean's
- * division is in factor. f16 has not the range for that: there alpha = 2^(e - power) is left to the matmuls, where 2^e is the
- * first power of two above all |factor|. */
+/* The e of the first power of two 2^e above x, as far as f16's dZ needs it; 0 where there is none. */
+LK_DEVICE int lk_lce_exponent(float x)
+{
+    const int e = x > 0.0f && lk_is_finite(x) ? (__float_as_int(x) >> 23) - 126 : 0;
+    return e < -80 ? -80 : e > 80 ? 80 : e;
+}
+
+/* Every block counts all targets, which is sooner than a second launch, and writes what its share of the rows needs.
+ *
+ * 16-bit dZ would round what all rows have in common, the mean's division and a single upstream, into all of them alike: an
+ * error that no sum over rows makes smaller. So that is left to alpha, with which the matmuls scale, unless alpha would then be
+ * zero, subnormal, infinite or NaN (ignored rows would not give zeros), or there is dlse, which has nothing in common with it.
+ * The rest is in factor, for true float everything. f16 has not the range for that either: there 2^(power - e) is in factor too
+ * and alpha takes it back, where 2^e is the first power of two above the rest of all |factor|. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.c.a;
@@ -412,15 +424,15 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     s = lk_lce_tally_block(s);
     const float valid = (float)s.counted, over = a.class_weight ? s.weight : valid;
     const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = w.class_weight ? valid : over;
-    float shift = 1.0f, alpha = 1.0f;
-    if (sizes) {
-        float most = all_alike ? fabsf(one) : s.upstream;
-        if (mean && over != 0.0f) most = __fdiv_rn(most, divisor);
-        most = fmaxf(most, s.dlse);
-        int e = most > 0.0f && lk_is_finite(most) ? (__float_as_int(most) >> 23) - 126 : 0;
-        e = e < -80 ? -80 : e > 80 ? 80 : e;
-        shift = __int_as_float((127 + p.power - e) << 23), alpha = __int_as_float((127 + e - p.power) << 23);
+    const float most = all_alike ? 1.0f : s.upstream, common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
+    int e = sizes ? lk_lce_exponent(most) : p.power;
+    float alpha = common * __int_as_float((127 + e - p.power) << 23);
+    const bool apart = p.c.type != LK_DTYPE_F32 && !a.dlse && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
+    if (!apart) {
+        if (sizes) e = lk_lce_exponent(fmaxf(most * fabsf(common), s.dlse));
+        alpha = __int_as_float((127 + e - p.power) << 23);
     }
+    const float shift = __int_as_float((127 + p.power - e) << 23);
     int seen = s.before; /* counted tokens to the left of this tile */
     for (int64_t tile = begin; tile < begin + share; tile += LK_LCE_THREADS) {
         const int64_t token = tile + thread;
@@ -443,8 +455,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (w.token) w.token[row] = (int)token;
         if (w.lse && p.c.saved_lse) w.lse[row] = label.counted ? p.c.saved_lse[token] : 0.0f;
         if (!w.factor) continue;
-        float factor = good ? (all_alike ? one : a.upstream[token]) : 0.0f;
-        if (mean) factor = over != 0.0f && good ? __fdiv_rn(factor, divisor) : 0.0f;
+        float factor = good ? (!all_alike ? a.upstream[token] : apart ? 1.0f : one) : 0.0f;
+        if (mean) factor = over == 0.0f || !good ? 0.0f : apart ? factor : __fdiv_rn(factor, divisor);
         w.factor[row] = factor * shift;
         if (w.dlse) w.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
     }
@@ -1482,7 +1494,7 @@ template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_run *r, const lk_lce_panel
     const lk_lce_args &a = r->p.c.a;
     const lk_lce_pieces &w = r->p.w;
     lk_lce_product m = {};
-    m.key.type = w.dx ? LK_DTYPE_F32 : r->p.c.type, m.key.scalars_on_device = r->p.c.type == LK_DTYPE_F16;
+    m.key.type = w.dx ? LK_DTYPE_F32 : r->p.c.type, m.key.scalars_on_device = r->p.c.type != LK_DTYPE_F32;
     m.key.m = a.hidden, m.key.n = q.rows, m.key.k = q.cols;
     m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(r);
     m.key.ldd = w.dx ? a.hidden : r->p.c.compact ? w.x_stride : a.dx_stride;
@@ -1512,7 +1524,7 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_run *r, const lk_lce_
     const lk_lce_pieces &w = r->p.w;
     const int64_t panel_row = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? 0 : q.first_col; /* one panel's sums */
     lk_lce_product m = {};
-    m.key.type = w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.scalars_on_device = r->p.c.type == LK_DTYPE_F16;
+    m.key.type = w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.scalars_on_device = r->p.c.type != LK_DTYPE_F32;
     m.key.transpose_b = 1;
     m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
     m.key.lda = lk_lce_x_stride(r), m.key.ldb = lk_lce_dz_stride(r), m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;

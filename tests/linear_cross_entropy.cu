@@ -941,13 +941,70 @@ static void confident(int type, int direction, int path)
     if (!test_that(rest > 3e-7 && rest < 3e-6)) test_detail("1 - p is %g; %s", rest, describe(&p));
 }
 
+/* What is not finite stays in its rows of dx, loss and lse, and no ignored token has any of it. */
+enum { X_NAN, X_INF, BIAS_INF, ALL_MASKED, UPSTREAM_INF, UPSTREAM_NAN, NOT_FINITE };
+
+static void not_finite_in(problem p, int kind)
+{
+    const double lse = kind == X_NAN ? NAN : kind == ALL_MASKED ? -INFINITY : INFINITY;
+    const bool in_rows = kind < UPSTREAM_INF; /* loss and lse have it too */
+    int64_t own = p.tokens - 1;               /* the token with such an x */
+    settle_tensors(&p);
+    if (!setup(&p, 0)) return;
+    float *const saved = (float *)test_buffer_host(&buffers[LSE]);
+    void *const x = test_buffer_host(&buffers[X]), *const bias = test_buffer_host(&buffers[BIAS]);
+    while (ignored(&p, own)) own--;
+    if (kind <= X_INF) test_put(p.type, x, own * p.hidden + p.hidden / 2, kind == X_NAN ? NAN : INFINITY);
+    if (kind == BIAS_INF) test_put(p.type, bias, (int64_t)(p.seed % 3) * (p.vocab - 1) / 2, INFINITY);
+    for (int64_t c = 0; kind == ALL_MASKED && c < p.vocab; c++) test_put(p.type, bias, c, -INFINITY);
+    if (!in_rows) *(float *)test_buffer_host(&buffers[UPSTREAM]) = kind == UPSTREAM_INF ? INFINITY : NAN;
+    for (int64_t token = 0; p.direction == BACKWARD && in_rows && token < p.tokens; token++)
+        if (kind > X_INF || token == own) saved[token] = (float)lse;
+    for (int t = X; t <= LSE; t++)
+        if (p.has[t] && !is_output(&p, t)) upload(&buffers[t]);
+    if (!launched(&p, launch(&p))) return;
+    collect(&p);
+    for (int64_t token = 0; token < p.tokens; token++) {
+        const bool none = ignored(&p, token), hit = !none && (kind > X_INF || token == own);
+        if (gives_loss(p.direction)) {
+            const double got = (double)result(LSE, token, 0), loss = (double)result(LOSS, p.on[MEAN] ? 0 : token, 0);
+            const bool right = hit && in_rows ? (isnan(lse) ? isnan(got) : got == lse) : none ? got == 0 : isfinite(got);
+            if (!test_that(right)) test_detail("lse[%lld] is %g, kind %d; %s", (long long)token, got, kind, describe(&p));
+            if (!p.on[MEAN] && !test_that(hit && in_rows ? isnan(loss) : none ? loss == 0 : isfinite(loss)))
+                test_detail("loss[%lld] is %g, kind %d; %s", (long long)token, loss, kind, describe(&p));
+        }
+        for (int64_t d = 0; p.has[DX] && d < p.hidden; d++) {
+            const double got = (double)result(DX, token, d);
+            if (!test_that(hit ? isnan(got) || (!in_rows && isinf(got)) : none ? got == 0 : isfinite(got)))
+                test_detail("dx[%lld, %lld] is %g, kind %d; %s", (long long)token, (long long)d, got, kind, describe(&p));
+        }
+    }
+    for (int64_t c = 0; p.has[DWEIGHT] && in_rows && c < p.vocab; c++)
+        for (int64_t d = 0; d < p.hidden; d++) {
+            const double got = (double)result(DWEIGHT, c, d), bias_got = (double)result(DBIAS, c, 0);
+            if (!test_that(isnan(got) && isnan(bias_got)))
+                test_detail("dweight[%lld, %lld] is %g, dbias %g, kind %d; %s", (long long)c, (long long)d, got, bias_got, kind,
+                            describe(&p));
+        }
+}
+
+static void not_finite(int type, int direction, int path)
+{
+    for (int kind = 0; kind < (gives_gradient(direction) ? NOT_FINITE : UPSTREAM_INF); kind++) {
+        problem p = plain(type, direction, path, 9, 10, 37);
+        p.on[IGNORE] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.on[UPSTREAM_ONE] = kind >= UPSTREAM_INF;
+        p.seed += (uint64_t)kind, p.chunk = kind % 2 ? 4 : 0, p.panel = kind % 3 ? 16 : 0, p.on[MEAN] = kind == UPSTREAM_NAN;
+        not_finite_in(p, kind);
+    }
+}
+
 typedef void (*theme)(int type, int direction, int path);
 static const struct {
     const char *name;
     theme run;
 } themes[] = {{"switches alone", switches_alone}, {"options", options_drawn}, {"corners", corners},
               {"workspaces", workspaces},         {"graph", graphs},          {"tuned", tuned},
-              {"confident", confident}};
+              {"confident", confident},           {"not finite", not_finite}};
 
 static void all_themes(void)
 {
@@ -1085,6 +1142,30 @@ static void accuracy(int type, bool fast)
         }
 }
 
+/* What all tokens have in common, a mean's division and a single upstream, does not round all their dZ the same way: an error
+ * that no sum over tokens makes smaller. Here each target's dlogits is 127/128 times a number near halfway between two of T
+ * (1/60; 1 + 0.9 ulp / 2). Rounding the exact gradients to T gives 1.7e-3 in bf16. */
+static void rounding_alike(int type)
+{
+    const double half = test_half_ulp(type, 1), limit = 2e-3 * half / 0x1p-8;
+    for (int i = 0; i < 3 * PATHS; i++) {
+        problem p = plain(type, i / PATHS ? BOTH : BACKWARD, i % PATHS, 60, 16, 128);
+        const bool mean = i / PATHS != 1;
+        p.sigma = 0.002, p.on[MEAN] = mean, p.on[SUM] = !mean, p.on[UPSTREAM_ONE] = true, p.one = 1;
+        if (i >= PATHS) p.one = (float)((1 + 0.9 * half) * 128 / 127 * (mean ? 60 : 1));
+        if (type == TEST_F16) p.one *= 4096; /* else dx would be subnormal */
+        p.on[WANT_DBIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.panel = 48, p.chunk = i % PATHS ? 24 : 0;
+        settle_tensors(&p);
+        if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+        collect(&p), verify(&p);
+        for (int t = DX; t <= DWEIGHT; t++) {
+            double row;
+            const double error = frobenius(&p, t, &row);
+            if (!test_within(error, limit)) test_detail("%s has %g; %s", tensor_name[t], error, describe(&p));
+        }
+    }
+}
+
 /* A target at -inf: loss +inf, gradient finite and right; only the loss differs from what the other tests see. */
 static void masked_target(int type, int path)
 {
@@ -1106,6 +1187,7 @@ static void all_sequences(void)
         if (test_begin("forward, backward and forward_backward %s", name)) sequences(type), test_finish();
         if (test_begin("accuracy %s", name)) accuracy(type, false), test_finish();
         if (test_begin("accuracy %s, fast logits", name)) accuracy(type, true), test_finish();
+        if (type != TEST_F32 && test_begin("rounding alike %s", name)) rounding_alike(type), test_finish();
         if (!test_begin("a target at -inf %s", name)) continue;
         for (int path = 0; path < PATHS; path++) masked_target(type, path);
         test_finish();

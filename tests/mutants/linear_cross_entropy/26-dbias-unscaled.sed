@@ -1,2 +1,2 @@
-# file: linear_cross_entropy.cuh - f16: dbias keeps the power of two of dZ
+# file: linear_cross_entropy.cuh - dbias lacks what 16-bit dZ leaves to alpha
 s/sum = fmaf(alpha, sum,/sum = fmaf(1.0f, sum,/

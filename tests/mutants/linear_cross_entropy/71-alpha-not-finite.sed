@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - an infinite upstream in alpha makes dx of ignored tokens NaN
+s/lk_is_finite(alpha) \&\& fabsf(alpha) >= 0x1p-126f;/true;/
