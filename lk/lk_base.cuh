@@ -78,7 +78,7 @@ const char *lk_last_error(void);
 #if !defined(LK_SIMT)
 #define LK_SHARED(type, name, dims) __shared__ type name dims
 #endif
-/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` a reference to the launch's dynamic shared memory, aligned to 128 bytes: where
+/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` refer to the launch's dynamic shared memory, aligned to 128 bytes: where
  * a warp's 512 bytes began 16 bytes behind such a line, copies into them cost 0.05 of an H200's ceiling. */
 #if !defined(LK_SIMT)
 #define LK_DYN_SMEM(type, name)                                                                                                \

@@ -2,6 +2,7 @@
 // The CUDA runtime calls of the simulator: memory, launches and their checks, streams, events, graphs, the device it claims to be.
 // Everything runs at the call; a stream being captured collects closures instead, which cudaGraphLaunch runs.
 #include "cuda_runtime.h"
+#include "cudaTypedefs.h"
 
 #include <cxxabi.h>
 #include <elf.h>
@@ -415,6 +416,58 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->memoryBusWidth = 64;
     p->cooperativeLaunch = p->clusterLaunch = 1;
     p->maxBlocksPerMultiProcessor = BLOCKS_PER_SM;
+    return cudaSuccess;
+}
+
+/* ---- tensor maps ------------------------------------------------------------------------------------------------------- */
+
+static_assert(sizeof(simt_tensor) <= sizeof(CUtensorMap), "a map holds its description");
+
+/* Checks what CUDA's documentation demands, and refuses as not supported what it allows and the engine does not know. */
+static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *size,
+                             const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps,
+                             CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                             CUtensorMapFloatOOBfill fill) {
+    const unsigned spans[] = {0, 32, 64, 128};
+    simt_tensor t = simt_tensor();
+    if (!map || (uintptr_t)map % 64 || rank < 1 || rank > 5 || !address || (uintptr_t)address % 16) return CUDA_ERROR_INVALID_VALUE;
+    if (!size || (rank > 1 && !strides) || !box || !steps || (unsigned)promotion > 3) return CUDA_ERROR_INVALID_VALUE;
+    if (type > CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || interleave > CU_TENSOR_MAP_INTERLEAVE_32B ||
+        swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B || fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (interleave || swizzle > CU_TENSOR_MAP_SWIZZLE_128B || fill || rank > 3) return CUDA_ERROR_NOT_SUPPORTED;
+    t.element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    for (unsigned i = 0; i < rank; i++) {
+        if (!size[i] || size[i] > (cuuint64_t)1 << 32) return CUDA_ERROR_INVALID_VALUE;
+        if (!box[i] || box[i] > 256 || !steps[i] || steps[i] > 8) return CUDA_ERROR_INVALID_VALUE;
+        if (i && (strides[i - 1] % 16 || strides[i - 1] >= (cuuint64_t)1 << 40)) return CUDA_ERROR_INVALID_VALUE;
+        if (steps[i] != 1) return CUDA_ERROR_NOT_SUPPORTED;
+        t.size[i] = (int64_t)size[i];
+        t.box[i] = box[i];
+        if (i) t.stride[i - 1] = (int64_t)strides[i - 1];
+    }
+    if (box[0] * t.element % 16 || (swizzle && box[0] * t.element > spans[swizzle])) return CUDA_ERROR_INVALID_VALUE;
+    t.magic = SIMT_TENSOR_MAGIC;
+    t.base = (char *)address;
+    t.rank = rank;
+    t.type = type;
+    t.span = spans[swizzle];
+    memset(map, 0, sizeof *map);
+    memcpy(map, &t, sizeof t);
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *result) {
+    const PFN_cuTensorMapEncodeTiled_v12000 encode = encode_tiled;
+    if (!symbol || !function || flags > cudaEnablePerThreadDefaultStream) return note(cudaErrorInvalidValue);
+    const bool known = !strcmp(symbol, "cuTensorMapEncodeTiled"), old = version < 12000;
+    *function = known && !old ? (void *)encode : NULL;
+    if (result)
+        *result = !known ? cudaDriverEntryPointSymbolNotFound
+                  : old ? cudaDriverEntryPointVersionNotSufficent : cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
 

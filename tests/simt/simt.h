@@ -156,6 +156,26 @@ void simt_cp_async(void *to, const void *from, size_t bytes, SIMT_SITE);
 void simt_cp_async_commit(SIMT_SITE);
 void simt_cp_async_wait(unsigned groups, SIMT_SITE); /* all but the latest `groups` groups have landed */
 
+/* ---- tensor copies, warpgroups, named barriers --------------------------------------------------------------------------- */
+
+void simt_tensor_prefetch(const void *map, SIMT_SITE);
+void simt_tensor_load(void *shared, const void *map, int x, int y, uint64_t *bar, SIMT_SITE);
+/* Into every block of the cluster whose bit is set in the mask. */
+void simt_tensor_load_multicast(void *shared, const void *map, int x, int y, uint64_t *bar, unsigned mask, SIMT_SITE);
+void simt_tensor_store(const void *map, int x, int y, const void *shared, SIMT_SITE);
+void simt_tensor_add(const void *map, int x, int y, const void *shared, SIMT_SITE);
+
+unsigned simt_wgmma_address(const void *shared, SIMT_SITE); /* for a matrix descriptor: the offset in the block's memory */
+/* m64nNk16 with bf16 operands; registers: the thread's fragment of A, or NULL where descriptor a is that of A. */
+void simt_wgmma(int n, int transpose_a, int transpose_b, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
+                int accumulate, SIMT_SITE);
+void simt_wgmma_fence(SIMT_SITE);
+void simt_wgmma_commit(SIMT_SITE);
+void simt_wgmma_wait(unsigned groups, SIMT_SITE);           /* all but the latest `groups` groups are done */
+
+void simt_named_barrier(int barrier, int threads, SIMT_SITE);
+char *simt_matrix_row(void *shared_row, SIMT_SITE);         /* stmatrix's row in this block's shared memory, checked */
+
 /* To be called in every spin loop: lets others run. A grid that does nothing but spin is reported as a deadlock. */
 void simt_yield(SIMT_SITE);
 
@@ -174,6 +194,15 @@ void *simt_dynamic_shared(size_t bytes, SIMT_SITE);     /* bytes: what the kerne
 
 /* Reports at file:line and abandons the launch; does not return to a kernel. Outside a kernel it only reports. */
 void simt_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* What a CUtensorMap of the simulator holds. Innermost dimension first; strides in bytes, that of dimension 1 first. */
+static const uint64_t SIMT_TENSOR_MAGIC = 0x74656e736f726d70u;
+struct simt_tensor {
+    uint64_t magic;
+    char *base;
+    int64_t size[3], stride[2];
+    unsigned box[3], rank, type, element, span; /* element: bytes of one; span: bytes of a swizzled row, 0: no swizzle */
+};
 
 /* ---- between runtime.cpp and engine.cpp --------------------------------------------------------------------------------------------------- */
 

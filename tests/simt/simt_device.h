@@ -63,6 +63,14 @@ SIMT_REDUCE(__reduce_or_sync, unsigned, SIMT_OR)
 SIMT_REDUCE(__reduce_xor_sync, unsigned, SIMT_XOR)
 #undef SIMT_REDUCE
 
+/* stmatrix.m8n8.x4: the stores are made here, where the sanitizers see them. */
+static inline void simt_stmatrix(void *shared_row, unsigned a, unsigned b, unsigned c, unsigned d, const char *file, int line) {
+    char *row = simt_matrix_row(shared_row, file, line), *rows[32];
+    const unsigned value[4] = {a, b, c, d}, lane = simt_lane();
+    simt_warp_gather(0xffffffffu, &row, rows, sizeof row, file, line);
+    for (unsigned i = 0; i < 4; i++) ((unsigned *)rows[8 * i + lane / 4])[lane % 4] = value[i];
+}
+
 /* ---- atomics ---------------------------------------------------------------------------------------------------------------------------------
    Acquire-release, stronger than CUDA's relaxed ones: fences are not modelled, so the order that a fence beside an atomic gives is had here. */
 

@@ -558,8 +558,7 @@ __global__ void deep_ring_kernel(const int *in, int *result) {
         lk_fence_mbarrier_init();
         for (int tile = 0; tile < SLOTS - 1; tile++) {
             lk_mbarrier_arrive_expect_tx(&full[tile], SLOT_BYTES);
-            lk_cp_async_bulk_load_hint(slots[tile], in + tile * SLOT_INTS, SLOT_BYTES, &full[tile],
-                                       lk_createpolicy_evict_first());
+            lk_cp_async_bulk_load(slots[tile], in + tile * SLOT_INTS, SLOT_BYTES, &full[tile]);
         }
     }
     __syncthreads();
