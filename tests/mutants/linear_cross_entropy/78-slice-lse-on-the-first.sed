@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - every slice's lse is written over, and read from, that of the chunk's first
+s/f->lse = w.lse + q.first_row;/f->lse = w.lse + q.first_row - lk_lce_in_chunk(r, q);/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - logits are put into a dweight at any address
+s/ || (uintptr_t)a.dweight % 256) return 0;/) return 0;/

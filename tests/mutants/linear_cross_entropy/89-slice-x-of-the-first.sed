@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - where rows are compacted, every slice of logits is that of the first
+s/(const T \*)w.x + lk_lce_in_chunk(r, q) \* w.x_stride/(const T *)w.x/
