@@ -107,6 +107,14 @@ enum {
     MAX_OWN_COPIES = 128,               // cp.async of a thread that are not waited for
     MAX_NOTES = 64,                     // ranges of a block's shared memory that copies have left or read
     COPIERS = 4,                        // TSan fibers in turn for one kind of access
+    WARPGROUP = 128,                    // threads
+    MAX_PRODUCTS = 64,                  // wgmma of a warpgroup that are not done. A power of two
+    MAX_SUMS = 8,                       // arrays of sums that they are on their way to
+    MAX_ATOMS = 40,                     // of 1024 bytes, that a wgmma reads
+    MAX_CHUNKS = 2 * (64 + 256),        // of 16 bytes
+    MAX_COMMITS = 8,                    // groups of wgmma whose ends a thread remembers
+    MAX_HELD = 4,                       // arrays of sums that a thread remembers to have got
+    NAMED_BARRIERS = 16,
 };
 
 static const uint64_t FINISHED = ~0ull, NOT_STUCK = ~0ull - 1;
@@ -121,7 +129,7 @@ struct wait_site {
     int line;
 };
 
-enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, IN_MBARRIER, YIELDED, EXITED };
+enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, IN_MBARRIER, IN_NAMED, IN_WGMMA, YIELDED, EXITED };
 
 /* What an mbarrier is. The kernel's 64 bits hold only a magic number and this one's index, which an ordinary store to them
    destroys. */
@@ -140,22 +148,32 @@ struct mbarrier {
     char tag[2];
 };
 
-struct flight {                         // a bulk load or st.async on its way
+struct tensor_box {                     // what a tensor copy moves; element: bytes of one, 0: not a tensor copy
+    char *base;
+    int64_t size[2], stride;
+    int at[2];
+    unsigned box[2], element, span;
+};
+
+struct flight {                         // a bulk load, tensor load or st.async on its way
     char *to;
     const char *from;                   // NULL: the 8 bytes of `value`
     uint64_t value;
     unsigned bytes, peer;               // peer: issued by another block than the one it goes to
     mbarrier *bar;
     wait_site site;
+    tensor_box box;
 };
 
-struct store {                          // a bulk store, from its issue until it is waited for
+struct store {                          // a bulk or tensor store, from its issue until it is waited for
     char *to;
     const char *from;
     unsigned bytes, group, landed;      // group: the bulk group of its thread
     uint64_t hash;                      // of the source when it was issued
     struct fiber *by;
     wait_site site;
+    tensor_box box;
+    int add;
 };
 
 struct own_copy {                       // a cp.async, from its issue until its thread waits for it
@@ -172,6 +190,57 @@ struct range_note {                     // shared memory as a copy left or read 
     unsigned fences;                    // that the block had executed by then
 };
 
+struct span {
+    const char *at;
+    size_t bytes;
+};
+
+struct operand {                        // a matrix descriptor, read
+    const char *base;
+    unsigned leading, stride, extent;   // extent: 64 rows of A, n columns of B
+    int transposed;
+};
+
+struct sums {                           // registers that wgmma are on their way to
+    int n;
+    unsigned holders, last[WARPGROUP];  // per thread: 1 + the number of its last wgmma there
+    float *d[WARPGROUP];                // per thread: its registers, NULL while it may touch them
+    float tile[64 * 256];               // what will be in them, a row of n after the other
+};
+
+struct product {                        // a wgmma, from its first thread's issue until it is done
+    uint64_t a, b;
+    int n, transpose_a, transpose_b, accumulate, in_registers;
+    unsigned arrived, atoms, chunks, chunks_of_a;
+    operand operands[2];
+    struct sums *sums;
+    wait_site site;
+    span atom[MAX_ATOMS];
+    float fragment[64 * 16];            // A from registers
+    uint64_t raw[2 * MAX_CHUNKS];       // what it has read
+};
+
+struct warpgroup {
+    unsigned issued, done, parked;      // products; threads that wait
+    char issue_tag[MAX_PRODUCTS][4], done_tag[MAX_PRODUCTS];    // issue: one a warp
+    struct fiber *threads;
+    float left[64 * 16], right[16 * 256];   // operands of the one being multiplied
+    product products[MAX_PRODUCTS];     // by number
+    sums all_sums[MAX_SUMS];
+};
+
+struct held_sums {                      // sums as a thread has got them
+    const float *d;
+    uint64_t hash;
+    unsigned fences;                    // that it had executed by then
+};
+
+struct named_barrier {
+    unsigned threads, arrived, generation;
+    wait_site site;                     // of the first that arrived
+    char tag[2];
+};
+
 struct fiber {
     simt_coordinates here;              // first: simt_here points at it
     void *sp;                           // saved stack pointer while not running
@@ -185,6 +254,12 @@ struct fiber {
     unsigned bulk_groups, own_groups;   // committed so far; own: of cp.async
     unsigned own_count;
     own_copy *own_copies;
+    // wgmma: issued, groups committed, the wgmma issued by then, done as far as the thread has waited
+    unsigned products, product_groups, product_commits[MAX_COMMITS], products_waited;
+    unsigned products_needed;           // while IN_WGMMA
+    unsigned wgmma_fences, fences_at_wait, held_turn;
+    held_sums held[MAX_HELD];
+    int named;                          // while IN_NAMED
     char issue_tag, read_tag[4], write_tag[4];  // of its copies; the last two by bulk group
     char *stack;
     void *fake_stack, *tsan;
@@ -223,6 +298,7 @@ struct block {
     unsigned mapped_after[MAX_BLOCKS];  // per peer: 1 + cluster barriers its threads had arrived at when they last asked for our memory
     unsigned fences, note_count, notes_lost;    // fences: lk_fence_proxy_async_shared
     range_note notes[MAX_NOTES];
+    named_barrier named[NAMED_BARRIERS];
     char tag[2], fence_tag;
     void *copiers[4][COPIERS];          // TSan's: by copier
     unsigned copier_turn;
@@ -257,6 +333,9 @@ struct group {
     store *stores;
     own_copy *own_copies;               // MAX_OWN_COPIES for each thread
     size_t own_copies_room;
+    // eight for each block, those that were ever used; products_parked: threads that wait for wgmma
+    warpgroup *warpgroups[MAX_BLOCKS * 1024 / WARPGROUP];
+    unsigned products_parked;
 };
 
 struct launch {
@@ -361,6 +440,9 @@ static void describe_fiber(std::string &text, const fiber *f, unsigned first, un
         append(text, " in %s for %s, phase %u, %s:%d\n", site->what, place_name(f->block->group, f->waits_for->at),
                f->waits_phase,
                base_name(site->file), site->line);
+    else if (f->state == IN_NAMED)
+        append(text, " in %s, number %d, %u of %u threads there, %s:%d\n", site->what, f->named,
+               f->block->named[f->named].arrived, f->block->named[f->named].threads, base_name(site->file), site->line);
     else append(text, " in %s, %s:%d\n", site->what, base_name(site->file), site->line);
 }
 
@@ -383,6 +465,7 @@ static void describe_group(std::string &text, const group *g) {
                 const wait_site *s = &all[i].warp->site[all[i].lane], *t = &all[first].warp->site[all[first].lane];
                 bool same_mask = all[i].state != IN_WARP || all[i].warp->mask[all[i].lane] == all[first].warp->mask[all[first].lane];
                 same_mask = same_mask && (all[i].state != IN_MBARRIER || all[i].waits_for == all[first].waits_for);
+                same_mask = same_mask && (all[i].state != IN_NAMED || all[i].named == all[first].named);
                 if (all[i].state == EXITED || all[i].state == READY || (s->line == t->line && s->what == t->what && same_mask)) continue;
             }
             if (++lines > 48) {
@@ -656,10 +739,16 @@ static void land_at_random(worker *w, group *g);
 static void reschedule(void) {
     worker *w = me;
     if (__builtin_expect(w->launch->failed.load(std::memory_order_relaxed), 0)) leave_fiber();
-    if (__builtin_expect(copies == RANDOM_COPIES, 0) && (w->group->flight_count || w->group->store_count || w->self->own_count))
+    if (__builtin_expect(copies == RANDOM_COPIES, 0)
+        && (w->group->flight_count || w->group->store_count || w->self->own_count || w->group->products_parked))
         land_at_random(w, w->group);
     fiber *next = choose_fiber(w, w->group);
     if (next != w->self) switch_to(w, next, false);
+}
+
+/* Where a random schedule may interrupt. */
+static void maybe_switch(void) {
+    if (schedule == RANDOM) reschedule();
 }
 
 /* The running fiber waits until somebody sets it ready. */
@@ -771,7 +860,12 @@ static void prepare_memory(launch *l, group *g) {
 /* Tables of the mbarriers and copies; calloc, so that what is never used is never touched. */
 static void prepare_copies(group *g, unsigned threads) {
     size_t room = (size_t)MAX_BARRIERS * g->block_count * threads;
-    g->barrier_count = g->first_flight = g->flight_count = g->store_count = 0;
+    g->barrier_count = g->first_flight = g->flight_count = g->store_count = g->products_parked = 0;
+    for (warpgroup *wg : g->warpgroups) {
+        if (!wg) continue;
+        wg->issued = wg->done = wg->parked = 0;
+        for (sums &x : wg->all_sums) x.holders = 0;
+    }
     if (!g->barriers) {
         g->barriers = (mbarrier *)calloc(MAX_BARRIERS * MAX_BLOCKS, sizeof *g->barriers);
         g->flights = (flight *)calloc(MAX_COPIES, sizeof *g->flights);
@@ -818,6 +912,7 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
         blk->exited = blk->started = blk->arrived = blk->barriers = blk->cluster_waited = 0;
         blk->predicate_count = 0;
         blk->fences = blk->note_count = blk->notes_lost = 0;
+        for (named_barrier &n : blk->named) n.arrived = n.generation = 0;
         blk->index = make_uint3(first.x + b % c.x, first.y + b / c.x % c.y, first.z + b / c.x / c.y);
         for (unsigned &m : blk->mapped_after) m = 0;
         for (unsigned i = 0; i < warps; i++) {
@@ -847,6 +942,8 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
             f->cluster_arrivals = f->cluster_waits = f->bulk_groups = f->own_groups = f->own_count = 0;
             f->own_copies = g->own_copies + (size_t)slot * MAX_OWN_COPIES;
             f->waits_for = NULL;
+            f->products = f->product_groups = f->products_waited = f->wgmma_fences = f->fences_at_wait = f->held_turn = 0;
+            for (held_sums &h : f->held) h.d = NULL;
             prepare_fiber(f, slot);
             if (++t.x == s->block.x) {
                 t.x = 0;
@@ -880,6 +977,7 @@ static void retire_group(worker *w, group *g) {
 
 static void check_copies_of_thread(fiber *f);
 static void check_copies_of_block(block *blk);
+static void check_products_of_thread(fiber *f);
 
 /* ---- the end of a thread ----------------------------------------------------------------------------------------------------------------- */
 
@@ -919,6 +1017,7 @@ static void exit_thread(fiber *f) {
     if (g->cluster_arrived && f->cluster_arrivals == g->cluster_phase)
         fail_all(g->cluster_site.file, g->cluster_site.line, "thread %u of cluster rank %u exited while others arrived at a cluster barrier", f->index, blk->rank);
     if (g->store_count || f->own_count) check_copies_of_thread(f);
+    if (f->products != f->products_waited) check_products_of_thread(f);
     if (f->cluster_arrivals == g->cluster_phase + 1) g->cluster_left++;
     release(&me->launch->end_tag);
     f->state = EXITED;
@@ -1113,6 +1212,57 @@ int simt_block_barrier(int predicate, const char *file, int line) {
     return blk->result;
 }
 
+/* The block's warp of index `i` is there with some lanes and not with others. */
+static bool split_warp(const warp *wp, const fiber *last, int barrier) {
+    unsigned there = 0;
+    for (unsigned m = wp->exist; m; m &= m - 1) {
+        const fiber *f = &wp->lanes[__builtin_ctz(m)];
+        if (f == last || (f->state == IN_NAMED && f->named == barrier)) there |= m & -m;
+    }
+    return there && there != wp->exist;
+}
+
+void simt_named_barrier(int barrier, int threads, const char *file, int line) {
+    const char *what = "lk_named_barrier_sync";
+    fiber *f = me->self;
+    block *blk = f->block;
+    maybe_switch();
+    note_site(f, what, file, line);
+    if (barrier < 1 || barrier >= NAMED_BARRIERS) simt_fail(file, line, "%s: barrier %d, not 1 to 15", what, barrier);
+    if (threads < 32 || threads % 32 || (unsigned)threads > round_up(blk->threads, 32))
+        simt_fail(file, line, "%s: %d threads, in a block of %u: not whole warps of it", what, threads, blk->threads);
+    named_barrier *n = &blk->named[barrier];
+    char *tag = &n->tag[n->generation & 1];
+    if (n->arrived && n->threads != (unsigned)threads)
+        fail_all(file, line, "%s: thread %u waits for %d threads at barrier %d, those at %s:%d for %u", what, f->index, threads,
+                 barrier, base_name(n->site.file), n->site.line, n->threads);
+    if (!n->arrived) n->site = {what, file, line};
+    n->threads = threads;
+    release(tag);
+    if (++n->arrived < n->threads) {
+        f->named = barrier;
+        block_fiber(f, IN_NAMED);
+        acquire(tag);
+        return;
+    }
+    warp *first = f->warp - f->index / 32;
+    for (unsigned i = 0; i < (blk->threads + 31) / 32; i++) {
+        unsigned woken = 0;
+        if (split_warp(&first[i], f, barrier))
+            fail_all(file, line, "%s: %d threads have come to barrier %d, but of warp %u not all", what, threads, barrier, i);
+        for (unsigned m = first[i].exist & ~first[i].ready; m; m &= m - 1) {
+            const fiber *other = &first[i].lanes[__builtin_ctz(m)];
+            if (other->state == IN_NAMED && other->named == barrier) woken |= m & -m;
+        }
+        if (woken) set_ready(blk->group, &first[i], woken);
+    }
+    n->arrived = 0;
+    n->generation++;
+    me->progress++;
+    reschedule();
+    acquire(tag);
+}
+
 unsigned simt_barriers_passed(void) { return me->self->block->barriers + me->self->cluster_waits; }
 
 unsigned simt_cluster_ctarank(void) { return me->self->block->rank; }
@@ -1257,11 +1407,6 @@ static const char *place_name(const group *g, const void *at) {
 }
 
 static block *block_of(group *g, const void *at) { return &g->blocks[((const char *)at - g->memory) / g->memory_stride]; }
-
-/* Where a random schedule may interrupt. */
-static void maybe_switch(void) {
-    if (schedule == RANDOM) reschedule();
-}
 
 /* The barrier at `at`, in shared memory of block `blk`; any block's if NULL. */
 static mbarrier *find_barrier(const uint64_t *at, const block *blk, const char *what, const char *file, int line, void *pc) {
@@ -1492,20 +1637,26 @@ void simt_mbarrier_wait(uint64_t *at, unsigned parity, int cluster_scope, const 
 enum copier { LOADER, READER, WRITER, FENCED_READER };
 
 #if defined(SIMT_TSAN)
-static void copier_access(copier who, const void *read, const void *write, size_t bytes, char *done, void *pc) {
-    fiber *f = me->self;
-    block *blk = f->block;
+/* The running fiber goes on as a copier, ordered behind what `issue` was released by. */
+static void become_copier(copier who, char *issue) {
+    block *blk = me->self->block;
     void **t = &blk->copiers[who][who == FENCED_READER ? 0 : blk->copier_turn++ % COPIERS];
     if (!*t) *t = __tsan_create_fiber(0);
-    if (who != FENCED_READER) release(&f->issue_tag);
     __tsan_switch_to_fiber(*t, 1);
-    acquire(who == FENCED_READER ? &blk->fence_tag : &f->issue_tag);
+    acquire(who == FENCED_READER ? &blk->fence_tag : issue);
+}
+static void end_copier(char *done) {
+    release(done);
+    release(&me->launch->end_tag);
+    __tsan_switch_to_fiber(me->self->tsan, 1);
+}
+static void copier_access(copier who, const void *read, const void *write, size_t bytes, char *done, void *pc) {
+    if (who != FENCED_READER) release(&me->self->issue_tag);
+    become_copier(who, &me->self->issue_tag);
     if (read) touch(read, bytes, false, pc);
     if (write) touch(write, bytes, true, pc);
     if (who == LOADER && write) release(&block_of(me->group, write)->fence_tag);
-    release(done);
-    release(&me->launch->end_tag);
-    __tsan_switch_to_fiber(f->tsan, 1);
+    end_copier(done);
 }
 #else
 static void copier_access(copier, const void *, const void *, size_t, char *, void *) {}
@@ -1516,9 +1667,14 @@ PLAIN_LOOP static void copy_words(void *to, const void *from, size_t bytes) {
 }
 
 static uint64_t hash_of(const void *at, size_t bytes) {
-    uint64_t h = bytes;
-    for (size_t i = 0; i < bytes / 8; i++) h = (h ^ ((const uint64_t *)at)[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
-    return h;
+    const uint64_t *word = (const uint64_t *)at, odd = 0x9e3779b97f4a7c15u;
+    uint64_t h[4] = {bytes, 1, 2, 3};                   // four at a time: a multiplication takes a few cycles
+    size_t i = 0;
+    for (; i + 4 <= bytes / 8; i += 4)
+        for (unsigned n = 0; n < 4; n++) h[n] = (h[n] ^ word[i + n]) * odd, h[n] ^= h[n] >> 29;
+    for (; i < bytes / 8; i++) h[0] = (h[0] ^ word[i]) * odd, h[0] ^= h[0] >> 29;
+    for (unsigned n = 1; n < 4; n++) h[0] = (h[0] ^ h[n]) * odd, h[0] ^= h[0] >> 29;
+    return h[0];
 }
 
 static bool overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
@@ -1536,9 +1692,11 @@ static void take_note(block *blk, const char *at, size_t bytes) {
     else blk->notes[blk->note_count++] = {at, at + bytes, hash_of(at, bytes), blk->fences};
 }
 
-/* Whether threads wrote part of the range with no fence executed since the last copy there. Which thread fenced when is
-   TSan's to judge. */
-static bool lacks_fence(const block *blk, const char *at, size_t bytes) {
+enum written { UNWRITTEN, FENCED, UNFENCED };
+
+/* Whether threads wrote part of the range since the last copy there, and whether with no fence executed since. Which thread
+   fenced when is TSan's to judge. */
+static written written_since(const block *blk, const char *at, size_t bytes) {
     const char *end = at + bytes;
     unsigned since = 0, written = 0;
     while (at < end) {
@@ -1557,7 +1715,7 @@ static bool lacks_fence(const block *blk, const char *at, size_t bytes) {
         }
         at = here ? here->to : next;
     }
-    return written && blk->fences == since;
+    return !written ? UNWRITTEN : blk->fences == since ? UNFENCED : FENCED;
 }
 
 static void check_global(const void *at, size_t bytes, const char *what, const char *file, int line) {
@@ -1604,11 +1762,116 @@ static void check_destination(const char *to, size_t bytes, const char *what, co
                      place_name(g, to),
                      base_name(x->site.file), x->site.line);
     }
+    const unsigned each = 1024 / WARPGROUP, first = block_of(g, to)->rank * each;
+    for (unsigned i = first; i < first + each; i++) {
+        const warpgroup *wg = g->warpgroups[i];
+        for (unsigned n = wg ? wg->done : 0; wg && n < wg->issued; n++) {
+            const product *x = &wg->products[n % MAX_PRODUCTS];
+            for (unsigned j = 0; j < x->atoms; j++)
+                if (overlap(to, bytes, x->atom[j].at, x->atom[j].bytes))
+                    fail_all(file, line, "%s: %s is an operand of the wgmma issued at %s:%d, which has not been waited for", what,
+                             place_name(g, x->atom[j].at < to ? to : x->atom[j].at), base_name(x->site.file), x->site.line);
+        }
+    }
 }
+
+/* The source of a store, or an operand of a wgmma, must be there. */
+static void check_landed(const char *from, size_t bytes, const char *what, const char *file, int line) {
+    group *g = me->group;
+    for (unsigned i = 0; i < g->flight_count; i++) {
+        const flight *x = &g->flights[(g->first_flight + i) % MAX_COPIES];
+        if (overlap(from, bytes, x->to, x->bytes))
+            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what,
+                     place_name(g, x->to > from ? x->to : from), base_name(x->site.file), x->site.line);
+    }
+}
+
+/* ---- tensor copies -------------------------------------------------------------------------------------------------------- */
+
+/* The columns of row r of the box that are in the matrix: from *first to before *last. */
+static bool box_row(const tensor_box *b, unsigned r, int64_t *first, int64_t *last) {
+    const int64_t y = (int64_t)b->at[1] + r, x = b->at[0];
+    *first = x < 0 ? -x : 0;
+    *last = b->size[0] - x < b->box[0] ? b->size[0] - x : b->box[0];
+    return y >= 0 && y < b->size[1] && *first < *last;
+}
+static char *box_place(const tensor_box *b, unsigned r, int64_t column) {
+    return b->base + ((int64_t)b->at[1] + r) * b->stride + (b->at[0] + column) * (int64_t)b->element;
+}
+/* Where the 16 bytes at an address of shared memory are in a swizzle of `span` bytes. */
+static char *swizzled(const char *at, unsigned span) {
+    const uintptr_t mask = span / 16 - (span > 0);
+    return (char *)at + (((uintptr_t)at ^ ((uintptr_t)at >> 7 & mask) << 4) - (uintptr_t)at);
+}
+
+static void add_float(char *to, const char *from) {
+    uint32_t *at = (uint32_t *)to, old = __atomic_load_n(at, __ATOMIC_RELAXED), sum;
+    do {
+        float x, y;
+        __builtin_memcpy(&x, &old, 4);
+        __builtin_memcpy(&y, from, 4);
+        x += y;
+        __builtin_memcpy(&sum, &x, 4);
+    } while (!__atomic_compare_exchange_n(at, &old, sum, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+enum box_motion { BOX_IN, BOX_OUT, BOX_ADD };
+
+/* Moves the box between global memory and shared memory at `at`. */
+PLAIN_LOOP static void move_box(const tensor_box *b, char *at, box_motion motion) {
+    const int64_t each = 16 / b->element;
+    for (unsigned r = 0; r < b->box[1]; r++) {
+        int64_t first, last;
+        if (!box_row(b, r, &first, &last)) first = last = 0;
+        for (int64_t column = 0; column < b->box[0]; column += each, at += 16) {
+            char *chunk = swizzled(at, b->span);
+            const int64_t low = first > column ? first : column, high = last < column + each ? last : column + each;
+            if (motion == BOX_IN && high - low < each) ((uint64_t *)chunk)[0] = ((uint64_t *)chunk)[1] = 0;
+            if (low >= high) continue;
+            char *global = box_place(b, r, low), *shared = chunk + (low - column) * b->element;
+            const int64_t bytes = (high - low) * b->element;
+            if (motion == BOX_ADD)
+                for (int64_t i = 0; i < bytes; i += 4) add_float(global + i, shared + i);
+            else if (bytes == 16)
+                for (unsigned i = 0; i < 16; i += 8)
+                    __builtin_memcpy((motion == BOX_IN ? shared : global) + i, (motion == BOX_IN ? global : shared) + i, 8);
+            else
+                for (int64_t i = 0; i < bytes; i += 2)
+                    __builtin_memcpy((motion == BOX_IN ? shared : global) + i, (motion == BOX_IN ? global : shared) + i, 2);
+        }
+    }
+}
+
+static unsigned box_bytes(const tensor_box *b) { return b->box[0] * b->box[1] * b->element; }
+
+/* What TSan sees of the box in global memory. Additions come as reads: they meet one another, but no plain write. */
+#if defined(SIMT_TSAN)
+static void touch_box(const tensor_box *b, bool write, void *pc) {
+    for (unsigned r = 0; r < b->box[1]; r++) {
+        int64_t first, last;
+        if (box_row(b, r, &first, &last)) touch(box_place(b, r, first), (last - first) * b->element, write, pc);
+    }
+}
+static void copier_box(copier who, const tensor_box *b, const void *write_shared, bool write_global, char *done, void *pc) {
+    release(&me->self->issue_tag);
+    become_copier(who, &me->self->issue_tag);
+    touch_box(b, write_global, pc);
+    if (write_shared) {
+        touch(write_shared, box_bytes(b), true, pc);
+        release(&block_of(me->group, write_shared)->fence_tag);
+    }
+    end_copier(done);
+}
+#else
+static void copier_box(copier, const tensor_box *, const void *, bool, char *, void *) {}
+#endif
 
 static void land(flight x) {
     block *blk = block_of(me->group, x.to);
-    if (x.from) {
+    if (x.box.element) {
+        move_box(&x.box, x.to, BOX_IN);
+        take_note(blk, x.to, x.bytes);
+    } else if (x.from) {
         copy_words(x.to, x.from, x.bytes);
         take_note(blk, x.to, x.bytes);
     } else {
@@ -1632,7 +1895,8 @@ static void land_flight(group *g, unsigned i) {
 
 static void land_store(store *x) {
     if (x->landed) return;
-    copy_words(x->to, x->from, x->bytes);
+    if (x->box.element) move_box(&x->box, (char *)x->from, x->add ? BOX_ADD : BOX_OUT);
+    else copy_words(x->to, x->from, x->bytes);
     x->landed = 1;
 }
 
@@ -1657,10 +1921,14 @@ static void land_one(worker *w, group *g) {
     land_flight(g, copies == RANDOM_COPIES ? next_of(&w->copy_random) % g->flight_count : 0);
 }
 
+static bool finish_products(worker *w, group *g);
+
 static void land_at_random(worker *w, group *g) {
     uint64_t r = next_of(&w->copy_random);
     if (r & 3) return;
+    if (g->products_parked && (r >>= 2, r & 1) && finish_products(w, g)) return;
     const unsigned shared = g->flight_count + g->store_count;
+    if (shared + w->self->own_count == 0) return;
     r = (r >> 2) % (shared + w->self->own_count);
     if (r < g->flight_count) land_flight(g, r);
     else if (r < shared) land_store(&g->stores[r - g->flight_count]);
@@ -1690,7 +1958,7 @@ void simt_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *
     check_destination((char *)shared, bytes, what, file, line);
     forget_notes(f->block, (char *)shared, bytes);
     copier_access(LOADER, global, shared, bytes, &bar->tag[bar->phase & 1], __builtin_return_address(0));
-    flight x = {(char *)shared, (const char *)global, 0, bytes, 0, bar, {what, file, line}};
+    flight x = {(char *)shared, (const char *)global, 0, bytes, 0, bar, {what, file, line}, {}};
     launch_flight(&x);
 }
 
@@ -1714,7 +1982,7 @@ void simt_st_async(unsigned to_address, uint64_t value, unsigned bar_address, co
     mark_bytes(bar);
     check_destination(to, 8, what, file, line);
     copier_access(WRITER, NULL, to, 8, &bar->tag[bar->phase & 1], __builtin_return_address(0));
-    flight x = {to, NULL, value, 8, bar->block != me->self->block, bar, {what, file, line}};
+    flight x = {to, NULL, value, 8, bar->block != me->self->block, bar, {what, file, line}, {}};
     launch_flight(&x);
 }
 
@@ -1725,31 +1993,152 @@ void simt_fence_proxy_async(void) {
     release(&f->block->fence_tag);
 }
 
+/* A store may read its source. */
+static void check_source(const char *from, size_t bytes, const char *what, const char *file, int line) {
+    group *g = me->group;
+    check_landed(from, bytes, what, file, line);
+    if (written_since(me->self->block, from, bytes) == UNFENCED)
+        fail_all(file, line, "%s: threads wrote to %s and none has executed lk_fence_proxy_async_shared since", what,
+                 place_name(g, from));
+    if (g->store_count == MAX_STORES)
+        simt_fail(file, line, "%s: more than %u bulk stores that nobody has waited for", what, MAX_STORES);
+    take_note(me->self->block, from, bytes);
+}
+
 void simt_bulk_store(void *global, const void *shared, unsigned bytes, const char *file, int line) {
     const char *what = "lk_cp_async_bulk_store", *from = (const char *)shared;
     fiber *f = me->self;
     group *g = me->group;
     maybe_switch();
     check_bulk(shared, global, bytes, what, file, line);
-    for (unsigned i = 0; i < g->flight_count; i++) {
-        const flight *x = &g->flights[(g->first_flight + i) % MAX_COPIES];
-        if (overlap(from, bytes, x->to, x->bytes))
-            fail_all(file, line, "%s: %s is still being filled by the copy issued at %s:%d", what, place_name(g, from),
-                     base_name(x->site.file), x->site.line);
-    }
-    if (lacks_fence(f->block, from, bytes))
-        fail_all(file, line, "%s: threads wrote to %s and none has executed lk_fence_proxy_async_shared since", what,
-                 place_name(g, from));
-    if (g->store_count == MAX_STORES)
-        simt_fail(file, line, "%s: more than %u bulk stores that nobody has waited for", what, MAX_STORES);
-    take_note(f->block, from, bytes);
+    check_source(from, bytes, what, file, line);
     void *pc = __builtin_return_address(0);
     copier_access(READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
     copier_access(FENCED_READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
     copier_access(WRITER, NULL, global, bytes, &f->write_tag[f->bulk_groups & 3], pc);
     store *x = &g->stores[g->store_count++];
-    *x = {(char *)global, from, bytes, f->bulk_groups, 0, hash_of(from, bytes), f, {what, file, line}};
+    *x = {(char *)global, from, bytes, f->bulk_groups, 0, hash_of(from, bytes), f, {what, file, line}, {}, 0};
     if (copies == EAGER) land_store(x);
+}
+
+/* The box at (x, y) of the matrix that a map describes. */
+static tensor_box read_map(const void *map, int x, int y, const char *what, const char *file, int line) {
+    const simt_tensor *t = (const simt_tensor *)map;
+    group *g = me->group;
+    if ((uintptr_t)map % 64) simt_fail(file, line, "%s: the tensor map at %p is not aligned to 64 bytes", what, map);
+    if ((size_t)((const char *)map - g->memory) < g->memory_stride * g->block_count)
+        simt_fail(file, line, "%s: the tensor map is in shared memory", what);
+    if (t->magic != SIMT_TENSOR_MAGIC) simt_fail(file, line, "%s: %p is not a tensor map", what, map);
+    if (t->rank != 2) simt_fail(file, line, "%s: a tensor map of rank %u, not 2", what, t->rank);
+    if (t->span && t->box[0] * t->element != t->span)
+        simt_fail(file, line, "%s: rows of %u bytes in a swizzle of %u, which the engine does not know", what,
+                  t->box[0] * t->element, t->span);
+    return {t->base, {t->size[0], t->size[1]}, t->stride[0], {x, y}, {t->box[0], t->box[1]}, t->element, t->span};
+}
+
+void simt_tensor_prefetch(const void *map, const char *file, int line) {
+    read_map(map, 0, 0, "lk_prefetch_tensormap", file, line);
+}
+
+static void check_box(const void *shared, const tensor_box *b, const char *what, const char *file, int line) {
+    group *g = me->group;
+    size_t offset, room;
+    const char *low = NULL, *high = NULL;
+    if ((uintptr_t)shared % 128) simt_fail(file, line, "%s: the shared address %p is not a multiple of 128", what, shared);
+    const char *name = find_variable(g, shared, &offset, &room);
+    if (!name || block_of(g, shared) != me->self->block)
+        simt_fail(file, line, "%s: %p is not in this block's shared memory", what, shared);
+    if (box_bytes(b) > room)
+        simt_fail(file, line, "%s: %u bytes from byte %zu of %s, which ends after %zu", what, box_bytes(b), offset, name, room);
+    for (unsigned r = 0; r < b->box[1]; r++) {
+        int64_t first, last;
+        if (!box_row(b, r, &first, &last)) continue;
+        const char *row = box_place(b, r, first);
+        const void *bad = first_hidden(row, (last - first) * b->element);
+        if (bad) simt_fail(file, line, "%s: row %lld of the matrix leaves its allocation", what, (long long)b->at[1] + r);
+        if (!low) low = row;
+        high = row + (last - first) * b->element;
+    }
+    if (low) check_global(low, high - low, what, file, line);
+}
+
+static void load_box(char *shared, const tensor_box *b, uint64_t *at, block *to, const char *what, const char *file, int line,
+                     void *pc) {
+    mbarrier *bar = find_barrier(at, to, what, file, line, pc);
+    const unsigned bytes = box_bytes(b);
+    check_fenced(bar, what, file, line);
+    mark_bytes(bar);
+    check_destination(shared, bytes, what, file, line);
+    forget_notes(to, shared, bytes);
+    copier_box(LOADER, b, shared, false, &bar->tag[bar->phase & 1], pc);
+    flight x = {shared, NULL, 0, bytes, 0, bar, {what, file, line}, *b};
+    launch_flight(&x);
+}
+
+void simt_tensor_load(void *shared, const void *map, int x, int y, uint64_t *bar, const char *file, int line) {
+    const char *what = "lk_cp_async_bulk_tensor_2d_load";
+    maybe_switch();
+    const tensor_box b = read_map(map, x, y, what, file, line);
+    check_box(shared, &b, what, file, line);
+    load_box((char *)shared, &b, bar, me->self->block, what, file, line, __builtin_return_address(0));
+}
+
+void simt_tensor_load_multicast(void *shared, const void *map, int x, int y, uint64_t *bar, unsigned mask, const char *file,
+                                int line) {
+    const char *what = "lk_cp_async_bulk_tensor_2d_load_multicast";
+    fiber *f = me->self;
+    group *g = me->group;
+    maybe_switch();
+    const tensor_box b = read_map(map, x, y, what, file, line);
+    check_box(shared, &b, what, file, line);
+    if (!mask || mask >> g->block_count)
+        simt_fail(file, line, "%s: a mask of 0x%x in a cluster of %u blocks", what, mask, g->block_count);
+    for (unsigned rank = 0; rank < g->block_count; rank++) {
+        if (!(mask >> rank & 1)) continue;
+        block *to = &g->blocks[rank];
+        const size_t distance = to->memory - f->block->memory;
+        if (to != f->block && !f->cluster_waits)
+            fail_all(file, line,
+                     "%s: shared memory of rank %u used before the first cluster barrier: that block may not have started", what,
+                     rank);
+        load_box((char *)shared + distance, &b, (uint64_t *)((char *)bar + distance), to, what, file, line,
+                 __builtin_return_address(0));
+    }
+}
+
+static void store_box(const void *map, int at_x, int at_y, const void *shared, int add, const char *what, const char *file,
+                      int line, void *pc) {
+    fiber *f = me->self;
+    group *g = me->group;
+    maybe_switch();
+    const tensor_box b = read_map(map, at_x, at_y, what, file, line);
+    const unsigned bytes = box_bytes(&b);
+    const char *from = (const char *)shared;
+    if (add && b.element != 4) simt_fail(file, line, "%s: elements of %u bytes; the engine adds floats alone", what, b.element);
+    check_box(shared, &b, what, file, line);
+    check_source(from, bytes, what, file, line);
+    copier_access(READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
+    copier_access(FENCED_READER, from, NULL, bytes, &f->read_tag[f->bulk_groups & 3], pc);
+    copier_box(WRITER, &b, NULL, !add, &f->write_tag[f->bulk_groups & 3], pc);
+    store *x = &g->stores[g->store_count++];
+    *x = {NULL, from, bytes, f->bulk_groups, 0, hash_of(from, bytes), f, {what, file, line}, b, add};
+    if (copies == EAGER) land_store(x);
+}
+void simt_tensor_store(const void *map, int x, int y, const void *shared, const char *file, int line) {
+    store_box(map, x, y, shared, 0, "lk_cp_async_bulk_tensor_2d_store", file, line, __builtin_return_address(0));
+}
+void simt_tensor_add(const void *map, int x, int y, const void *shared, const char *file, int line) {
+    store_box(map, x, y, shared, 1, "lk_cp_reduce_async_bulk_tensor_2d_add", file, line, __builtin_return_address(0));
+}
+
+char *simt_matrix_row(void *row, const char *file, int line) {
+    const char *what = "lk_stmatrix_x4";
+    group *g = me->group;
+    size_t offset, room;
+    if ((uintptr_t)row % 16) simt_fail(file, line, "%s: the row's address %p is not a multiple of 16", what, row);
+    if (!find_variable(g, row, &offset, &room) || block_of(g, row) != me->self->block || room < 16)
+        simt_fail(file, line, "%s: %p is not in this block's shared memory", what, row);
+    return (char *)row;
 }
 
 void simt_bulk_commit(void) { me->self->bulk_groups++; }
@@ -1867,6 +2256,364 @@ static void check_copies_of_block(block *blk) {
     }
 }
 
+/* ---- warpgroups -------------------------------------------------------------------------------------------------------------
+   A wgmma is a *product*. Its threads need not meet: each leaves its request and goes on, the last of the 128 to come makes the
+   engine read the operands and multiply, into a tile that stands for the registers of all; the sums in the threads' own
+   variables are poison from the issue on. A thread that waits parks until the product is done: lazily, when nothing else of the
+   cluster can run; eagerly, as soon as all have issued it; else at random. By then the operands have to be what they were, and
+   from then on, for the first thread past the wait, they may be written over: a wgmma is done for its warpgroup as a whole. */
+
+static warpgroup *find_warpgroup(const fiber *f) {
+    return f->block->group->warpgroups[f->block->rank * (1024 / WARPGROUP) + f->index / WARPGROUP];
+}
+
+/* The 16 bytes of number `i` of an operand: along K, or along M and N, first. */
+static const char *chunk_at(const operand *o, unsigned i) {
+    const char *linear;
+    if (o->transposed) {
+        const unsigned k = i / (o->extent / 8), c = i % (o->extent / 8);
+        linear = o->base + c / 8 * (size_t)o->leading + c % 8 * 16 + k / 8 * (size_t)o->stride + k % 8 * 128;
+    } else {
+        linear = o->base + i / 16 * (size_t)o->stride + i / 2 % 8 * 128 + i % 2 * 16;
+    }
+    return swizzled(linear, 128);
+}
+
+static void add_atom(product *p, const char *at) {
+    if (p->atoms && p->atom[p->atoms - 1].at + p->atom[p->atoms - 1].bytes == at) p->atom[p->atoms - 1].bytes += 1024;
+    else p->atom[p->atoms++] = {at, 1024};
+}
+
+/* Reads a descriptor, and finds the atoms of 1024 bytes that the operand lies in. */
+static operand read_descriptor(product *p, uint64_t d, int extent, int transposed, const char *name) {
+    const wait_site *site = &p->site;
+    block *blk = me->self->block;
+    const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
+    if (d >> 62 != 1 || (d >> 49 & 7))
+        simt_fail(site->file, site->line, "%s: descriptor %s is not of a 128-byte swizzle with a base offset of 0", site->what, name);
+    if (start % 1024 >= 128 || (start % 128 && (transposed || start % 32)))
+        simt_fail(site->file, site->line, "%s: descriptor %s starts %u bytes behind a multiple of 1024, where %s", site->what, name,
+                  start % 1024, transposed ? "an operand that is not K-major has to start" : "it may be 0, 32, 64 or 96");
+    const bool far_leading = transposed && extent > 64;
+    const unsigned wrong = !stride || stride % 1024 ? 1 + stride : far_leading && (!leading || leading % 1024) ? 1 + leading : 0;
+    if (wrong)
+        simt_fail(site->file, site->line, "%s: descriptor %s has %u bytes from atom to atom, not a multiple of 1024", site->what,
+                  name, wrong - 1);
+    operand o = {blk->memory + start, leading, stride, (unsigned)extent, transposed};
+    const unsigned before = p->atoms;
+    const char *first = blk->memory + start / 1024 * 1024;
+    if (transposed) {
+        for (int m = 0; m < extent; m += 64)
+            for (int k = 0; k < 2; k++) add_atom(p, first + m / 64 * (size_t)leading + k * (size_t)stride);
+    } else {
+        for (int row = 0; row < extent; row += 8) add_atom(p, first + row / 8 * (size_t)stride);
+    }
+    for (unsigned i = before ? before - 1 : 0; i < p->atoms; i++) {
+        size_t offset, room;
+        const char *variable = find_variable(blk->group, p->atom[i].at, &offset, &room);
+        if (!variable || block_of(blk->group, p->atom[i].at) != blk || room < p->atom[i].bytes)
+            simt_fail(site->file, site->line, "%s: descriptor %s leads to %zu bytes at %s, past the end of a shared variable",
+                      site->what, name, p->atom[i].bytes, place_name(blk->group, p->atom[i].at));
+    }
+    return o;
+}
+
+static float from_bf16(unsigned bits) {
+    const uint32_t word = bits << 16;
+    float x;
+    __builtin_memcpy(&x, &word, 4);
+    return x;
+}
+
+/* An operand's chunks as floats: rows of 16 for A, whose columns are then its k; 16 rows of n for B. */
+PLAIN_LOOP static void unpack(const operand *o, const uint64_t *raw, float *to, bool is_a) {
+    const unsigned each = o->extent / 8, step_of_row = is_a ? 16 : 1, step_of_k = is_a ? 1 : o->extent;
+    for (unsigned i = 0; i < 2 * o->extent; i++, raw += 2) {
+        const unsigned row = o->transposed ? i % each * 8 : i / 2, k = o->transposed ? i / each : i % 2 * 8;
+        float *at = to + row * step_of_row + k * step_of_k;
+        const unsigned step = o->transposed ? step_of_row : step_of_k;
+        for (unsigned j = 0; j < 8; j++) at[j * step] = from_bf16(raw[j / 4] >> (j % 4 * 16) & 0xffff);
+    }
+}
+
+typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* tile += a b over 16 values of k in their order, or tile = a b; rows of n. */
+static void multiply(float *tile, const float *a, const float *b, int n, int accumulate) {
+    for (int column = 0; column < n; column += 16)
+        for (int row = 0; row < 64; row += 2) {
+            four_floats sum[2][4];
+            for (int r = 0; r < 2; r++)
+                for (int c = 0; c < 4; c++)
+                    sum[r][c] = accumulate ? *(const four_floats *)(tile + (row + r) * n + column + 4 * c) : four_floats{};
+            for (int k = 0; k < 16; k++) {
+                const float *right = b + k * n + column;
+                for (int r = 0; r < 2; r++) {
+                    const float left = a[(row + r) * 16 + k];
+                    for (int c = 0; c < 4; c++) sum[r][c] += left * *(const four_floats *)(right + 4 * c);
+                }
+            }
+            for (int r = 0; r < 2; r++)
+                for (int c = 0; c < 4; c++) *(four_floats *)(tile + (row + r) * n + column + 4 * c) = sum[r][c];
+        }
+}
+
+/* All have issued it: reads and multiplies. The operands may not be on their way, nor lack a proxy fence. */
+static void execute(warpgroup *wg, product *p, void *pc) {
+    block *blk = me->self->block;
+    const wait_site *site = &p->site;
+    for (unsigned i = 0; i < p->atoms; i++) {
+        check_landed(p->atom[i].at, p->atom[i].bytes, site->what, site->file, site->line);
+        const written state = written_since(blk, p->atom[i].at, p->atom[i].bytes);
+        if (state == UNFENCED)
+            fail_all(site->file, site->line, "%s: threads wrote to %s and none has executed lk_fence_proxy_async_shared since",
+                     site->what, place_name(blk->group, p->atom[i].at));
+        if (state == FENCED) take_note(blk, p->atom[i].at, p->atom[i].bytes);
+    }
+    for (unsigned i = 0; i < p->chunks; i++) {
+        const uint64_t *from = i < p->chunks_of_a ? (const uint64_t *)chunk_at(&p->operands[0], i)
+                                                  : (const uint64_t *)chunk_at(&p->operands[1], i - p->chunks_of_a);
+        p->raw[2 * i] = from[0];
+        p->raw[2 * i + 1] = from[1];
+    }
+    if (!p->in_registers) unpack(&p->operands[0], p->raw, wg->left, true);
+    unpack(&p->operands[1], p->raw + 2 * p->chunks_of_a, wg->right, false);
+    multiply(p->sums->tile, p->in_registers ? p->fragment : wg->left, wg->right, p->n, p->accumulate);
+#if defined(SIMT_TSAN)
+    // Each warp reads its 16 rows of A and all of B behind its own issue; once more all is read by what only fences order.
+    const unsigned slot = (unsigned)(p - wg->products);
+    for (unsigned reader = 0; reader < 5; reader++) {
+        become_copier(reader < 4 ? READER : FENCED_READER, &wg->issue_tag[slot][reader % 4]);
+        for (unsigned i = 0; i < p->chunks; i++) {
+            const operand *o = &p->operands[i >= p->chunks_of_a];
+            const unsigned number = i < p->chunks_of_a ? i : i - p->chunks_of_a;
+            const unsigned row = o->transposed ? number % (o->extent / 8) * 8 : number / 2;
+            if (reader < 4 && i < p->chunks_of_a && row / 16 != reader) continue;
+            touch(chunk_at(o, number), 16, false, pc);
+        }
+        end_copier(&wg->done_tag[slot]);
+    }
+#endif
+    (void)pc;
+}
+
+/* The products up to number `upto` are done, unless somebody has changed what they read. */
+static void finish_up_to(warpgroup *wg, unsigned upto) {
+    group *g = wg->threads->block->group;
+    for (; wg->done < upto; wg->done++) {
+        const product *p = &wg->products[wg->done % MAX_PRODUCTS];
+        for (unsigned i = 0; i < p->chunks; i++) {
+            const uint64_t *at = i < p->chunks_of_a ? (const uint64_t *)chunk_at(&p->operands[0], i)
+                                                    : (const uint64_t *)chunk_at(&p->operands[1], i - p->chunks_of_a);
+            if (p->raw[2 * i] == at[0] && p->raw[2 * i + 1] == at[1]) continue;
+            fail_all(p->site.file, p->site.line, "%s: its operand, %s, was written to before the wait", p->site.what,
+                     place_name(g, at));
+            return;
+        }
+        me->progress++;
+    }
+    for (unsigned i = 0; wg->parked && i < WARPGROUP; i++) {
+        fiber *f = &wg->threads[i];
+        if (f->state != IN_WGMMA || f->products_needed > wg->done) continue;
+        wg->parked--;
+        g->products_parked--;
+        set_ready(g, f->warp, 1u << f->lane);
+    }
+}
+
+static bool all_issued(const warpgroup *wg, unsigned upto) {
+    return wg->done >= upto || wg->products[(upto - 1) % MAX_PRODUCTS].arrived == WARPGROUP;
+}
+
+/* Nothing else can run: the products that some warpgroup waits for, and that are all issued, are done. False if there are none. */
+static bool finish_products(worker *w, group *g) {
+    const unsigned count = g->block_count * (1024 / WARPGROUP);
+    const unsigned from = copies == RANDOM_COPIES ? next_of(&w->copy_random) % count : 0;
+    for (unsigned n = 0; g->products_parked && n < count; n++) {
+        warpgroup *wg = g->warpgroups[(from + n) % count];
+        if (!wg || !wg->parked) continue;
+        unsigned needed = ~0u;
+        for (unsigned i = 0; i < WARPGROUP; i++)
+            if (wg->threads[i].state == IN_WGMMA) needed = std::min(needed, wg->threads[i].products_needed);
+        if (!all_issued(wg, needed)) continue;
+        finish_up_to(wg, needed);
+        return true;
+    }
+    return false;
+}
+
+unsigned simt_wgmma_address(const void *shared, const char *file, int line) {
+    const char *what = "lk_wgmma_descriptor";
+    const size_t offset = (const char *)shared - me->self->block->memory;
+    if (offset >= me->group->memory_stride) simt_fail(file, line, "%s: %p is not in this block's shared memory", what, shared);
+    if (offset % 16) simt_fail(file, line, "%s: %s is not aligned to 16 bytes", what, place_name(me->group, shared));
+    if (offset >> 18) simt_fail(file, line, "%s: %s is beyond 256 KiB", what, place_name(me->group, shared));
+    return (unsigned)offset;
+}
+
+void simt_wgmma_fence(const char *, int) { me->self->wgmma_fences++; }
+
+/* The element of a thread's i-th sum in a tile of rows of n. */
+static unsigned sum_at(unsigned thread, int i, int n) {
+    return (thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8) * n + i / 4 * 8 + thread % 4 * 2 + i % 2;
+}
+
+static const uint32_t POISON_SUM = 0xffffffffu;         // a NaN
+
+/* The thread's sums d, until now its own, become those of a product. */
+static void lend_sums(fiber *f, sums *to, float *d, const product *p) {
+    const unsigned t = f->index % WARPGROUP;
+    const wait_site *site = &p->site;
+    const held_sums *held = NULL;
+    for (const held_sums &h : f->held)
+        if (h.d == d) held = &h;
+    if (!f->wgmma_fences) fail_all(site->file, site->line, "%s: no lk_wgmma_fence before the first wgmma", site->what);
+    if (held && held->fences == f->wgmma_fences && (!p->accumulate || hash_of(d, p->n * 2) != held->hash))
+        fail_all(site->file, site->line, "%s: thread %u has touched its sums since the wait, and no lk_wgmma_fence follows",
+                 site->what, f->index);
+    to->d[t] = d;
+    to->holders++;
+    for (int i = 0; i < p->n / 2; i++) {
+        if (p->accumulate) to->tile[sum_at(t, i, p->n)] = d[i];
+        ((volatile uint32_t *)d)[i] = POISON_SUM;
+    }
+}
+
+/* The thread has waited: it gets its sums. */
+static void return_sums(fiber *f, sums *from, const char *file, int line) {
+    const unsigned t = f->index % WARPGROUP;
+    float *d = from->d[t];
+    for (int i = 0; i < from->n / 2; i++) {
+        if (((volatile uint32_t *)d)[i] != POISON_SUM)
+            fail_all(file, line, "lk_wgmma_wait_group: thread %u has written to its sums, d[%d], while a wgmma was on its way to them",
+                     f->index, i);
+        d[i] = from->tile[sum_at(t, i, from->n)];
+    }
+    from->d[t] = NULL;
+    from->holders--;
+    unsigned slot = 0;
+    while (slot < MAX_HELD && f->held[slot].d != d) slot++;
+    if (slot == MAX_HELD) slot = f->held_turn++ % MAX_HELD;
+    f->held[slot] = {d, hash_of(d, from->n * 2), f->wgmma_fences};
+}
+
+/* The first thread to issue a product fills in what the others must agree with. */
+static void begin_product(warpgroup *wg, product *p, const float *d, uint64_t a, uint64_t b, unsigned t) {
+    const wait_site *site = &p->site;
+    p->a = a;
+    p->b = b;
+    p->arrived = p->atoms = 0;
+    p->chunks_of_a = p->in_registers ? 0 : 2 * 64;
+    p->chunks = p->chunks_of_a + 2 * p->n;
+    if (!p->in_registers) p->operands[0] = read_descriptor(p, a, 64, p->transpose_a, "a");
+    p->operands[1] = read_descriptor(p, b, p->n, p->transpose_b, "b");
+    p->sums = NULL;
+    for (sums &x : wg->all_sums)
+        if (x.holders && x.d[t] == d) p->sums = &x;
+    for (sums &x : wg->all_sums) {
+        if (p->sums || x.holders) continue;
+        p->sums = &x;
+        x.n = p->n;
+        for (float *&other : x.d) other = NULL;
+    }
+    if (!p->sums) simt_fail(site->file, site->line, "%s: on its way to more than %d arrays of sums at once", site->what, MAX_SUMS);
+}
+
+void simt_wgmma(int n, int transpose_a, int transpose_b, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
+                int accumulate, const char *file, int line) {
+    const char *what = registers ? "lk_wgmma_m64k16_bf16_register" : "lk_wgmma_m64k16_bf16";
+    fiber *f = me->self;
+    const unsigned t = f->index % WARPGROUP, number = f->products, slot = number % MAX_PRODUCTS;
+    accumulate = accumulate != 0;
+    maybe_switch();
+    if (f->index - t + WARPGROUP > f->block->threads)
+        simt_fail(file, line, "%s: the warpgroup of thread %u has only %u threads", what, f->index, f->block->threads - (f->index - t));
+    warpgroup **place = &f->block->group->warpgroups[f->block->rank * (1024 / WARPGROUP) + f->index / WARPGROUP];
+    if (!*place) {                                      // not by malloc, in which TSan would see the running fiber
+        *place = (warpgroup *)mmap(NULL, sizeof **place, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (*place == (warpgroup *)MAP_FAILED) simt_fail(file, line, "%s: no memory", what);
+    }
+    warpgroup *wg = *place;
+    wg->threads = f - t;
+    product *p = &wg->products[slot];
+    if (number == wg->issued) {
+        if (number - wg->done == MAX_PRODUCTS) simt_fail(file, line, "%s: more than %d that nobody has waited for", what, MAX_PRODUCTS);
+        p->site = {what, file, line};
+        p->n = n, p->transpose_a = transpose_a, p->transpose_b = transpose_b, p->accumulate = accumulate;
+        p->in_registers = registers != NULL;
+        begin_product(wg, p, d, a, b, t);
+        wg->issued++;
+    } else if (p->site.line != line || !same_file(p->site.file, file)) {
+        fail_all(file, line, "divergent wgmma: number %u of its warpgroup is this one for thread %u and the one at %s:%d for others",
+                 number, f->index, base_name(p->site.file), p->site.line);
+    } else if (p->n != n || p->a != a || p->b != b || p->accumulate != accumulate || p->transpose_a != transpose_a
+               || p->transpose_b != transpose_b) {
+        fail_all(file, line, "divergent wgmma: thread %u passes %s than others of its warpgroup", f->index,
+                 p->a != a || p->b != b ? "other descriptors" : "another shape or accumulate");
+    }
+    sums *to = p->sums;
+    for (sums &x : wg->all_sums)
+        if (x.holders && x.d[t] == d && &x != to)
+            fail_all(file, line, "divergent wgmma: thread %u passes other sums than others of its warpgroup", f->index);
+    if (to->d[t] && (to->d[t] != d || to->n != n))
+        fail_all(file, line, "%s: thread %u passes other sums, or sums of another shape, than those on their way", what, f->index);
+    if (registers) {
+        if (f->wgmma_fences == f->fences_at_wait)
+            fail_all(file, line, "%s: no lk_wgmma_fence between the last wait and this use of registers for A", what);
+        for (unsigned i = 0; i < 8; i++)
+            p->fragment[(t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8) * 16 + i / 4 * 8 + t % 4 * 2 + i % 2] =
+                from_bf16(registers[i / 2] >> (i % 2 * 16) & 0xffff);
+    }
+    if (!to->d[t]) lend_sums(f, to, d, p);
+    to->last[t] = ++f->products;
+    release(&wg->issue_tag[slot][t / 32]);
+    if (++p->arrived == WARPGROUP) execute(wg, p, __builtin_return_address(0));
+}
+
+void simt_wgmma_commit(const char *, int) {
+    fiber *f = me->self;
+    f->product_commits[f->product_groups++ % MAX_COMMITS] = f->products;
+}
+
+void simt_wgmma_wait(unsigned groups, const char *file, int line) {
+    const char *what = "lk_wgmma_wait_group";
+    fiber *f = me->self;
+    warpgroup *wg = find_warpgroup(f);
+    maybe_switch();
+    note_site(f, what, file, line);
+    const unsigned committed = f->product_groups ? f->product_commits[(f->product_groups - 1) % MAX_COMMITS] : 0;
+    if (!groups && f->products != committed)
+        fail_all(file, line, "%s: thread %u has issued %u wgmma that it has not committed to a group", what, f->index,
+                 f->products - committed);
+    f->fences_at_wait = f->wgmma_fences;
+    if (f->product_groups <= groups) return;
+    const unsigned needed = f->product_commits[(f->product_groups - groups - 1) % MAX_COMMITS];
+    if (needed <= f->products_waited) return;
+    if (wg->done < needed) {
+        const bool now = copies == EAGER || (copies == RANDOM_COPIES && !(next_of(&me->copy_random) & 3));
+        if (now && all_issued(wg, needed)) {
+            finish_up_to(wg, needed);
+        } else {
+            f->products_needed = needed;
+            wg->parked++;
+            me->group->products_parked++;
+            block_fiber(f, IN_WGMMA);
+        }
+    }
+    for (; f->products_waited < needed; f->products_waited++) acquire(&wg->done_tag[f->products_waited % MAX_PRODUCTS]);
+    const unsigned t = f->index % WARPGROUP;
+    for (sums &x : wg->all_sums)
+        if (x.holders && x.d[t] && x.last[t] <= needed) return_sums(f, &x, file, line);
+}
+
+static void check_products_of_thread(fiber *f) {
+    const warpgroup *wg = find_warpgroup(f);
+    const unsigned committed = f->product_groups ? f->product_commits[(f->product_groups - 1) % MAX_COMMITS] : 0;
+    const wait_site *site = &wg->products[f->products_waited % MAX_PRODUCTS].site;
+    fail_all(site->file, site->line, "%s: thread %u exits and has not %s", site->what, f->index,
+             f->products_waited >= committed ? "committed it to a group" : "waited for its group");
+}
+
 /* ---- workers -------------------------------------------------------------------------------------------------------------------------------- */
 
 static bool any_ready(const group *g) {
@@ -1907,13 +2654,30 @@ static bool all_stuck(const launch *l, uint64_t progress) {
     return true;
 }
 
-/* None of the group can run: says where the first that waits for an mbarrier stands, for what it misses is in the report. */
+/* None of the group can run: says where the first stands that waits for an mbarrier, a wgmma or a named barrier, and what that
+   misses. */
 static void report_deadlock(group *g) {
     for (unsigned i = 0; i < g->warp_count; i++)
         for (unsigned m = g->warps[i].exist; m; m &= m - 1) {
             const fiber *f = &g->warps[i].lanes[__builtin_ctz(m)];
-            if (f->state != IN_MBARRIER) continue;
             const wait_site *site = &f->warp->site[f->lane];
+            if (f->state == IN_WGMMA) {
+                const product *p = &find_warpgroup(f)->products[(f->products_needed - 1) % MAX_PRODUCTS];
+                fail_all(site->file, site->line,
+                         "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for the wgmma at %s:%d, "
+                         "which %u of its warpgroup's threads have issued",
+                         g->live, f->index, f->block->rank, base_name(p->site.file), p->site.line, p->arrived);
+                return;
+            }
+            if (f->state == IN_NAMED) {
+                const named_barrier *n = &f->block->named[f->named];
+                fail_all(site->file, site->line,
+                         "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here at barrier %d, where %u "
+                         "of %u threads are",
+                         g->live, f->index, f->block->rank, f->named, n->arrived, n->threads);
+                return;
+            }
+            if (f->state != IN_MBARRIER) continue;
             fail_all(site->file, site->line,
                      "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for phase %u of %s",
                      g->live, f->index, f->block->rank, f->waits_phase, barrier_text(g, f->waits_for));
@@ -1929,8 +2693,10 @@ static void run_round(worker *w) {
         group *g = w->resident[i];
         wake_yielded(g);
         run_group(w, g);
-        while (!l->failed && g->flight_count) {
-            land_one(w, g);
+        while (!l->failed) {                            // what has landed and not been waited for comes before what is waited for
+            const bool other = copies == RANDOM_COPIES && g->products_parked && next_of(&w->copy_random) & 1;
+            if (g->flight_count && !(other && finish_products(w, g))) land_one(w, g);
+            else if (!g->flight_count && !(g->products_parked && finish_products(w, g))) break;
             if (!l->failed && any_ready(g)) run_group(w, g);
         }
         if (l->failed) return;

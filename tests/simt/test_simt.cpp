@@ -4,6 +4,7 @@ The simulator's own tests: what kernels may do gives the right result under ever
 Built with a sanitizer, also what that sanitizer must find and must not find: `test_simt --provoke NAME` runs one such case in a process of its own.
 */
 #include <cuda_runtime.h>
+#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cub/block/block_reduce.cuh>
@@ -827,6 +828,538 @@ static int case_st_async(void) {
     return bad;
 }
 
+/* ---- tensor copies, wgmma, named barriers, right and in every way wrong ------------------------------------------------ */
+
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, int rank, void *at, const cuuint64_t *size,
+                       const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapSwizzle swizzle) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult result;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) || result) exit(3);
+    return ((PFN_cuTensorMapEncodeTiled_v12000)found)(map, type, rank, at, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                                      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+/* A matrix of `rows` rows of `cols` elements, `stride` elements apart. */
+static CUtensorMap map_of(CUtensorMapDataType type, void *at, int rows, int cols, int stride, int box_rows, int box_cols,
+                          CUtensorMapSwizzle swizzle) {
+    const int element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride * element};
+    const cuuint32_t box[2] = {(cuuint32_t)box_cols, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    CUtensorMap map;
+    if (encode(&map, type, 2, at, size, strides, box, steps, swizzle)) printf("FAIL  a map was refused\n"), exit(3);
+    return map;
+}
+static CUtensorMap bf16_map(void *at, int rows, int cols, int stride, int box_rows, int box_cols = 64) {
+    return map_of(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, at, rows, cols, stride, box_rows, box_cols, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+static int case_encode(void) {
+    alignas(64) char at[256];
+    void *found = at;
+    cudaDriverEntryPointQueryResult result;
+    CUtensorMap map;
+    const cuuint64_t size[3] = {100, 50, 7}, strides[2] = {208, 208 * 50};
+    const cuuint32_t box[3] = {64, 8, 1}, steps[3] = {1, 1, 1};
+    const CUtensorMapDataType bf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, f32 = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUtensorMapSwizzle none = CU_TENSOR_MAP_SWIZZLE_NONE, b128 = CU_TENSOR_MAP_SWIZZLE_128B;
+    int bad = 0;
+    for (int rank = 1; rank <= 3; rank++) bad += encode(&map, bf16, rank, at, size, strides, box, steps, b128) != CUDA_SUCCESS;
+    bad += encode((CUtensorMap *)(at + 16), bf16, 2, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, bf16, 0, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, bf16, 6, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, bf16, 2, at + 8, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, f32, 2, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;        // 256 bytes a row
+    bad += encode(&map, f32, 2, at, size, strides, box, steps, none) != CUDA_SUCCESS;
+    bad += encode(&map, bf16, 2, at, size, strides, box, steps, CU_TENSOR_MAP_SWIZZLE_64B) != CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < 2; i++) {
+        cuuint64_t sizes[2] = {100, 50};
+        cuuint32_t boxes[2] = {64, 8}, stepping[2] = {1, 1};
+        sizes[i] = 0;
+        bad += encode(&map, bf16, 2, at, sizes, strides, box, steps, none) != CUDA_ERROR_INVALID_VALUE;
+        sizes[i] = ((cuuint64_t)1 << 32) + 1;
+        bad += encode(&map, bf16, 2, at, sizes, strides, box, steps, none) != CUDA_ERROR_INVALID_VALUE;
+        boxes[i] = 0;
+        bad += encode(&map, bf16, 2, at, size, strides, boxes, steps, none) != CUDA_ERROR_INVALID_VALUE;
+        boxes[i] = 264;
+        bad += encode(&map, bf16, 2, at, size, strides, boxes, steps, none) != CUDA_ERROR_INVALID_VALUE;
+        stepping[i] = 9;
+        bad += encode(&map, bf16, 2, at, size, strides, box, stepping, none) != CUDA_ERROR_INVALID_VALUE;
+        stepping[i] = 2;
+        bad += encode(&map, bf16, 2, at, size, strides, box, stepping, none) != CUDA_ERROR_NOT_SUPPORTED;
+    }
+    const cuuint64_t odd[1] = {200}, far[1] = {(cuuint64_t)1 << 40};
+    const cuuint32_t narrow[2] = {60, 8};
+    bad += encode(&map, bf16, 2, at, size, odd, box, steps, none) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, bf16, 2, at, size, far, box, steps, none) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, bf16, 2, at, size, strides, narrow, steps, none) != CUDA_ERROR_INVALID_VALUE;
+    bad += encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 2, at, size, strides, box, steps, none) != CUDA_ERROR_NOT_SUPPORTED;
+    bad += cudaGetDriverEntryPointByVersion("cuInit", &found, 12000, cudaEnableDefault, &result) || found
+           || result != cudaDriverEntryPointSymbolNotFound;
+    bad += cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 11080, cudaEnableDefault, &result) || found
+           || result != cudaDriverEntryPointVersionNotSufficent;
+    return bad;
+}
+
+struct alignas(1024) area_4k { unsigned char bytes[4096]; };
+
+enum { MAP_ROWS = 21, MAP_STRIDE = 80, BOX_BYTES = 2048,
+       // what a box may have wrong
+       BOX_UNALIGNED = 300, BOX_BYTES_SHORT, BOX_PAST_AREA, BOX_RANK, BOX_MAP_SHARED, BOX_MAP_UNALIGNED, BOX_NOT_A_MAP,
+       BOX_OVERWRITTEN, BOX_NO_FENCE, BOX_SOURCE_CHANGED, BOX_NOT_WAITED, BOX_NARROW, BOX_PAST_MATRIX, BOX_STORE_UNALIGNED,
+       BOX_ADD_BF16, BOX_FENCE_FIRST, BOX_NO_LOAD_WAIT, BOX_PREFETCH };
+
+/* Loads the box at (x, y), hands out what is in shared memory, and stores the box, or adds it, at (to_x, to_y). */
+template <int wrong>
+__global__ void box_kernel(const CUtensorMap from, const CUtensorMap to, int x, int y, int to_x, int to_y, int add,
+                           unsigned char *raw) {
+    LK_SHARED(area_4k, area, );
+    LK_SHARED(lk_mbarrier, full, );
+    const int t = threadIdx.x;
+    unsigned char *slot = area.bytes + (wrong == BOX_UNALIGNED ? 64 : wrong == BOX_PAST_AREA ? 3072 : 0);
+    if (t == 0) {
+        lk_mbarrier_init(&full, 1);
+        lk_fence_mbarrier_init();
+        const CUtensorMap *map = &from;
+        if (wrong == BOX_MAP_SHARED) map = (const CUtensorMap *)area.bytes;
+        if (wrong == BOX_MAP_UNALIGNED) map = (const CUtensorMap *)((const char *)&from + 16);
+        if (wrong == BOX_NOT_A_MAP) map = (const CUtensorMap *)raw;
+        lk_prefetch_tensormap(wrong == BOX_PREFETCH ? (const CUtensorMap *)raw : &from);
+        lk_mbarrier_arrive_expect_tx(&full, wrong == BOX_BYTES_SHORT ? BOX_BYTES - 16 : BOX_BYTES);
+        lk_cp_async_bulk_tensor_2d_load(slot, map, x, y, &full);
+        if (wrong == BOX_OVERWRITTEN) lk_cp_async_bulk_tensor_2d_load(slot + 1024, map, x, y, &full);
+    }
+    __syncthreads();
+    if (wrong != BOX_NO_LOAD_WAIT || t < 32) lk_mbarrier_wait_parity(&full, 0);
+    for (int i = t; i < BOX_BYTES; i += blockDim.x) raw[i] = slot[i];
+    if (wrong == BOX_FENCE_FIRST) lk_fence_proxy_async_shared();
+    if (wrong == BOX_NO_FENCE || wrong == BOX_FENCE_FIRST) slot[t] += 1;
+    __syncthreads();
+    if (t == 0) {
+        const char *source = (const char *)slot + (wrong == BOX_STORE_UNALIGNED ? 64 : 0);
+        if (add) lk_cp_reduce_async_bulk_tensor_2d_add(&to, to_x, to_y, source);
+        else lk_cp_async_bulk_tensor_2d_store(&to, to_x, to_y, source);
+        lk_cp_async_bulk_commit_group();
+        if (wrong == BOX_SOURCE_CHANGED) slot[5]++;
+        if (wrong != BOX_NOT_WAITED) lk_cp_async_bulk_wait_group<0>();
+    }
+}
+
+static unsigned char *tensor_in, *tensor_out, *tensor_raw;  // MAP_ROWS rows of MAP_STRIDE floats, device memory
+enum { TENSOR_BYTES = MAP_ROWS * MAP_STRIDE * 4 };
+
+/* A box of every swizzle and element, loaded from and stored to (x, y), where edges of the matrix cut it. */
+static int count_box_errors(CUtensorMapDataType type, CUtensorMapSwizzle swizzle, int x, int y, int add) {
+    const int element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2, span = swizzle ? 16 << swizzle : 128;
+    const int box_cols = span / element, box_rows = BOX_BYTES / span, cols = MAP_STRIDE - 13, to_x = x + 3, to_y = y - 2;
+    for (int i = 0; i < TENSOR_BYTES / 4; i++) {
+        const float value = (float)(i % 251);
+        if (element == 4) memcpy(tensor_in + 4 * i, &value, 4);
+        else ((unsigned short *)tensor_in)[2 * i] = (unsigned short)(2 * i), ((unsigned short *)tensor_in)[2 * i + 1] = 2 * i + 1;
+        const float before = 1000.0f;
+        memcpy(tensor_out + 4 * i, &before, 4);
+    }
+    const CUtensorMap from = map_of(type, tensor_in, MAP_ROWS, cols, MAP_STRIDE, box_rows, box_cols, swizzle);
+    const CUtensorMap to = map_of(type, tensor_out, MAP_ROWS, cols, MAP_STRIDE, box_rows, box_cols, swizzle);
+    if (launch(box_kernel<RIGHT>, 1, 64, from, to, x, y, to_x, to_y, add, tensor_raw)) return 1;
+    int bad = 0;
+    for (int r = 0; r < box_rows; r++)
+        for (int c = 0; c < box_cols; c++) {
+            const bool inside = y + r >= 0 && y + r < MAP_ROWS && x + c >= 0 && x + c < cols;
+            const int byte = r * span + c * element, mask = swizzle ? (1 << swizzle) - 1 : 0;
+            const int at = byte ^ ((byte >> 7 & mask) << 4);
+            const unsigned char zero[4] = {0, 0, 0, 0};
+            const unsigned char *expected = inside ? tensor_in + ((y + r) * MAP_STRIDE + x + c) * element : zero;
+            bad += memcmp(tensor_raw + at, expected, element) != 0;
+        }
+    for (int r = 0; r < MAP_ROWS; r++)
+        for (int c = 0; c < MAP_STRIDE; c++) {
+            const int in_row = r - to_y, in_col = c - to_x;
+            const bool stored = in_row >= 0 && in_row < box_rows && in_col >= 0 && in_col < box_cols && c < cols;
+            const int from_row = y + in_row, from_col = x + in_col;
+            const bool inside = from_row >= 0 && from_row < MAP_ROWS && from_col >= 0 && from_col < cols;
+            const unsigned char *got = tensor_out + (r * MAP_STRIDE + c) * element;
+            if (element == 4) {
+                float value, expected = 1000.0f, source = 0;
+                memcpy(&value, got, 4);
+                if (inside) memcpy(&source, tensor_in + (from_row * MAP_STRIDE + from_col) * element, 4);
+                if (stored) expected = add ? expected + source : source;
+                bad += value != expected;
+            } else {
+                unsigned short value, expected = (r * MAP_STRIDE + c) % 2 ? 0x447a : 0, source = 0;     // halves of 1000.0f
+                memcpy(&value, got, 2);
+                if (inside) memcpy(&source, tensor_in + (from_row * MAP_STRIDE + from_col) * element, 2);
+                bad += value != (stored ? source : expected);
+            }
+        }
+    return bad;
+}
+static int case_boxes(void) {
+    const int places[][2] = {{8, 4}, {0, 0}, {60, 3}, {5, 14}, {-5, -3}, {-200, 2}, {61, 19}, {3, -100}};
+    int bad = 0;
+    for (const char *order : {"lazy", "eager", "random:5"}) {
+        simt_set_copies(order);
+        for (int swizzle = 0; swizzle <= 3; swizzle++)
+            for (auto &at : places) {
+                const CUtensorMapSwizzle s = (CUtensorMapSwizzle)swizzle;
+                bad += count_box_errors(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, s, at[0], at[1], 0);
+                bad += count_box_errors(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, s, at[0], at[1], 0);
+                bad += count_box_errors(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, s, at[0], at[1], 1);
+            }
+    }
+    bad += count_box_errors(CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 1, 1, 0);
+    simt_set_copies(NULL);
+    return bad;
+}
+template <int wrong> static cudaError_t launch_box(void) {
+    memset(tensor_in, 0, TENSOR_BYTES);
+    const CUtensorMapDataType type = wrong == BOX_ADD_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUtensorMapSwizzle swizzle = wrong == BOX_ADD_BF16 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
+    const cuuint64_t size[3] = {64, 8, 2}, strides[2] = {4 * MAP_STRIDE, 8 * 4 * MAP_STRIDE};
+    const cuuint32_t box[3] = {32, 8, 2}, steps[3] = {1, 1, 1};
+    CUtensorMap from = map_of(type, tensor_in, wrong == BOX_PAST_MATRIX ? MAP_ROWS + 1 : MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16,
+                              wrong == BOX_NARROW ? 16 : 32, swizzle);
+    if (wrong == BOX_RANK) encode(&from, type, 3, tensor_in, size, strides, box, steps, swizzle);
+    const CUtensorMap to = map_of(type, tensor_out, MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16, 32, swizzle);
+    simt_set_copies(wrong == BOX_OVERWRITTEN ? "lazy" : NULL);
+    cudaError_t error = launch(box_kernel<wrong>, 1, 64, from, to, 0, 6, 0, 0, (int)(wrong == BOX_ADD_BF16), tensor_raw);
+    simt_set_copies(NULL);
+    return error;
+}
+
+/* Every block adds the same box of ones. */
+__global__ void add_boxes_kernel(const CUtensorMap to) {
+    LK_SHARED(area_4k, area, );
+    for (int i = threadIdx.x; i < BOX_BYTES / 4; i += 32) ((float *)area.bytes)[i] = 1.0f;
+    lk_fence_proxy_async_shared();
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        lk_cp_reduce_async_bulk_tensor_2d_add(&to, 3, 2, area.bytes);
+        lk_cp_async_bulk_commit_group();
+        lk_cp_async_bulk_wait_group_read<0>();
+    }
+}
+static int case_additions(void) {
+    float *sum = (float *)tensor_out;
+    for (int i = 0; i < TENSOR_BYTES / 4; i++) sum[i] = 5.0f;
+    const CUtensorMap to = map_of(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, sum, MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16, 32,
+                                  CU_TENSOR_MAP_SWIZZLE_128B);
+    int bad = launch(add_boxes_kernel, 40, 32, to) != cudaSuccess;
+    for (int r = 0; r < MAP_ROWS; r++)
+        for (int c = 0; c < MAP_STRIDE; c++)
+            bad += sum[r * MAP_STRIDE + c] != (r >= 2 && r < 18 && c >= 3 && c < 35 ? 45.0f : 5.0f);
+    return bad;
+}
+
+enum { CAST_OUT_OF_CLUSTER = 400, CAST_PEER_GONE, CAST_BEFORE_START, CAST_NO_BARRIER };
+
+/* Each block sends its row of a matrix to all blocks, in two rounds; each hands out all that it got. */
+template <int wrong> __global__ void cast_kernel(const CUtensorMap from, int *result) {
+    LK_SHARED(area_4k, area, );
+    LK_SHARED(lk_mbarrier, full, [2]);
+    LK_SHARED(lk_mbarrier, empty, );
+    const unsigned rank = lk_cluster_ctarank(), blocks = lk_cluster_nctarank(), t = threadIdx.x;
+    if (t == 0) {
+        lk_mbarrier_init(&full[0], 1), lk_mbarrier_init(&full[1], 1), lk_mbarrier_init(&empty, blocks);
+        lk_fence_mbarrier_init();
+    }
+    const unsigned mask = wrong == CAST_OUT_OF_CLUSTER ? 1u << blocks : (1u << blocks) - 1;
+    if (wrong == CAST_BEFORE_START && t == 0)
+        lk_cp_async_bulk_tensor_2d_load_multicast(area.bytes, &from, 0, 0, &full[0], (uint16_t)mask);
+    lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait();
+    if (wrong == CAST_PEER_GONE && rank == 1) return;
+    for (int round = 0; round < 2; round++) {
+        if (t == 0) {
+            if (round && wrong != CAST_NO_BARRIER) lk_mbarrier_wait_parity_cluster(&empty, 0);
+            lk_mbarrier_arrive_expect_tx(&full[round], 128 * blocks);
+            lk_cp_async_bulk_tensor_2d_load_multicast(area.bytes + 128 * rank, &from, 0, (int)(rank + round * blocks), &full[round],
+                                                      (uint16_t)mask);
+        }
+        lk_mbarrier_wait_parity(&full[round], 0);
+        for (unsigned i = t; i < 32 * blocks; i += 32) result[(blockIdx.x * 2 + round) * 128 + i] = ((const int *)area.bytes)[i];
+        __syncwarp();
+        if (t < blocks && !round) lk_mbarrier_arrive_remote(lk_mapa_shared(&empty, t));
+    }
+    lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait();
+}
+template <int wrong> static cudaError_t launch_cast(unsigned blocks) {
+    const CUtensorMap from = map_of(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tensor_in, MAP_ROWS, 32, MAP_STRIDE, 1, 32,
+                                    CU_TENSOR_MAP_SWIZZLE_NONE);
+    for (int i = 0; i < TENSOR_BYTES / 4; i++) ((int *)tensor_in)[i] = 7 * i;
+    return launch_cluster(cast_kernel<wrong>, 4, 32, blocks, 0, from, out);
+}
+template <int wrong> static cudaError_t launch_cast_of_two(void) { return launch_cast<wrong>(2); }
+static int case_multicast(void) {
+    int bad = 0;
+    for (const char *order : {"lazy", "eager", "random:5"}) {
+        simt_set_copies(order);
+        for (unsigned blocks = 2; blocks <= 4; blocks += 2) {
+            if (launch_cast<RIGHT>(blocks)) return 1;
+            for (unsigned b = 0; b < 4; b++)
+                for (unsigned round = 0; round < 2; round++)
+                    for (unsigned i = 0; i < 32 * blocks; i++)
+                        bad += out[(b * 2 + round) * 128 + i] != 7 * (int)((i / 32 + round * blocks) * MAP_STRIDE + i % 32);
+        }
+    }
+    simt_set_copies(NULL);
+    return bad;
+}
+
+static unsigned short *mat_a, *mat_b, *mat_out;             // bf16, device memory
+static float *sums_out;
+enum { MAT_ELEMENTS = 256 * 264 };
+static float bf16(unsigned short x) { return simt_bf16_bits_to_float(x); }
+static void fill_matrices(void) {
+    for (int i = 0; i < MAT_ELEMENTS; i++) {
+        mat_a[i] = simt_float_to_bf16_bits((float)((i * 37 + i / 64 * 11) % 101 - 50) / 16.0f);
+        mat_b[i] = simt_float_to_bf16_bits((float)((i * 53 + i / 64 * 7) % 103 - 51) / 32.0f);
+        mat_out[i] = 0x4242;
+    }
+}
+
+struct alignas(1024) product_area { unsigned short a[64 * 64], b[256 * 64]; };
+
+enum { P_NO_FENCE = 500, P_FENCE_MISSING_LATER, P_NO_COMMIT, P_NO_COMMIT_AT_ALL, P_NO_WAIT, P_READ_EARLY, P_WRITE_EARLY, P_OTHER_DESCRIPTOR,
+       P_ONE_MISSING, P_OTHER_LINE, P_OTHER_ACCUMULATE, P_START, P_STRIDE, P_SWIZZLE, P_PAST, P_THREADS_WROTE, P_OPERAND_CHANGED,
+       P_OPERAND_LOADED, P_NOT_LANDED, P_REGISTER_NO_FENCE, P_OTHER_SUMS, P_HALF_GROUP, P_NO_LOAD_WAIT, P_TOO_MANY, P_EXIT_UNWAITED };
+
+/* 64 x n sums over 64 values of k, in two groups of two products each; d starts as 1. */
+template <int wrong, int n, int transpose_a, int transpose_b, int in_registers>
+__global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const unsigned short *a_global, float *result) {
+    LK_DYN_SMEM(product_area, area);
+    LK_SHARED(lk_mbarrier, full, );
+    const int t = threadIdx.x, lane = t % 32, row = t / 32 * 16 + lane / 4;
+    if (t == 0) {
+        lk_mbarrier_init(&full, 1);
+        lk_fence_mbarrier_init();
+        lk_mbarrier_arrive_expect_tx(&full, sizeof area.a + n * 128);
+        lk_cp_async_bulk_tensor_2d_load(area.a, &map_a, 0, 0, &full);
+        // n-major: every 64 columns have a box of 64 rows, one a k
+        for (int i = 0; i < n; i += transpose_b ? 64 : n)
+            lk_cp_async_bulk_tensor_2d_load(area.b + i * 64, &map_b, transpose_b ? i : 0, 0, &full);
+    }
+    __syncthreads();
+    if (wrong != P_NOT_LANDED && (wrong != P_NO_LOAD_WAIT || t < 96)) lk_mbarrier_wait_parity(&full, 0);
+    if (wrong == P_THREADS_WROTE) area.a[t] = 0;
+    if (wrong == P_THREADS_WROTE) __syncthreads();
+    float d[n / 2], other[n / 2];
+    uint32_t fragment[4];
+    for (int i = 0; i < n / 2; i++) d[i] = other[i] = 1.0f;
+    uint64_t a = lk_wgmma_descriptor(area.a, 16, 1024), b = lk_wgmma_descriptor(area.b, transpose_b ? 8192 : 16, 1024);
+    if (wrong == P_START) b = lk_wgmma_descriptor(area.b + 64, 16, 1024);
+    if (wrong == P_STRIDE) b = lk_wgmma_descriptor(area.b, 16, 512);
+    if (wrong == P_SWIZZLE) b ^= (uint64_t)3 << 62;
+    if (wrong == P_PAST) b = lk_wgmma_descriptor(area.b + 64 * 248, 16, 1024);
+    if (wrong == P_OTHER_DESCRIPTOR && t == 77) a += 2;
+    if (wrong != P_NO_FENCE) lk_wgmma_fence();
+    for (int k = 0; k < 4; k++) {
+        const uint64_t a_k = a + (transpose_a ? 2048 / 16 : 2) * k, b_k = b + (transpose_b ? 2048 / 16 : 2) * k;
+        if (wrong == P_ONE_MISSING && t == 5 && k == 3) continue;
+        if (wrong == P_FENCE_MISSING_LATER && k == 2) lk_wgmma_wait_group<0>(), d[3] += 1.0f;
+        if (wrong == P_REGISTER_NO_FENCE && k == 2) lk_wgmma_wait_group<0>();
+        if (in_registers) {
+            for (int i = 0; i < 4; i++)
+                memcpy(&fragment[i], &a_global[(row + i % 2 * 8) * 64 + 16 * k + i / 2 * 8 + lane % 4 * 2], 4);
+            lk_wgmma_m64k16_bf16_register<n, 0, transpose_b>(d, fragment, b_k, 1);
+        } else if (wrong == P_OTHER_LINE && t == 9) {
+            lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(d, a_k, b_k, 1);
+        } else if (wrong == P_OTHER_SUMS && t == 9 && k == 1) {
+            lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(other, a_k, b_k, 1);
+        } else if (wrong != P_OTHER_SUMS || t != 9 || k != 1) {
+            lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(d, a_k, b_k, wrong == P_OTHER_ACCUMULATE ? t != 9 : 1);
+        }
+        for (int i = 0; wrong == P_TOO_MANY && i < 100; i++) lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(d, a_k, b_k, 1);
+        if ((k == 1 || (k == 3 && wrong != P_NO_COMMIT)) && wrong != P_NO_COMMIT_AT_ALL) lk_wgmma_commit_group();
+    }
+    if (wrong == P_READ_EARLY) {
+        lk_wgmma_wait_group<1>();
+        for (int i = 0; i < n / 2; i++) result[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
+        lk_wgmma_wait_group<0>();
+        return;
+    }
+    if (wrong == P_WRITE_EARLY && t == 7) d[2] = 0.0f;
+    if (wrong == P_OPERAND_CHANGED && t == 7) area.b[0]++;
+    if (wrong == P_OPERAND_LOADED && t == 7) {
+        lk_mbarrier_arrive_expect_tx(&full, 64 * 128);
+        lk_cp_async_bulk_tensor_2d_load(area.a, &map_a, 0, 0, &full);
+    }
+    if (wrong == P_EXIT_UNWAITED || wrong == P_NO_COMMIT_AT_ALL) return;
+    if (wrong == P_NO_WAIT) lk_wgmma_wait_group<2>();
+    else lk_wgmma_wait_group<0>();
+    lk_wgmma_hold(d);
+    for (int i = 0; i < n / 2; i++) result[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
+    if (wrong == P_NO_WAIT) lk_wgmma_wait_group<0>();
+}
+template <int wrong, int n, int transpose_a, int transpose_b, int in_registers> static cudaError_t launch_product(void) {
+    fill_matrices();
+    for (int i = 0; i < 64 * 256; i++) sums_out[i] = -1.0f;
+    const CUtensorMap map_a = bf16_map(mat_a, 64, 64, 64, 64);
+    const CUtensorMap map_b = transpose_b ? bf16_map(mat_b, 64, n, n, 64) : bf16_map(mat_b, n, 64, 64, n);
+    auto kernel = product_kernel<wrong, n, transpose_a, transpose_b, in_registers>;
+    const unsigned threads = wrong == P_HALF_GROUP ? 96 : 128;
+    return launch_cluster(kernel, 1, threads, 1, sizeof(product_area), map_a, map_b, (const unsigned short *)mat_a, sums_out);
+}
+template <int wrong> static cudaError_t launch_wrong_product(void) {
+    simt_set_copies(wrong == P_NOT_LANDED || wrong == P_OPERAND_LOADED ? "lazy" : NULL);
+    cudaError_t error = launch_product<wrong, 64, 0, 0, wrong == P_REGISTER_NO_FENCE>();
+    simt_set_copies(NULL);
+    return error;
+}
+/* Exact: products of bf16 are floats, and k ascends. */
+static int count_sums_wrong(int n, int transpose_a, int transpose_b) {
+    int bad = 0;
+    for (int row = 0; row < 64; row++)
+        for (int col = 0; col < n; col++) {
+            float sum = 1.0f;
+            for (int k = 0; k < 64; k++)
+                sum += bf16(mat_a[transpose_a ? k * 64 + row : row * 64 + k]) * bf16(mat_b[transpose_b ? k * n + col : col * 64 + k]);
+            bad += sums_out[row * n + col] != sum;
+        }
+    return bad;
+}
+template <int n> static int count_product_errors(void) {
+    int bad = launch_product<RIGHT, n, 0, 0, 0>() || count_sums_wrong(n, 0, 0);
+    bad += launch_product<RIGHT, n, 1, 0, 0>() || count_sums_wrong(n, 1, 0);
+    bad += launch_product<RIGHT, n, 0, 1, 0>() || count_sums_wrong(n, 0, 1);
+    bad += launch_product<RIGHT, n, 1, 1, 0>() || count_sums_wrong(n, 1, 1);
+    bad += launch_product<RIGHT, n, 0, 0, 1>() || count_sums_wrong(n, 0, 0);
+    bad += launch_product<RIGHT, n, 0, 1, 1>() || count_sums_wrong(n, 0, 1);
+    return bad;
+}
+static int case_products(void) {
+    int bad = 0;
+    for (const char *order : {"lazy", "eager", "random:5"}) {
+        simt_set_copies(order);
+        bad += count_product_errors<64>() + count_product_errors<128>() + count_product_errors<256>();
+    }
+    simt_set_copies(NULL);
+    return bad;
+}
+
+enum { DEPTH = 64, WIDTH = 128, STAGES = 2, STAGE_BYTES = (2 * 64 + WIDTH) * DEPTH * 2,
+       M_RELEASE_EARLY = 600, M_ONE_SLOT_SHORT, M_NO_OUT_FENCE, M_NO_OUT_BARRIER, M_OUT_REUSED, M_BYTES, M_FENCE_OF_ONE };
+struct alignas(1024) matmul_area { unsigned short a[STAGES][2 * 64 * DEPTH], b[STAGES][WIDTH * DEPTH], out[2][64 * WIDTH]; };
+
+/* out = a b' of any size, tiles of 128 x 128: warp 8 loads, two warpgroups multiply 64 rows each and store through shared memory. */
+template <int wrong> __global__ void matmul_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const CUtensorMap map_out, int depth) {
+    LK_DYN_SMEM(matmul_area, area);
+    LK_SHARED(lk_mbarrier, full, [STAGES]);
+    LK_SHARED(lk_mbarrier, empty, [STAGES]);
+    const int t = threadIdx.x, lane = t % 32, group = t / 128, row0 = (int)blockIdx.y * 128, col0 = (int)blockIdx.x * WIDTH;
+    const int steps = (depth + DEPTH - 1) / DEPTH;
+    if (t == 256) {
+        for (int i = 0; i < STAGES; i++) lk_mbarrier_init(&full[i], 1), lk_mbarrier_init(&empty[i], 2);
+        lk_fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (t >= 256) {
+        for (int step = 0; lane == 0 && step < steps; step++) {
+            const int s = step % STAGES;
+            lk_mbarrier_wait_parity(&empty[s], (step / STAGES & 1) ^ 1);
+            lk_mbarrier_arrive_expect_tx(&full[s], wrong == M_BYTES ? STAGE_BYTES - 128 : STAGE_BYTES);
+            lk_cp_async_bulk_tensor_2d_load(area.a[s], &map_a, step * DEPTH, row0, &full[s]);
+            lk_cp_async_bulk_tensor_2d_load(area.b[s], &map_b, step * DEPTH, col0, &full[s]);
+        }
+        return;
+    }
+    float d[WIDTH / 2];
+    for (int step = 0; step < steps; step++) {
+        const int s = step % STAGES;
+        lk_mbarrier_wait_parity(&full[s], step / STAGES & 1);
+        const uint64_t a = lk_wgmma_descriptor(area.a[s] + group * 64 * DEPTH, 16, 1024), b = lk_wgmma_descriptor(area.b[s], 16, 1024);
+        lk_wgmma_fence();
+        for (int k = 0; k < DEPTH / 16; k++) lk_wgmma_m64k16_bf16<WIDTH>(d, a + 2 * k, b + 2 * k, step + k > 0);
+        lk_wgmma_commit_group();
+        if (wrong == M_RELEASE_EARLY) {
+            if (t % 128 == 0) lk_mbarrier_arrive(&empty[s]);
+        } else {
+            lk_wgmma_wait_group<1>();               // the products of the step before: its slot is free
+            if (step > 0 && t % 128 == 0) lk_mbarrier_arrive(&empty[(step - 1) % STAGES]);
+        }
+    }
+    lk_wgmma_wait_group<0>();
+    lk_wgmma_hold(d);
+    for (int j = 0; j < WIDTH / 16; j++) {          // 16 columns of the warp's 16 rows: four matrices of 8 x 8
+        uint32_t pair[4];
+        for (int i = 0; i < 4; i++)
+            pair[i] = simt_float_to_bf16_bits(d[8 * j + 2 * i]) | (uint32_t)simt_float_to_bf16_bits(d[8 * j + 2 * i + 1]) << 16;
+        const int row = t % 128 / 32 * 16 + lane % 16, col = 16 * j + lane / 16 * 8;
+        char *at = (char *)&area.out[group][col / 64 * 64 * 64 + row * 64] + (col % 64 * 2 ^ row % 8 * 16);
+        lk_stmatrix_x4(at, pair[0], pair[1], pair[2], pair[3]);
+    }
+    if (wrong != M_NO_OUT_FENCE && (wrong != M_FENCE_OF_ONE || t % 128 == 0)) lk_fence_proxy_async_shared();
+    if (wrong != M_NO_OUT_BARRIER) lk_named_barrier_sync(1 + group, 128);
+    if (t % 128 == 0) {
+        for (int half = 0; half < 2; half++)
+            lk_cp_async_bulk_tensor_2d_store(&map_out, col0 + 64 * half, row0 + 64 * group, area.out[group] + half * 64 * 64);
+        lk_cp_async_bulk_commit_group();
+        if (wrong == M_OUT_REUSED) area.out[group][17] ^= 1;
+        lk_cp_async_bulk_wait_group_read<0>();
+    }
+}
+template <int wrong> static cudaError_t launch_matmul_of(int rows, int cols, int depth) {
+    fill_matrices();
+    const CUtensorMap map_a = bf16_map(mat_a, rows, depth, depth + 8, 128), map_b = bf16_map(mat_b, cols, depth, depth, WIDTH);
+    const CUtensorMap map_out = bf16_map(mat_out, rows, cols, cols + 16, 64);
+    if (cudaFuncSetAttribute(matmul_kernel<wrong>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(matmul_area)))
+        return cudaErrorUnknown;
+    return launch_cluster(matmul_kernel<wrong>, dim3((cols + WIDTH - 1) / WIDTH, (rows + 127) / 128), 288, 1, sizeof(matmul_area), map_a,
+                          map_b, map_out, depth);
+}
+template <int wrong> static cudaError_t launch_matmul(void) { return launch_matmul_of<wrong>(100, 104, 200); }
+static int count_matmul_errors(int rows, int cols, int depth) {
+    if (launch_matmul_of<RIGHT>(rows, cols, depth)) return 1;
+    int bad = 0;
+    for (int row = 0; row < rows; row++)
+        for (int col = 0; col < cols + 16 && row * (cols + 16) + col < MAT_ELEMENTS; col++) {
+            float sum = 0;
+            for (int k = 0; k < depth && col < cols; k++) sum += bf16(mat_a[row * (depth + 8) + k]) * bf16(mat_b[col * depth + k]);
+            bad += mat_out[row * (cols + 16) + col] != (col < cols ? simt_float_to_bf16_bits(sum) : 0x4242);
+        }
+    return bad;
+}
+static int case_matmul(void) {
+    int bad = 0;
+    for (const char *order : {"lazy", "eager", "random:5", "random:6"}) {
+        simt_set_copies(order);
+        bad += count_matmul_errors(150, 136, 248) + count_matmul_errors(1, 8, 8) + count_matmul_errors(128, 128, 256);
+    }
+    simt_set_copies(NULL);
+    return bad;
+}
+
+enum { N_NUMBER_0 = 700, N_NUMBER_16, N_COUNT_40, N_COUNT_TOO_LARGE, N_OTHER_COUNT, N_ONE_MISSING, N_NONE, N_HALF_WARPS };
+
+/* Two halves of a block, each with a barrier of its own, pass numbers around among themselves. */
+template <int wrong> __global__ void halves_kernel(int *result) {
+    LK_SHARED(int, x, [256]);
+    const int t = threadIdx.x, half = t / 128, neighbour = half * 128 + (t + 1) % 128;
+    int sum = 0;
+    for (int round = 0; round < (half ? 5 : 3); round++) {
+        x[t] = t * round;
+        int barrier = 1 + half * 14, threads = 128;
+        if (wrong == N_NUMBER_0) barrier = 0;
+        if (wrong == N_NUMBER_16) barrier = 16;
+        if (wrong == N_COUNT_40) threads = 40;
+        if (wrong == N_COUNT_TOO_LARGE) threads = 512;
+        if (wrong == N_OTHER_COUNT && t == 7) threads = 64;
+        if (wrong == N_HALF_WARPS) barrier = 1 + t % 2, threads = 128;
+        if (wrong == N_ONE_MISSING && t == 7 && round == 2) break;
+        if (wrong != N_NONE) lk_named_barrier_sync(barrier, threads);
+        sum += x[neighbour];
+        if (wrong != N_NONE) lk_named_barrier_sync(barrier, threads);
+    }
+    result[t] = sum - neighbour * (half ? 10 : 3);
+}
+template <int wrong> static cudaError_t launch_halves(void) { return launch(halves_kernel<wrong>, 2, 256, out); }
+static int case_named_barriers(void) { return launch_halves<RIGHT>() || count_other_than(0, 256); }
+
+__global__ void unaligned_row_kernel(int *) {
+    LK_SHARED(uint4, rows, [33]);
+    lk_stmatrix_x4((char *)&rows[threadIdx.x] + (threadIdx.x == 3 ? 8 : 0), 0, 0, 0, 0);
+}
+
 struct negative {
     const char *name, *report;  // report: alternatives, where schedules come upon different signs, with | between
     cudaError_t (*run)(void);
@@ -1131,19 +1664,26 @@ static void run_provocation(const provocation *p) {
     verdict(ok, name, detail);
 }
 
+static void free_all(void) {
+    for (void *at : {(void *)out, (void *)scratch, (void *)ring_in, (void *)tensor_in, (void *)tensor_out, (void *)tensor_raw,
+                     (void *)mat_a, (void *)mat_b, (void *)mat_out, (void *)sums_out})
+        cudaFree(at);
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     simt_quiet(1);
     cudaMalloc(&out, MAX_OUT * sizeof(int));
     cudaMalloc(&scratch, 100 * sizeof(int));
     cudaMalloc(&ring_in, TILES * SLOT_BYTES);
+    for (unsigned char **at : {&tensor_in, &tensor_out, &tensor_raw}) cudaMalloc(at, TENSOR_BYTES);
+    for (unsigned short **at : {&mat_a, &mat_b, &mat_out}) cudaMalloc(at, MAT_ELEMENTS * sizeof **at);
+    cudaMalloc(&sums_out, 64 * 256 * sizeof *sums_out);
     if (argc == 3 && !strcmp(argv[1], "--provoke")) {
         for (const provocation *p = provocations; p->name; p++) {
             if (strcmp(p->name, argv[2])) continue;
             p->run();
-            cudaFree(out);
-            cudaFree(scratch);
-            cudaFree(ring_in);
+            free_all();
             return 0;
         }
         return 2;
@@ -1159,6 +1699,10 @@ int main(int argc, char **argv) {
         {"order of the schedules", case_schedules, 1},
         {"a ring of bulk copies", case_ring, 0}, {"a ring, copies in any order", case_ring_orders, 0},
         {"st.async in a cluster", case_st_async, 0}, {"two stages of cp.async", case_stages, 0},
+        {"tensor maps", case_encode, 1}, {"boxes at every edge, every swizzle", case_boxes, 0},
+        {"additions of boxes", case_additions, 0}, {"multicast in clusters", case_multicast, 0},
+        {"wgmma, every layout", case_products, 0}, {"a matmul in two stages", case_matmul, 0},
+        {"named barriers", case_named_barriers, 0},
 #if !defined(__SANITIZE_THREAD__)
         {"a missing barrier shows", case_missing_barrier_shows, 1},
         {"a slot reused early shows", case_early_reuse_shows, 1}, {"a store too early shows", case_early_store_shows, 1},
@@ -1190,9 +1734,7 @@ int main(int argc, char **argv) {
         run_negative(&n);
     }
     for (const provocation *p = provocations; p->name; p++) run_provocation(p);
-    cudaFree(out);
-    cudaFree(scratch);
-    cudaFree(ring_in);
+    free_all();
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }
