@@ -1012,14 +1012,15 @@ static int case_boxes(void) {
 }
 template <int wrong> static cudaError_t launch_box(void) {
     memset(tensor_in, 0, TENSOR_BYTES);
-    const CUtensorMapDataType type = wrong == BOX_ADD_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-    const CUtensorMapSwizzle swizzle = wrong == BOX_ADD_BF16 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
+    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
     const cuuint64_t size[3] = {64, 8, 2}, strides[2] = {4 * MAP_STRIDE, 8 * 4 * MAP_STRIDE};
     const cuuint32_t box[3] = {32, 8, 2}, steps[3] = {1, 1, 1};
     CUtensorMap from = map_of(type, tensor_in, wrong == BOX_PAST_MATRIX ? MAP_ROWS + 1 : MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16,
                               wrong == BOX_NARROW ? 16 : 32, swizzle);
     if (wrong == BOX_RANK) encode(&from, type, 3, tensor_in, size, strides, box, steps, swizzle);
-    const CUtensorMap to = map_of(type, tensor_out, MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16, 32, swizzle);
+    const CUtensorMap to = wrong == BOX_ADD_BF16 ? bf16_map(tensor_out, MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16)
+                                                 : map_of(type, tensor_out, MAP_ROWS, MAP_STRIDE, MAP_STRIDE, 16, 32, swizzle);
     simt_set_copies(wrong == BOX_OVERWRITTEN ? "lazy" : NULL);
     cudaError_t error = launch(box_kernel<wrong>, 1, 64, from, to, 0, 6, 0, 0, (int)(wrong == BOX_ADD_BF16), tensor_raw);
     simt_set_copies(NULL);
@@ -1155,7 +1156,6 @@ __global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b,
     if (wrong != P_NO_FENCE) lk_wgmma_fence();
     for (int k = 0; k < 4; k++) {
         const uint64_t a_k = a + (transpose_a ? 2048 / 16 : 2) * k, b_k = b + (transpose_b ? 2048 / 16 : 2) * k;
-        if (wrong == P_ONE_MISSING && t == 5 && k == 3) continue;
         if (wrong == P_FENCE_MISSING_LATER && k == 2) lk_wgmma_wait_group<0>(), d[3] += 1.0f;
         if (wrong == P_REGISTER_NO_FENCE && k == 2) lk_wgmma_wait_group<0>();
         if (in_registers) {
@@ -1164,10 +1164,9 @@ __global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b,
             lk_wgmma_m64k16_bf16_register<n, 0, transpose_b>(d, fragment, b_k, 1);
         } else if (wrong == P_OTHER_LINE && t == 9) {
             lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(d, a_k, b_k, 1);
-        } else if (wrong == P_OTHER_SUMS && t == 9 && k == 1) {
-            lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(other, a_k, b_k, 1);
-        } else if (wrong != P_OTHER_SUMS || t != 9 || k != 1) {
-            lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(d, a_k, b_k, wrong == P_OTHER_ACCUMULATE ? t != 9 : 1);
+        } else if (wrong != P_ONE_MISSING || t != 5 || k != 3) {
+            lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(wrong == P_OTHER_SUMS && t == 9 && k == 1 ? other : d, a_k, b_k,
+                                                              wrong == P_OTHER_ACCUMULATE ? t != 9 : 1);
         }
         for (int i = 0; wrong == P_TOO_MANY && i < 100; i++) lk_wgmma_m64k16_bf16<n, transpose_a, transpose_b>(d, a_k, b_k, 1);
         if ((k == 1 || (k == 3 && wrong != P_NO_COMMIT)) && wrong != P_NO_COMMIT_AT_ALL) lk_wgmma_commit_group();
@@ -1452,6 +1451,62 @@ static const negative negatives[] = {
     {"st.async: a peer gone", "rank 1", launch_st_async<PEER_GONE>, 1},
     {"st.async: no init fence", "no lk_fence_mbarrier_init", launch_st_async<NO_INIT_FENCE>, 1},
     {"remote arrive: a peer not started", "before the first cluster barrier", launch_st_async<BEFORE_START>, 1},
+    {"box: misaligned shared address", "not a multiple of 128", launch_box<BOX_UNALIGNED>, 1},
+    {"box: fewer bytes announced", "too many", launch_box<BOX_BYTES_SHORT>, 1},
+    {"box: past a shared variable", "of area, which ends after 1024", launch_box<BOX_PAST_AREA>, 1},
+    {"box: a map of three dimensions", "of rank 3, not 2", launch_box<BOX_RANK>, 1},
+    {"box: a map in shared memory", "is in shared memory", launch_box<BOX_MAP_SHARED>, 1},
+    {"box: a misaligned map", "not aligned to 64", launch_box<BOX_MAP_UNALIGNED>, 1},
+    {"box: no map", "is not a tensor map", launch_box<BOX_NOT_A_MAP>, 1},
+    {"box: a prefetch of no map", "lk_prefetch_tensormap", launch_box<BOX_PREFETCH>, 1},
+    {"box: rows narrower than the swizzle", "rows of 64 bytes in a swizzle of 128", launch_box<BOX_NARROW>, 1},
+    {"box: a matrix larger than its allocation", "leave", launch_box<BOX_PAST_MATRIX>, 2},
+    {"box: two loads into one place", "still being filled", launch_box<BOX_OVERWRITTEN>, 1},
+    {"box: no proxy fence before a store", "none has executed lk_fence_proxy_async_shared", launch_box<BOX_NO_FENCE>, 1},
+    {"box: source written before the wait", "written to before the wait", launch_box<BOX_SOURCE_CHANGED>, 0},
+    {"box: a store not waited for", "has not waited for its bulk group", launch_box<BOX_NOT_WAITED>, 1},
+    {"box: misaligned source of a store", "not a multiple of 128", launch_box<BOX_STORE_UNALIGNED>, 1},
+    {"box: an addition of 16-bit elements", "adds floats alone", launch_box<BOX_ADD_BF16>, 1},
+    {"multicast: a block not in the cluster", "a mask of 0x4 in a cluster of 2", launch_cast_of_two<CAST_OUT_OF_CLUSTER>, 1},
+    {"multicast: a peer gone", "rank 1", launch_cast_of_two<CAST_PEER_GONE>, 1},
+    {"multicast: a peer not started", "before the first cluster barrier|no lk_fence_mbarrier_init|not an initialised mbarrier",
+     launch_cast_of_two<CAST_BEFORE_START>, 1},
+    {"wgmma: no fence", "no lk_wgmma_fence before the first", launch_wrong_product<P_NO_FENCE>, 1},
+    {"wgmma: sums touched and no fence", "has touched its sums", launch_wrong_product<P_FENCE_MISSING_LATER>, 1},
+    {"wgmma: registers of A and no fence", "this use of registers for A", launch_wrong_product<P_REGISTER_NO_FENCE>, 1},
+    {"wgmma: a group not committed", "2 wgmma that it has not committed", launch_wrong_product<P_NO_COMMIT>, 1},
+    {"wgmma: nothing committed", "has not committed it to a group", launch_wrong_product<P_NO_COMMIT_AT_ALL>, 1},
+    {"wgmma: never waited for", "has not waited for its group", launch_wrong_product<P_EXIT_UNWAITED>, 1},
+    {"wgmma: sums written before the wait", "thread 7 has written to its sums, d[2]", launch_wrong_product<P_WRITE_EARLY>, 1},
+    {"wgmma: other descriptors", "other descriptors", launch_wrong_product<P_OTHER_DESCRIPTOR>, 1},
+    {"wgmma: another accumulate", "another shape or accumulate", launch_wrong_product<P_OTHER_ACCUMULATE>, 1},
+    {"wgmma: another line", "divergent wgmma", launch_wrong_product<P_OTHER_LINE>, 1},
+    {"wgmma: other sums", "passes other sums", launch_wrong_product<P_OTHER_SUMS>, 1},
+    {"wgmma: a thread leaves one out", "which 127 of its warpgroup's threads have issued",
+     launch_wrong_product<P_ONE_MISSING>, 1},
+    {"wgmma: half a warpgroup", "has only 96 threads", launch_wrong_product<P_HALF_GROUP>, 1},
+    {"wgmma: an operand's start", "starts 128 bytes behind a multiple of 1024", launch_wrong_product<P_START>, 1},
+    {"wgmma: an operand's stride", "512 bytes from atom to atom", launch_wrong_product<P_STRIDE>, 1},
+    {"wgmma: an operand's swizzle", "not of a 128-byte swizzle", launch_wrong_product<P_SWIZZLE>, 1},
+    {"wgmma: an operand past its variable", "past the end of a shared variable", launch_wrong_product<P_PAST>, 1},
+    {"wgmma: no proxy fence", "none has executed lk_fence_proxy_async_shared", launch_wrong_product<P_THREADS_WROTE>, 1},
+    {"wgmma: operand not landed", "still being filled", launch_wrong_product<P_NOT_LANDED>, 1},
+    {"wgmma: operand written before the wait", "written to before the wait|threads wrote", launch_wrong_product<P_OPERAND_CHANGED>,
+     0},
+    {"wgmma: operand loaded before the wait", "is an operand of the wgmma issued at", launch_wrong_product<P_OPERAND_LOADED>, 1},
+    {"wgmma: too many", "more than 64", launch_wrong_product<P_TOO_MANY>, 1},
+    {"matmul: a slot given back before the wait", "is an operand of the wgmma issued at", launch_matmul<M_RELEASE_EARLY>, 1},
+    {"matmul: no proxy fence before the store", "none has executed lk_fence_proxy_async_shared", launch_matmul<M_NO_OUT_FENCE>, 1},
+    {"matmul: the store's source written", "written to before the wait", launch_matmul<M_OUT_REUSED>, 0},
+    {"matmul: fewer bytes announced", "fewer announced|too many", launch_matmul<M_BYTES>, 1},
+    {"stmatrix: a misaligned row", "not a multiple of 16", [] { return launch(unaligned_row_kernel, 1, 32, out); }, 1},
+    {"named barrier 0", "barrier 0, not 1 to 15", launch_halves<N_NUMBER_0>, 1},
+    {"named barrier 16", "barrier 16, not 1 to 15", launch_halves<N_NUMBER_16>, 1},
+    {"named barrier: 40 threads", "40 threads, in a block of 256: not whole warps", launch_halves<N_COUNT_40>, 1},
+    {"named barrier: more threads than there are", "512 threads, in a block of 256", launch_halves<N_COUNT_TOO_LARGE>, 1},
+    {"named barrier: another count", "for 128 threads at barrier 1|for 64 threads at barrier 1", launch_halves<N_OTHER_COUNT>, 1},
+    {"named barrier: half of each warp", "of warp 0 not all", launch_halves<N_HALF_WARPS>, 1},
+    {"named barrier: a thread does not come", "at barrier 1, where 127 of 128 threads are", launch_halves<N_ONE_MISSING>, 1},
 };
 
 static int has_one_of(const char *text, const char *alternatives) {
@@ -1529,6 +1584,31 @@ static int case_early_store_shows(void) {
         seen += launch_ring<STORE_TOO_EARLY>() || count_ring_errors(1, 0);
     }
     return seen < 4;
+}
+/* Sums read before the wait that gives them are NaN, whatever has been computed. */
+static int case_early_sums_show(void) {
+    int bad = 0;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        for (const char *order : {"lazy", "eager", "random:3"}) {
+            simt_set_copies(order);
+            bad += launch_product<P_READ_EARLY, 64, 0, 0, 0>() != cudaSuccess;
+            for (int i = 0; i < 64 * 64; i++) bad += sums_out[i] == sums_out[i];
+            bad += launch_product<P_NO_WAIT, 64, 0, 0, 0>() != cudaSuccess;
+            for (int i = 0; i < 64 * 64; i++) bad += sums_out[i] == sums_out[i];
+        }
+    }
+    simt_set_copies(NULL);
+    return bad;
+}
+/* A slot given back before the products of it are done: no order of the copies hides it from all schedules. */
+static int case_early_release_shows(void) {
+    int seen = 0;
+    for (const char *schedule : schedules) {
+        simt_set_schedule(schedule);
+        seen += launch_matmul_of<M_RELEASE_EARLY>(100, 104, 264) != cudaSuccess;
+    }
+    return seen < 3;
 }
 #endif
 
@@ -1635,6 +1715,19 @@ static const provocation provocations[] = {
     {"st-async-into-what-is-being-read", "data race", [] { launch_st_async<ROOM_TOO_EARLY>(); }},
     {"cp-async-read-without-barrier", "lk_cp_async_16", [] { launch_stages<NO_COPY_BARRIER>(); }},
     {"cp-async-waited-for-behind-the-barrier", "lk_cp_async_wait_group", [] { launch_stages<WAIT_BEHIND_BARRIER>(); }},
+    {"box-read-without-waiting", "data race", [] { launch_box<BOX_NO_LOAD_WAIT>(); }},
+    {"box-stored-with-the-fence-before-the-write", "data race", [] { launch_box<BOX_FENCE_FIRST>(); }},
+    {"box-source-written", "data race", [] { launch_box<BOX_SOURCE_CHANGED>(); }},
+    {"multicast-into-what-is-being-read", "data race", [] { simt_set_copies("eager"); launch_cast<CAST_NO_BARRIER>(2); }},
+    {"wgmma-in-a-warp-that-has-not-waited", "data race", [] { launch_wrong_product<P_NO_LOAD_WAIT>(); }},
+    {"wgmma-operand-written", "data race", [] { launch_wrong_product<P_OPERAND_CHANGED>(); }},
+    {"matmul-one-fence-for-all", "data race", [] { launch_matmul<M_FENCE_OF_ONE>(); }},
+    {"matmul-without-named-barrier", "data race", [] { launch_matmul<M_NO_OUT_BARRIER>(); }},
+    {"without-named-barriers", "data race", [] { launch_halves<N_NONE>(); }},
+    {"boxes-and-multicast", NULL, [] { count_box_errors(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_128B, 3, 9, 0);
+                                       case_additions(); launch_cast<RIGHT>(2); launch_cast<RIGHT>(4); case_named_barriers(); }},
+    {"wgmma-and-matmul", NULL, [] { launch_product<RIGHT, 64, 0, 0, 0>(); launch_product<RIGHT, 64, 1, 1, 0>();
+                                    launch_product<RIGHT, 64, 0, 1, 1>(); launch_matmul<RIGHT>(); }},
     {"rings-and-st-async", NULL, [] { case_ring(); case_st_async(); case_stages(); }},
     {"all-the-right-kernels", NULL, [] { case_cub(); case_cluster(); case_ticket(); case_chain(); case_dynamic(); case_shuffles(); case_block_sum(); case_atomics(); }},
 #endif
@@ -1707,6 +1800,7 @@ int main(int argc, char **argv) {
         {"a missing barrier shows", case_missing_barrier_shows, 1},
         {"a slot reused early shows", case_early_reuse_shows, 1}, {"a store too early shows", case_early_store_shows, 1},
         {"a missing wait for cp.async shows", case_missing_copy_wait_shows, 1},
+        {"sums read early show", case_early_sums_show, 1}, {"a slot given back early shows", case_early_release_shows, 1},
 #endif
     };
     for (auto &p : positives) {
