@@ -266,7 +266,7 @@ typedef struct {
  *   ..._plan             the best plan within `budget` bytes: a workspace of plan->workspace_bytes runs it
  *   ..._tune             runs the call with each of cuBLASLt's first 8 algorithms for each of its matmuls, timed, and keeps
  *                        the fastest in the context for this shape, these alignments and this workspace size. It waits for the
- *                        GPU; outputs hold no results afterwards */
+ *                        GPU; outputs hold no results afterwards. A context holds 64 matmuls; later ones take the last place */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(D, T)                                                                        \
     LK_API lk_status lk_linear_cross_entropy_##D##_##T(const lk_linear_cross_entropy_##D##_args *args, cudaStream_t stream);   \
     LK_API lk_status lk_linear_cross_entropy_##D##_workspace_bytes_##T(const lk_linear_cross_entropy_##D##_args *args,         \
@@ -887,12 +887,13 @@ LK_HOST int lk_lce_type_bytes(int type)
     return type == LK_DTYPE_F32 ? 4 : 2;
 }
 
-/* The next `bytes` of the workspace, NULL where there is nothing to hold. */
+/* The next piece of the workspace, NULL where there is nothing to hold. What no memory holds does not wrap around to a few. */
 LK_HOST void *lk_lce_take(char *base, size_t *used, bool wanted, int64_t elements, size_t each)
 {
     if (!wanted) return NULL;
     void *const piece = base + *used;
-    *used += (size_t)lk_lce_round_up(elements * (int64_t)each, 256);
+    const size_t bytes = (size_t)lk_lce_round_up(elements * (int64_t)each, 256), most = (size_t)1 << 62;
+    *used = bytes > most - *used ? most : *used + bytes;
     return piece;
 }
 
@@ -1008,12 +1009,19 @@ LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int6
     return lk_lce_round_up(lk_ceil_div(c->rows, lk_ceil_div(c->rows, low / 128 * 128)), 128);
 }
 
+/* About equal slices of these rows, none longer than `most`. */
+LK_HOST int64_t lk_lce_equal(int64_t rows, int64_t most)
+{
+    return lk_lce_min(lk_lce_round_up(lk_ceil_div(rows, lk_ceil_div(rows, most)), 128), most);
+}
+
 /* The at-th length of slices to try, 0: none, -1: there is no such. Lengths are those that dweight has room for, and a few. */
 LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
 {
     if (!lk_lce_slices(c, path) || c->a.slice_tokens) return at ? -1 : lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
     const int64_t lent = lk_lce_lent(c, c->rows) / 128 * 128, lengths[] = {0, 2048, 4096, lent ? lent : 2048};
-    return at < 4 ? lengths[at] : -1;
+    if (at >= 4) return -1;
+    return lengths[at] ? lk_lce_equal(c->rows, lengths[at]) : 0;
 }
 
 LK_HOST size_t lk_lce_cublas_share(size_t budget)
@@ -1048,20 +1056,10 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
     return budget;
 }
 
-/* The cheapest plan within the budget. */
-LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+/* The cheapest plan within so many bytes, cuBLASLt's not among them: its path, its lengths and its bytes. */
+LK_HOST void lk_lce_search(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
 {
-    static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace"};
     const int64_t vocab = c->a.vocab;
-    *plan = {};
-    if (c->rows == 0) {
-        snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
-        return LK_OK;
-    }
-    plan->minimum_bytes = lk_lce_minimum(c);
-    if (budget < plan->minimum_bytes)
-        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", plan->minimum_bytes, budget);
-    const size_t room = budget - lk_lce_cublas_share(budget);
     double best = INFINITY;
     int64_t slice = lk_lce_slice(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, 0);
     if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
@@ -1084,14 +1082,35 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
             panels = panels < most && next > most ? most : next;
         }
     }
-    const int64_t chunk = plan->chunk_tokens, slices = slice ? lk_ceil_div(chunk, slice) : 1;
-    if (slice && !c->a.slice_tokens) slice = lk_lce_min(lk_lce_round_up(lk_ceil_div(chunk, slices), 128), slice); /* equal */
-    plan->slice_tokens = lk_lce_min(slice, chunk);
-    const lk_lce_pieces w = lk_lce_lay_out(c, plan->path, chunk, plan->panel_vocab, slice, NULL);
-    const size_t bytes = w.bytes;
-    const size_t left = budget - bytes;
-    plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-    plan->workspace_bytes = bytes + plan->cublas_bytes;
+    if (slice && !c->a.slice_tokens) slice = lk_lce_equal(plan->chunk_tokens, slice);
+    plan->slice_tokens = lk_lce_min(slice, plan->chunk_tokens);
+    plan->workspace_bytes = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, slice, NULL).bytes;
+}
+
+/* The plan within the budget. Plans leave a part of it unused, and fewer bytes may have another one: the plan is one that the
+ * bytes it says have too. */
+LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace"};
+    const int64_t vocab = c->a.vocab;
+    *plan = {};
+    if (c->rows == 0) {
+        snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
+        return LK_OK;
+    }
+    const size_t least = lk_lce_minimum(c);
+    if (budget < least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", least, budget);
+    for (size_t before = 0; before != budget;) {
+        before = budget;
+        lk_lce_search(c, budget - lk_lce_cublas_share(budget), plan);
+        const size_t left = budget - plan->workspace_bytes;
+        plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+        plan->workspace_bytes += plan->cublas_bytes;
+        budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
+    }
+    plan->minimum_bytes = least;
+    const lk_lce_pieces w = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
     plan->matmuls = 1 + gradients;

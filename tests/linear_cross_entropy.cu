@@ -8,13 +8,14 @@
  * alone; the counts at the end demand that each of them ran on every path, and each switch alone and with each other one.
  *
  * Limits, in u = 2^-24, besides half an ulp of the output's type. E = 16 u sum_d |x_d w_d| is the error of a logit, a sum of
- * products of float (fast logits: half an ulp of T of it besides), and what it becomes in z under logit_scale and softcap:
+ * products of float (fast logits: half an ulp of T of it besides; TF32: 2^-9 of the sum), and what it becomes in z under
+ * logit_scale and softcap:
  *   lse, loss     E of the row's worst column for each of lse and z_y, and 64 u (1 + log vocab + max |z|); per row also spec's
  *                 1e-5 |loss| + 4e-6 max |z|, in the cases of its own
  *   dlogits       of the sizes of its terms: half an ulp of T, for dZ is kept in it; (64 + 8 |z - lse| + 4 |lse|) u; 2 E and
  *                 the error of lse. Half a unit of f16's smallest subnormal, of dZ as it is stored, where T is f16
- *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes; dx also half an ulp of T
- *                 of what the columns give that the plan has apart
+ *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes (TF32: 2^-9 in dx, dweight);
+ *                 dx also half an ulp of T of what the columns give that the plan has apart
  */
 #include "lk/linear_cross_entropy.cuh"
 
@@ -75,17 +76,18 @@ static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, HAS_BIAS, BIAS_F32, MASK, FAST, COMPACT, STRIDES,
     ZERO_WHEN_EMPTY, UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, NO_DX, NO_DWEIGHT, WANT_DBIAS, DWEIGHT_F32, DBIAS_F32, ACCUMULATE,
-    SWITCHES
+    TF32, SWITCHES
 };
 static const char *const switch_name[] = {
     "mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale", "softcap", "bad targets",
     "int32 targets", "bias", "f32 bias", "-inf bias", "fast logits", "max counted", "strides", "zero when empty",
-    "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate"};
+    "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate",
+    "tf32"};
 
 static bool switch_of(int direction, int s)
 {
     if (s == ZERO_WHEN_EMPTY) return gives_loss(direction);
-    return s < ZERO_WHEN_EMPTY || gives_gradient(direction);
+    return s < ZERO_WHEN_EMPTY || s == TF32 || gives_gradient(direction);
 }
 static bool exclude(int s, int t) /* s < t */
 {
@@ -268,6 +270,8 @@ static bool ignored(const problem *p, int64_t token) { return p->on[IGNORE] && t
 static double weight_of(const problem *p, int64_t c) { return p->has[CLASS_WEIGHT] ? (double)value(CLASS_WEIGHT, c, 0) : 1; }
 static double scale_of(const problem *p) { return p->on[SCALE] ? (double)p->scale : 1; }
 static double z_loss_of(const problem *p) { return p->on[Z] ? (double)p->z_loss : 0; }
+/* What rounding both factors to TF32, at worst towards zero, adds to a product's relative error. */
+static double tf32_of(const problem *p) { return p->type == TEST_F32 && p->on[TF32] ? 0x1p-9 : 0; }
 static double smoothing_of(const problem *p) { return p->on[SMOOTHING] ? (double)p->smoothing : 0; }
 static double over_of(const problem *p) { return p->has[CLASS_WEIGHT] ? weight_sum : (double)valid_rows; }
 /* Whether max_counted is below what counts, so that everything is NaN. */
@@ -349,7 +353,7 @@ static outcome examine(const problem *p, int64_t token)
             v += term, size += fabs(term);
         }
         if (p->has[BIAS]) v += exactly(BIAS, c, 0);
-        double lost = 16 * u * (size + (isfinite(v) ? fabs(v) : 0));
+        double lost = 16 * u * (size + (isfinite(v) ? fabs(v) : 0)) + tf32_of(p) * size;
         if (p->on[FAST] && isfinite(v)) lost += test_half_ulp(p->type, v);
         if (p->on[FAST] && isfinite(v) && p->has[BIAS]) lost += test_half_ulp(p->type, (double)value(BIAS, c, 0));
         const double argument = a * v / s, root = 1 / cosh(argument);
@@ -472,7 +476,7 @@ template <class Args> static void set_common(const problem *p, void *const *at, 
     a->use_ignore_index = p->on[IGNORE];
     a->reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
     a->target_dtype = p->on[INT32], a->bias_dtype = p->on[BIAS_F32] ? LK_DTYPE_F32 : own, a->fast_logits = p->on[FAST];
-    a->path = p->path;
+    a->path = p->path, a->tf32 = p->on[TF32];
 }
 template <class Args> static void set_gradients(const problem *p, void *const *at, Args *a)
 {
@@ -649,7 +653,7 @@ static void verify_gradient(const problem *p)
             for (int64_t at = 0; at < p->vocab; at++) { /* the last columns first */
                 const int64_t c = p->vocab - 1 - at;
                 const double w = (double)value(WEIGHT, c, d), g = dz[token * p->vocab + c];
-                sum += g * w, slack += fabs(w) * dz_error[token * p->vocab + c] + 16 * u * fabs(g * w);
+                sum += g * w, slack += fabs(w) * dz_error[token * p->vocab + c] + (16 * u + tf32_of(p)) * fabs(g * w);
                 if (at + 1 == rounded_twice) slack += test_half_ulp(p->type, fabs(sum) + slack);
             }
             near(p, DX, token, d, outcomes[token].bad ? NAN : sum, slack);
@@ -661,7 +665,7 @@ static void verify_gradient(const problem *p)
             for (int64_t token = 0; token < p->tokens; token++) {
                 if (!outcomes[token].counted) continue;
                 const double x = (double)value(X, token, d), g = dz[token * p->vocab + c];
-                sum += g * x, slack += fabs(x) * dz_error[token * p->vocab + c] + 16 * u * fabs(g * x);
+                sum += g * x, slack += fabs(x) * dz_error[token * p->vocab + c] + (16 * u + tf32_of(p)) * fabs(g * x);
             }
             near(p, DWEIGHT, c, d, sum, slack);
         }
@@ -814,7 +818,7 @@ static void switches_alone(int type, int direction, int path)
         problem p = plain(type, direction, path, 11, 12, 53);
         p.on[s] = true, p.seed += (uint64_t)s;
         p.chunk = s % 2 ? 5 : 0, p.panel = s % 3 ? 32 : 0;
-        if (test.small && s % 3 != type) continue;
+        if (test.small && (s == TF32 ? TEST_F32 : s % 3) != type) continue;
         if (switch_of(direction, s)) run(p);
     }
 }
@@ -871,7 +875,7 @@ static void corners(int type, int direction, int path)
         if (few) p.sigma = 0.1, p.tokens = i == 19 ? 40 : 9, p.chunk = 0, p.on[UPSTREAM_ROWS] = i == 27, p.one = 1e-4f;
         /* slices: of all tokens and of chunks, in dweight, which has room for 2 rows, and in the workspace */
         if (slices) p.on[WANT_DBIAS] = p.on[UPSTREAM_ROWS] = p.on[MEAN] = true, p.budget = (size_t)1 << 20;
-        if (slices) p.chunk = i == 21 || i == 22 || i == 26 ? 5 : 0, p.slice = i == 22 ? 3 : 2;
+        if (slices) p.chunk = i == 21 || i == 22 || i == 26 ? 5 : 0, p.slice = i == 22 ? 4 : 2;
         if (i == 22) p.on[IGNORE] = p.on[COMPACT] = true, p.tokens = 20;
         /* no place for slices: what is added to, has gaps, is not aligned, or holds the sums of the chunk before */
         if (i == 23) p.on[ACCUMULATE] = true;
@@ -1473,6 +1477,44 @@ static void goal_plans(void)
     if (!test_that(tf32 == LK_OK && strstr(of.text, said[2]))) test_detail("%s, %s", lk_status_string(tf32), of.text);
 }
 
+/* Whatever the budget, a plan is one that its own bytes have too, and what they are is enough for the call. */
+static void plans_again(void)
+{
+    alignas(256) static int64_t dummy[32];
+    uint64_t r = 1;
+    for (int i = 0; i < 3000; i++) {
+        both_args a = {};
+        plan_t of = {}, again = {};
+        const int type = i % 3;
+        a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.dx = i % 5 ? dummy : NULL;
+        a.dweight = chance(&r, 5) ? NULL : dummy + (chance(&r, 3) ? 1 : 0), a.dbias = i % 7 ? NULL : dummy;
+        a.tokens = 1 + test_below(&r, (int64_t)1 << test_below(&r, 20));
+        a.vocab = 1 + test_below(&r, (int64_t)1 << test_below(&r, 19));
+        a.hidden = 1 + test_below(&r, (int64_t)1 << test_below(&r, 14));
+        a.accumulate = chance(&r, 4), a.fast_logits = chance(&r, 4);
+        a.dweight_dtype = chance(&r, 2) ? LK_DTYPE_F32 : LK_DTYPE_T, a.path = (int)(chance(&r, 3) ? test_below(&r, PATHS) : 0);
+        if (chance(&r, 4)) a.max_counted = 1 + test_below(&r, a.tokens);
+        if (chance(&r, 5)) a.chunk_tokens = 1 + test_below(&r, a.tokens);
+        if (chance(&r, 5)) a.panel_vocab = 1 + test_below(&r, a.vocab);
+        if (chance(&r, 5)) a.slice_tokens = 1 + test_below(&r, a.tokens);
+        size_t least = 0;
+        both_query_of[type](&a, &least);
+        const size_t budget = least + (size_t)test_below(&r, (int64_t)1 << test_below(&r, 36));
+        const lk_status status = both_plan_of[type](&a, budget, &of);
+        const lk_status second = both_plan_of[type](&a, of.workspace_bytes, &again);
+        if (!test_that(!status && !second && of.workspace_bytes <= budget && !memcmp(&of, &again, sizeof of)))
+            test_detail("%s, %zu of %zu bytes, at least %zu: %s; with those: %s, %s", test_type_name[type], of.workspace_bytes,
+                        budget, least, of.text, lk_status_string(second), again.text);
+    }
+    both_args a = {};
+    plan_t of = {}; /* 2^64 bytes of panels and of sums of dx are more than any budget, and no fewer when they wrap around */
+    a.x = a.weight = a.target = a.dx = dummy, a.tokens = INT32_MAX, a.hidden = a.vocab = 1 << 30;
+    a.path = LK_LINEAR_CROSS_ENTROPY_PANELS;
+    const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, (size_t)1 << 42, &of);
+    if (!test_that(!status && of.chunk_tokens * 4 * (a.hidden + of.panel_vocab) <= (int64_t)1 << 42))
+        test_detail("%s: %s", lk_status_string(status), of.text);
+}
+
 /* ---- Tensors of more than 2^31 elements (small ones on the simulator), and a busy device ------------------------------- */
 
 /* Element i of a tensor: a multiple of 1/128 in [-1, 1), exact in bf16, the same on both sides. */
@@ -1675,6 +1717,7 @@ int main(int argc, char **argv)
     if (status) return test_end();
     all_errors();
     if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
+    if (test_begin("plans of plans")) plans_again(), test_finish();
     all_sequences();
     all_themes();
     if (test.small) test_skip("huge", "left out of --small");

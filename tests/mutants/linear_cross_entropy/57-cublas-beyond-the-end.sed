@@ -1,2 +1,2 @@
 # file: linear_cross_entropy.cuh - cuBLASLt gets more than the plan leaves
-s/const size_t left = budget - bytes;/const size_t left = budget;/
+s/const size_t left = budget - plan->workspace_bytes;/const size_t left = budget;/
