@@ -1482,7 +1482,7 @@ static void plans_again(void)
 {
     alignas(256) static int64_t dummy[32];
     uint64_t r = 1;
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 12000; i++) {
         both_args a = {};
         plan_t of = {}, again = {};
         const int type = i % 3;
@@ -1497,9 +1497,9 @@ static void plans_again(void)
         if (chance(&r, 5)) a.chunk_tokens = 1 + test_below(&r, a.tokens);
         if (chance(&r, 5)) a.panel_vocab = 1 + test_below(&r, a.vocab);
         if (chance(&r, 5)) a.slice_tokens = 1 + test_below(&r, a.tokens);
-        size_t least = 0;
-        both_query_of[type](&a, &least);
-        const size_t budget = least + (size_t)test_below(&r, (int64_t)1 << test_below(&r, 36));
+        both_plan_of[type](&a, SIZE_MAX, &of);
+        const size_t least = of.minimum_bytes, more = of.workspace_bytes - least;
+        const size_t budget = least + (size_t)test_below(&r, (int64_t)(chance(&r, 4) ? 4096 : more + 1));
         const lk_status status = both_plan_of[type](&a, budget, &of);
         const lk_status second = both_plan_of[type](&a, of.workspace_bytes, &again);
         if (!test_that(!status && !second && of.workspace_bytes <= budget && !memcmp(&of, &again, sizeof of)))
@@ -1511,7 +1511,7 @@ static void plans_again(void)
     a.x = a.weight = a.target = a.dx = dummy, a.tokens = INT32_MAX, a.hidden = a.vocab = 1 << 30;
     a.path = LK_LINEAR_CROSS_ENTROPY_PANELS;
     const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, (size_t)1 << 42, &of);
-    if (!test_that(!status && of.chunk_tokens * 4 * (a.hidden + of.panel_vocab) <= (int64_t)1 << 42))
+    if (!test_that(!status && 4.0 * (double)of.chunk_tokens * (double)(a.hidden + of.panel_vocab) <= 0x1p42))
         test_detail("%s: %s", lk_status_string(status), of.text);
 }
 
