@@ -915,6 +915,12 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
         for (named_barrier &n : blk->named) n.arrived = n.generation = 0;
         blk->index = make_uint3(first.x + b % c.x, first.y + b / c.x % c.y, first.z + b / c.x / c.y);
         for (unsigned &m : blk->mapped_after) m = 0;
+#if defined(SIMT_TSAN)
+        // Here, by the worker: a new fiber is ordered behind all that its creator has seen.
+        for (auto &kind : blk->copiers)
+            for (void *&t : kind)
+                if (!t) t = __tsan_create_fiber(0);
+#endif
         for (unsigned i = 0; i < warps; i++) {
             warp *wp = &g->warps[b * warps + i];
             unsigned count = threads - i * 32 < 32 ? threads - i * 32 : 32;
@@ -1641,7 +1647,6 @@ enum copier { LOADER, READER, WRITER, FENCED_READER };
 static void become_copier(copier who, char *issue) {
     block *blk = me->self->block;
     void **t = &blk->copiers[who][who == FENCED_READER ? 0 : blk->copier_turn++ % COPIERS];
-    if (!*t) *t = __tsan_create_fiber(0);
     __tsan_switch_to_fiber(*t, 1);
     acquire(who == FENCED_READER ? &blk->fence_tag : issue);
 }
