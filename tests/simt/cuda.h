@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stand-in for CUDA's cuda.h: the types of tensor maps, in plain C. What makes one is found by cudaGetDriverEntryPointByVersion.
+// Stand-in for CUDA's cuda.h: the types of tensor maps, in plain C. cudaGetDriverEntryPointByVersion finds what makes one.
 // See simt.h.
 #ifndef SIMT_CUDA_H
 #define SIMT_CUDA_H

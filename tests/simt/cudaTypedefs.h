@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stand-in for CUDA's cudaTypedefs.h: the type of the one driver call that cudaGetDriverEntryPointByVersion finds here. See simt.h.
+// Stand-in for CUDA's cudaTypedefs.h: the type of the driver call that cudaGetDriverEntryPointByVersion finds. See simt.h.
 #ifndef SIMT_CUDA_TYPEDEFS_H
 #define SIMT_CUDA_TYPEDEFS_H
 

@@ -1774,8 +1774,9 @@ static void check_destination(const char *to, size_t bytes, const char *what, co
             const product *x = &wg->products[n % MAX_PRODUCTS];
             for (unsigned j = 0; j < x->atoms; j++)
                 if (overlap(to, bytes, x->atom[j].at, x->atom[j].bytes))
-                    fail_all(file, line, "%s: %s is an operand of the wgmma issued at %s:%d, which has not been waited for", what,
-                             place_name(g, x->atom[j].at < to ? to : x->atom[j].at), base_name(x->site.file), x->site.line);
+                    fail_all(file, line, "%s: %s is an operand of the wgmma issued at %s:%d, which has not been waited for",
+                             what, place_name(g, x->atom[j].at < to ? to : x->atom[j].at), base_name(x->site.file),
+                             x->site.line);
         }
     }
 }
@@ -1791,7 +1792,7 @@ static void check_landed(const char *from, size_t bytes, const char *what, const
     }
 }
 
-/* ---- tensor copies -------------------------------------------------------------------------------------------------------- */
+/* ---- tensor copies ------------------------------------------------------------------------------------------------------ */
 
 /* The columns of row r of the box that are in the matrix: from *first to before *last. */
 static bool box_row(const tensor_box *b, unsigned r, int64_t *first, int64_t *last) {
@@ -2104,8 +2105,8 @@ void simt_tensor_load_multicast(void *shared, const void *map, int x, int y, uin
         const size_t distance = to->memory - f->block->memory;
         if (to != f->block && !f->cluster_waits)
             fail_all(file, line,
-                     "%s: shared memory of rank %u used before the first cluster barrier: that block may not have started", what,
-                     rank);
+                     "%s: shared memory of rank %u used before the first cluster barrier: that block may not have started",
+                     what, rank);
         load_box((char *)shared + distance, &b, (uint64_t *)((char *)bar + distance), to, what, file, line,
                  __builtin_return_address(0));
     }
@@ -2295,15 +2296,16 @@ static operand read_descriptor(product *p, uint64_t d, int extent, int transpose
     block *blk = me->self->block;
     const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
     if (d >> 62 != 1 || (d >> 49 & 7))
-        simt_fail(site->file, site->line, "%s: descriptor %s is not of a 128-byte swizzle with a base offset of 0", site->what, name);
+        simt_fail(site->file, site->line, "%s: descriptor %s is not of a 128-byte swizzle with a base offset of 0", site->what,
+                  name);
     if (start % 1024 >= 128 || (start % 128 && (transposed || start % 32)))
-        simt_fail(site->file, site->line, "%s: descriptor %s starts %u bytes behind a multiple of 1024, where %s", site->what, name,
-                  start % 1024, transposed ? "an operand that is not K-major has to start" : "it may be 0, 32, 64 or 96");
+        simt_fail(site->file, site->line, "%s: descriptor %s starts %u bytes behind a multiple of 1024, where %s", site->what,
+                  name, start % 1024, transposed ? "an operand that is not K-major has to start" : "it may be 0, 32, 64 or 96");
     const bool far_leading = transposed && extent > 64;
-    const unsigned wrong = !stride || stride % 1024 ? 1 + stride : far_leading && (!leading || leading % 1024) ? 1 + leading : 0;
-    if (wrong)
-        simt_fail(site->file, site->line, "%s: descriptor %s has %u bytes from atom to atom, not a multiple of 1024", site->what,
-                  name, wrong - 1);
+    const bool wrong = !stride || stride % 1024, wrong_leading = far_leading && (!leading || leading % 1024);
+    if (wrong || wrong_leading)
+        simt_fail(site->file, site->line, "%s: descriptor %s has %u bytes from atom to atom, not a multiple of 1024",
+                  site->what, name, wrong ? stride : leading);
     operand o = {blk->memory + start, leading, stride, (unsigned)extent, transposed};
     const unsigned before = p->atoms;
     const char *first = blk->memory + start / 1024 * 1024;
@@ -2430,7 +2432,8 @@ static bool all_issued(const warpgroup *wg, unsigned upto) {
     return wg->done >= upto || wg->products[(upto - 1) % MAX_PRODUCTS].arrived == WARPGROUP;
 }
 
-/* Nothing else can run: the products that some warpgroup waits for, and that are all issued, are done. False if there are none. */
+/* Nothing else can run: the products that some warpgroup waits for, and that all have issued, are done. False if there are
+   none. */
 static bool finish_products(worker *w, group *g) {
     const unsigned count = g->block_count * (1024 / WARPGROUP);
     const unsigned from = copies == RANDOM_COPIES ? next_of(&w->copy_random) % count : 0;
@@ -2490,7 +2493,8 @@ static void return_sums(fiber *f, sums *from, const char *file, int line) {
     float *d = from->d[t];
     for (int i = 0; i < from->n / 2; i++) {
         if (((volatile uint32_t *)d)[i] != POISON_SUM)
-            fail_all(file, line, "lk_wgmma_wait_group: thread %u has written to its sums, d[%d], while a wgmma was on its way to them",
+            fail_all(file, line,
+                     "lk_wgmma_wait_group: thread %u has written to its sums, d[%d], while a wgmma was on its way to them",
                      f->index, i);
         d[i] = from->tile[sum_at(t, i, from->n)];
     }
@@ -2521,7 +2525,8 @@ static void begin_product(warpgroup *wg, product *p, const float *d, uint64_t a,
         x.n = p->n;
         for (float *&other : x.d) other = NULL;
     }
-    if (!p->sums) simt_fail(site->file, site->line, "%s: on its way to more than %d arrays of sums at once", site->what, MAX_SUMS);
+    if (!p->sums)
+        simt_fail(site->file, site->line, "%s: on its way to more than %d arrays of sums at once", site->what, MAX_SUMS);
 }
 
 void simt_wgmma(int n, int transpose_a, int transpose_b, float *d, uint64_t a, const uint32_t *registers, uint64_t b,
@@ -2532,24 +2537,28 @@ void simt_wgmma(int n, int transpose_a, int transpose_b, float *d, uint64_t a, c
     accumulate = accumulate != 0;
     maybe_switch();
     if (f->index - t + WARPGROUP > f->block->threads)
-        simt_fail(file, line, "%s: the warpgroup of thread %u has only %u threads", what, f->index, f->block->threads - (f->index - t));
+        simt_fail(file, line, "%s: the warpgroup of thread %u has only %u threads", what, f->index,
+                  f->block->threads - (f->index - t));
     warpgroup **place = &f->block->group->warpgroups[f->block->rank * (1024 / WARPGROUP) + f->index / WARPGROUP];
     if (!*place) {                                      // not by malloc, in which TSan would see the running fiber
-        *place = (warpgroup *)mmap(NULL, sizeof **place, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        *place = (warpgroup *)mmap(NULL, sizeof **place, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (*place == (warpgroup *)MAP_FAILED) simt_fail(file, line, "%s: no memory", what);
     }
     warpgroup *wg = *place;
     wg->threads = f - t;
     product *p = &wg->products[slot];
     if (number == wg->issued) {
-        if (number - wg->done == MAX_PRODUCTS) simt_fail(file, line, "%s: more than %d that nobody has waited for", what, MAX_PRODUCTS);
+        if (number - wg->done == MAX_PRODUCTS)
+            simt_fail(file, line, "%s: more than %d that nobody has waited for", what, MAX_PRODUCTS);
         p->site = {what, file, line};
         p->n = n, p->transpose_a = transpose_a, p->transpose_b = transpose_b, p->accumulate = accumulate;
         p->in_registers = registers != NULL;
         begin_product(wg, p, d, a, b, t);
         wg->issued++;
     } else if (p->site.line != line || !same_file(p->site.file, file)) {
-        fail_all(file, line, "divergent wgmma: number %u of its warpgroup is this one for thread %u and the one at %s:%d for others",
+        fail_all(file, line,
+                 "divergent wgmma: number %u of its warpgroup is this one for thread %u and the one at %s:%d for others",
                  number, f->index, base_name(p->site.file), p->site.line);
     } else if (p->n != n || p->a != a || p->b != b || p->accumulate != accumulate || p->transpose_a != transpose_a
                || p->transpose_b != transpose_b) {
@@ -2561,7 +2570,8 @@ void simt_wgmma(int n, int transpose_a, int transpose_b, float *d, uint64_t a, c
         if (x.holders && x.d[t] == d && &x != to)
             fail_all(file, line, "divergent wgmma: thread %u passes other sums than others of its warpgroup", f->index);
     if (to->d[t] && (to->d[t] != d || to->n != n))
-        fail_all(file, line, "%s: thread %u passes other sums, or sums of another shape, than those on their way", what, f->index);
+        fail_all(file, line, "%s: thread %u passes other sums, or sums of another shape, than those on their way", what,
+                 f->index);
     if (registers) {
         if (f->wgmma_fences == f->fences_at_wait)
             fail_all(file, line, "%s: no lk_wgmma_fence between the last wait and this use of registers for A", what);
@@ -2669,16 +2679,16 @@ static void report_deadlock(group *g) {
             if (f->state == IN_WGMMA) {
                 const product *p = &find_warpgroup(f)->products[(f->products_needed - 1) % MAX_PRODUCTS];
                 fail_all(site->file, site->line,
-                         "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for the wgmma at %s:%d, "
-                         "which %u of its warpgroup's threads have issued",
+                         "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here for the wgmma at "
+                         "%s:%d, which %u of its warpgroup's threads have issued",
                          g->live, f->index, f->block->rank, base_name(p->site.file), p->site.line, p->arrived);
                 return;
             }
             if (f->state == IN_NAMED) {
                 const named_barrier *n = &f->block->named[f->named];
                 fail_all(site->file, site->line,
-                         "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here at barrier %d, where %u "
-                         "of %u threads are",
+                         "deadlock: %u threads wait for what cannot come, thread %u of block rank %u here at barrier %d, "
+                         "where %u of %u threads are",
                          g->live, f->index, f->block->rank, f->named, n->arrived, n->threads);
                 return;
             }
@@ -2698,7 +2708,7 @@ static void run_round(worker *w) {
         group *g = w->resident[i];
         wake_yielded(g);
         run_group(w, g);
-        while (!l->failed) {                            // what has landed and not been waited for comes before what is waited for
+        while (!l->failed) {                            // copies first: wgmma are done as late as can be
             const bool other = copies == RANDOM_COPIES && g->products_parked && next_of(&w->copy_random) & 1;
             if (g->flight_count && !(other && finish_products(w, g))) land_one(w, g);
             else if (!g->flight_count && !(g->products_parked && finish_products(w, g))) break;

@@ -430,12 +430,14 @@ static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint3
                              CUtensorMapFloatOOBfill fill) {
     const unsigned spans[] = {0, 32, 64, 128};
     simt_tensor t = simt_tensor();
-    if (!map || (uintptr_t)map % 64 || rank < 1 || rank > 5 || !address || (uintptr_t)address % 16) return CUDA_ERROR_INVALID_VALUE;
+    if (!map || (uintptr_t)map % 64 || rank < 1 || rank > 5 || !address || (uintptr_t)address % 16)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!size || (rank > 1 && !strides) || !box || !steps || (unsigned)promotion > 3) return CUDA_ERROR_INVALID_VALUE;
     if (type > CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || interleave > CU_TENSOR_MAP_INTERLEAVE_32B ||
         swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B || fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA)
         return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32)
+    if (type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 &&
+        type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (interleave || swizzle > CU_TENSOR_MAP_SWIZZLE_128B || fill || rank > 3) return CUDA_ERROR_NOT_SUPPORTED;
     t.element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;

@@ -44,12 +44,37 @@ mbarriers, bulk copies, st.async and cp.async
     its group: it finds a slot reused or read too early under any schedule, a proxy fence that one of the writers lacks, and
     an init with no barrier before its use. A cp.async is its own thread's: another that reads what it brings, or writes what
     it reads, with no barrier after the wait is a race.
-    Not seen: fences between reads and a copy over them, two cp.async of one thread to one place, wrong counts that come out
-    even, L2 policies, and whether one warp's arrivals stand in for another's (TSan sees the race that this leads to).
+    Not seen: fences between reads or writes and a copy over them, two cp.async of one thread to one place, wrong counts
+    that come out even, L2 policies, and whether one warp's arrivals stand in for another's (TSan sees the race that this
+    leads to).
+
+Tensor copies, wgmma, stmatrix and named barriers
+    cudaGetDriverEntryPointByVersion finds cuTensorMapEncodeTiled, which refuses what CUDA's documentation forbids, and as not
+    supported what the engine does not know: types other than f16, bf16 and f32, interleaved and im2col layouts, steps other
+    than 1, fills other than zeros, more than three dimensions. The copies move boxes of two dimensions, with rows as long as
+    the swizzle where there is one. A tensor copy is a bulk copy in all that is said above; a multicast is one in each block.
+    wgmma multiplies bf16, with operands in a swizzle of 128 bytes, K- or MN-major, or A in registers; products are added in
+    float in the order of k, so that a plain loop gives the same bits. Its threads need not meet: the last of the 128 to issue
+    one makes the engine read the operands and multiply. Sums are NaN from the issue to the wait that returns them. A wgmma is
+    done when the first thread of its warpgroup passes the wait for its group: lazily, when nothing else of the cluster can
+    run; eagerly, once all have issued it; else at random. Operands have to be the same from the issue until then.
+    Reported, besides what is reported of bulk copies: a map that is none, misaligned, in shared memory or of another rank; a
+    shared address that is not a multiple of 128; a multicast to a block that is not in the cluster, has not started or is
+    gone; a descriptor that does not start where the swizzle's pattern does, or leads out of a shared variable; operands still
+    being filled, or written by threads with no lk_fence_proxy_async_shared since; operands written to, or copied over, before
+    the wait; threads of a warpgroup that issue different wgmma, and a deadlock where some issue none; a warpgroup that is not
+    whole; no lk_wgmma_fence before the first wgmma, after sums have changed or begin anew, or between a wait and A in
+    registers; sums written before the wait; a group not committed or not waited for; more than 64 wgmma not waited for; a
+    named barrier outside 1 to 15, for other than whole warps or for different counts, or met by half a warp.
+    TSan sees a wgmma as five readers between its issue and the wait: each warp's, behind that warp's issue, and one ordered by
+    nothing but fences and landings. Additions to global memory meet one another without a race.
+    Not seen: sums read between a wait and the next wgmma with no lk_wgmma_fence; registers of A changed before the wait; a
+    missing lk_wgmma_hold; whether setmaxnreg finds registers, and whether whole warpgroups execute it; shared memory that
+    begins, on a GPU, at no multiple of 1024.
 
 What it does not model
     Programmatic dependent launch, memory fences (a missing one goes unseen; atomics order as acquire-release; two are
-    looked for, see above), tensor copies, tensor cores, approximate-math bits, concurrency of streams, register limits,
+    looked for, see above), how tensor cores round, approximate-math bits, concurrency of streams, register limits,
     static shared memory before the kernel runs, speed. Warps do not run in lockstep, and no schedule finds every bug: run
     forward, reverse, and random.
 

@@ -834,10 +834,11 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, int rank, voi
                        const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapSwizzle swizzle) {
     void *found = NULL;
     cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) || result) exit(3);
-    return ((PFN_cuTensorMapEncodeTiled_v12000)found)(map, type, rank, at, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                                      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result)) exit(3);
+    if (result != cudaDriverEntryPointSuccess) exit(3);
+    return ((PFN_cuTensorMapEncodeTiled_v12000)found)(map, type, rank, at, size, strides, box, steps,
+                                                      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                                      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 /* A matrix of `rows` rows of `cols` elements, `stride` elements apart. */
 static CUtensorMap map_of(CUtensorMapDataType type, void *at, int rows, int cols, int stride, int box_rows, int box_cols,
@@ -955,7 +956,7 @@ static int count_box_errors(CUtensorMapDataType type, CUtensorMapSwizzle swizzle
     for (int i = 0; i < TENSOR_BYTES / 4; i++) {
         const float value = (float)(i % 251);
         if (element == 4) memcpy(tensor_in + 4 * i, &value, 4);
-        else ((unsigned short *)tensor_in)[2 * i] = (unsigned short)(2 * i), ((unsigned short *)tensor_in)[2 * i + 1] = 2 * i + 1;
+        else for (int j = 2 * i; j < 2 * i + 2; j++) ((unsigned short *)tensor_in)[j] = (unsigned short)j;
         const float before = 1000.0f;
         memcpy(tensor_out + 4 * i, &before, 4);
     }
@@ -1074,11 +1075,12 @@ template <int wrong> __global__ void cast_kernel(const CUtensorMap from, int *re
         if (t == 0) {
             if (round && wrong != CAST_NO_BARRIER) lk_mbarrier_wait_parity_cluster(&empty, 0);
             lk_mbarrier_arrive_expect_tx(&full[round], 128 * blocks);
-            lk_cp_async_bulk_tensor_2d_load_multicast(area.bytes + 128 * rank, &from, 0, (int)(rank + round * blocks), &full[round],
-                                                      (uint16_t)mask);
+            lk_cp_async_bulk_tensor_2d_load_multicast(area.bytes + 128 * rank, &from, 0, (int)(rank + round * blocks),
+                                                      &full[round], (uint16_t)mask);
         }
         lk_mbarrier_wait_parity(&full[round], 0);
-        for (unsigned i = t; i < 32 * blocks; i += 32) result[(blockIdx.x * 2 + round) * 128 + i] = ((const int *)area.bytes)[i];
+        const int *got = (const int *)area.bytes;
+        for (unsigned i = t; i < 32 * blocks; i += 32) result[(blockIdx.x * 2 + round) * 128 + i] = got[i];
         __syncwarp();
         if (t < blocks && !round) lk_mbarrier_arrive_remote(lk_mapa_shared(&empty, t));
     }
@@ -1122,13 +1124,15 @@ static void fill_matrices(void) {
 
 struct alignas(1024) product_area { unsigned short a[64 * 64], b[256 * 64]; };
 
-enum { P_NO_FENCE = 500, P_FENCE_MISSING_LATER, P_NO_COMMIT, P_NO_COMMIT_AT_ALL, P_NO_WAIT, P_READ_EARLY, P_WRITE_EARLY, P_OTHER_DESCRIPTOR,
-       P_ONE_MISSING, P_OTHER_LINE, P_OTHER_ACCUMULATE, P_START, P_STRIDE, P_SWIZZLE, P_PAST, P_THREADS_WROTE, P_OPERAND_CHANGED,
-       P_OPERAND_LOADED, P_NOT_LANDED, P_REGISTER_NO_FENCE, P_OTHER_SUMS, P_HALF_GROUP, P_NO_LOAD_WAIT, P_TOO_MANY, P_EXIT_UNWAITED };
+enum { P_NO_FENCE = 500, P_FENCE_MISSING_LATER, P_NO_COMMIT, P_NO_COMMIT_AT_ALL, P_NO_WAIT, P_READ_EARLY, P_WRITE_EARLY,
+       P_OTHER_DESCRIPTOR, P_ONE_MISSING, P_OTHER_LINE, P_OTHER_ACCUMULATE, P_START, P_STRIDE, P_SWIZZLE, P_PAST,
+       P_THREADS_WROTE, P_OPERAND_CHANGED, P_OPERAND_LOADED, P_NOT_LANDED, P_REGISTER_NO_FENCE, P_OTHER_SUMS, P_HALF_GROUP,
+       P_NO_LOAD_WAIT, P_TOO_MANY, P_EXIT_UNWAITED };
 
 /* 64 x n sums over 64 values of k, in two groups of two products each; d starts as 1. */
 template <int wrong, int n, int transpose_a, int transpose_b, int in_registers>
-__global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const unsigned short *a_global, float *result) {
+__global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const unsigned short *a_global,
+                               float *result) {
     LK_DYN_SMEM(product_area, area);
     LK_SHARED(lk_mbarrier, full, );
     const int t = threadIdx.x, lane = t % 32, row = t / 32 * 16 + lane / 4;
@@ -1217,7 +1221,8 @@ static int count_sums_wrong(int n, int transpose_a, int transpose_b) {
         for (int col = 0; col < n; col++) {
             float sum = 1.0f;
             for (int k = 0; k < 64; k++)
-                sum += bf16(mat_a[transpose_a ? k * 64 + row : row * 64 + k]) * bf16(mat_b[transpose_b ? k * n + col : col * 64 + k]);
+                sum += bf16(mat_a[transpose_a ? k * 64 + row : row * 64 + k])
+                       * bf16(mat_b[transpose_b ? k * n + col : col * 64 + k]);
             bad += sums_out[row * n + col] != sum;
         }
     return bad;
@@ -1245,8 +1250,10 @@ enum { DEPTH = 64, WIDTH = 128, STAGES = 2, STAGE_BYTES = (2 * 64 + WIDTH) * DEP
        M_RELEASE_EARLY = 600, M_ONE_SLOT_SHORT, M_NO_OUT_FENCE, M_NO_OUT_BARRIER, M_OUT_REUSED, M_BYTES, M_FENCE_OF_ONE };
 struct alignas(1024) matmul_area { unsigned short a[STAGES][2 * 64 * DEPTH], b[STAGES][WIDTH * DEPTH], out[2][64 * WIDTH]; };
 
-/* out = a b' of any size, tiles of 128 x 128: warp 8 loads, two warpgroups multiply 64 rows each and store through shared memory. */
-template <int wrong> __global__ void matmul_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const CUtensorMap map_out, int depth) {
+/* out = a b' of any size, tiles of 128 x 128: warp 8 loads, two warpgroups multiply 64 rows each and store through shared
+   memory. */
+template <int wrong>
+__global__ void matmul_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const CUtensorMap map_out, int depth) {
     LK_DYN_SMEM(matmul_area, area);
     LK_SHARED(lk_mbarrier, full, [STAGES]);
     LK_SHARED(lk_mbarrier, empty, [STAGES]);
@@ -1271,7 +1278,8 @@ template <int wrong> __global__ void matmul_kernel(const CUtensorMap map_a, cons
     for (int step = 0; step < steps; step++) {
         const int s = step % STAGES;
         lk_mbarrier_wait_parity(&full[s], step / STAGES & 1);
-        const uint64_t a = lk_wgmma_descriptor(area.a[s] + group * 64 * DEPTH, 16, 1024), b = lk_wgmma_descriptor(area.b[s], 16, 1024);
+        const uint64_t a = lk_wgmma_descriptor(area.a[s] + group * 64 * DEPTH, 16, 1024);
+        const uint64_t b = lk_wgmma_descriptor(area.b[s], 16, 1024);
         lk_wgmma_fence();
         for (int k = 0; k < DEPTH / 16; k++) lk_wgmma_m64k16_bf16<WIDTH>(d, a + 2 * k, b + 2 * k, step + k > 0);
         lk_wgmma_commit_group();
@@ -1308,8 +1316,8 @@ template <int wrong> static cudaError_t launch_matmul_of(int rows, int cols, int
     const CUtensorMap map_out = bf16_map(mat_out, rows, cols, cols + 16, 64);
     if (cudaFuncSetAttribute(matmul_kernel<wrong>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(matmul_area)))
         return cudaErrorUnknown;
-    return launch_cluster(matmul_kernel<wrong>, dim3((cols + WIDTH - 1) / WIDTH, (rows + 127) / 128), 288, 1, sizeof(matmul_area), map_a,
-                          map_b, map_out, depth);
+    return launch_cluster(matmul_kernel<wrong>, dim3((cols + WIDTH - 1) / WIDTH, (rows + 127) / 128), 288, 1,
+                          sizeof(matmul_area), map_a, map_b, map_out, depth);
 }
 template <int wrong> static cudaError_t launch_matmul(void) { return launch_matmul_of<wrong>(100, 104, 200); }
 static int count_matmul_errors(int rows, int cols, int depth) {
@@ -1318,7 +1326,8 @@ static int count_matmul_errors(int rows, int cols, int depth) {
     for (int row = 0; row < rows; row++)
         for (int col = 0; col < cols + 16 && row * (cols + 16) + col < MAT_ELEMENTS; col++) {
             float sum = 0;
-            for (int k = 0; k < depth && col < cols; k++) sum += bf16(mat_a[row * (depth + 8) + k]) * bf16(mat_b[col * depth + k]);
+            for (int k = 0; k < depth && col < cols; k++)
+                sum += bf16(mat_a[row * (depth + 8) + k]) * bf16(mat_b[col * depth + k]);
             bad += mat_out[row * (cols + 16) + col] != (col < cols ? simt_float_to_bf16_bits(sum) : 0x4242);
         }
     return bad;
@@ -1497,10 +1506,10 @@ static const negative negatives[] = {
     {"wgmma: no proxy fence", "none has executed lk_fence_proxy_async_shared", launch_wrong_product<P_THREADS_WROTE>, 1},
     {"wgmma: operand not landed", "still being filled", launch_wrong_product<P_NOT_LANDED>, 1},
     {"wgmma: operand written before the wait", "written to before the wait", launch_wrong_product<P_OPERAND_CHANGED>, 0},
-    {"wgmma: operand loaded before the wait", "is an operand of the wgmma issued at", launch_wrong_product<P_OPERAND_LOADED>, 1},
+    {"wgmma: operand loaded before the wait", "an operand of the wgmma issued at", launch_wrong_product<P_OPERAND_LOADED>, 1},
     {"wgmma: too many", "more than 64", launch_wrong_product<P_TOO_MANY>, 1},
     {"matmul: a slot given back before the wait", "is an operand of the wgmma issued at", launch_matmul<M_RELEASE_EARLY>, 1},
-    {"matmul: no proxy fence before the store", "none has executed lk_fence_proxy_async_shared", launch_matmul<M_NO_OUT_FENCE>, 1},
+    {"matmul: no proxy fence before the store", "executed lk_fence_proxy_async_shared", launch_matmul<M_NO_OUT_FENCE>, 1},
     {"matmul: the store's source written", "written to before the wait", launch_matmul<M_OUT_REUSED>, 0},
     {"matmul: fewer bytes announced", "fewer announced|too many", launch_matmul<M_BYTES>, 1},
     {"stmatrix: a misaligned row", "not a multiple of 16", [] { return launch(unaligned_row_kernel, 1, 32, out); }, 1},
@@ -1508,7 +1517,7 @@ static const negative negatives[] = {
     {"named barrier 16", "barrier 16, not 1 to 15", launch_halves<N_NUMBER_16>, 1},
     {"named barrier: 40 threads", "40 threads, in a block of 256: not whole warps", launch_halves<N_COUNT_40>, 1},
     {"named barrier: more threads than there are", "512 threads, in a block of 256", launch_halves<N_COUNT_TOO_LARGE>, 1},
-    {"named barrier: another count", "for 128 threads at barrier 1|for 64 threads at barrier 1", launch_halves<N_OTHER_COUNT>, 1},
+    {"named barrier: another count", "128 threads at barrier 1|64 threads at barrier 1", launch_halves<N_OTHER_COUNT>, 1},
     {"named barrier: half of each warp", "of warp 0 not all", launch_halves<N_HALF_WARPS>, 1},
     {"named barrier: a thread does not come", "at barrier 1, where 127 of 128 threads are", launch_halves<N_ONE_MISSING>, 1},
 };
@@ -1728,10 +1737,12 @@ static const provocation provocations[] = {
     {"matmul-one-fence-for-all", "data race", [] { launch_matmul<M_FENCE_OF_ONE>(); }},
     {"matmul-without-named-barrier", "data race", [] { launch_matmul<M_NO_OUT_BARRIER>(); }},
     {"without-named-barriers", "data race", [] { launch_halves<N_NONE>(); }},
-    {"boxes-and-multicast", NULL, [] { count_box_errors(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_128B, 3, 9, 0);
-                                       case_additions(); launch_cast<RIGHT>(2); launch_cast<RIGHT>(4); case_named_barriers(); }},
-    {"wgmma-and-matmul", NULL, [] { launch_product<RIGHT, 64, 0, 0, 0>(); launch_product<RIGHT, 64, 1, 1, 0>();
-                                    launch_product<RIGHT, 64, 0, 1, 1>(); launch_matmul<RIGHT>(); }},
+    {"boxes-and-multicast", NULL,
+     [] { count_box_errors(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_128B, 3, 9, 0); case_additions();
+          launch_cast<RIGHT>(2); launch_cast<RIGHT>(4); case_named_barriers(); }},
+    {"wgmma-and-matmul", NULL,
+     [] { launch_product<RIGHT, 64, 0, 0, 0>(); launch_product<RIGHT, 64, 1, 1, 0>(); launch_product<RIGHT, 64, 0, 1, 1>();
+          launch_matmul<RIGHT>(); }},
     {"rings-and-st-async", NULL, [] { case_ring(); case_st_async(); case_stages(); }},
     {"all-the-right-kernels", NULL, [] { case_cub(); case_cluster(); case_ticket(); case_chain(); case_dynamic(); case_shuffles(); case_block_sum(); case_atomics(); }},
 #endif
