@@ -39,7 +39,7 @@ libs := -lcublasLt # linear_cross_entropy's matmuls; behind the objects, for lin
 schedules := device
 else
 simt := tests/simt
-compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
+compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
 link = $(CXX) $(san_$(SAN)) -pthread
 engine := $(out)/simt/engine.o $(out)/simt/runtime.o
 schedules ?= forward reverse random:1 random:2
@@ -70,7 +70,7 @@ sanitize-asan: | backend
 sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
-	@CXX="$(CXX)" tests/run tests/mutate $(ops)
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops)
 test-torch: $(out)/liblk.so | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG

@@ -26,7 +26,7 @@
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
  *            forward gives loss and lse without any work for gradients; backward makes the gradients from a saved lse, by
  *            computing the logits again. What dx, dweight and dbias are NULL for is not done.
- * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each token.
  *            Ignored token: loss, z-loss and lse are 0; it adds nothing to dweight and dbias, and its dx is 0. Its x must be
  *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are read.
@@ -52,6 +52,11 @@
  *                   2    the smallest, 4 matmuls                    6    the smallest, 5 matmuls
  *            The fourth matmul computes a panel's logits again when lse is known; the fifth does that once more, so that a
  *            panel of dweight can be summed over all chunks while none of dx is held. forward takes 1 matmul in any plan.
+ *            LK_LINEAR_CROSS_ENTROPY_FUSED has kernels of its own (bf16 on sm_90a, by TMA and wgmma, see lk_gemm.cuh), which
+ *            are taken only where path says so. forward keeps no logits: the columns of a tile are added to the states of its
+ *            rows while they are in registers, which takes 16 bytes a token and run of columns (here 13 MiB). forward_backward
+ *            keeps e^(z - reference) in bf16 where other plans have f32 logits, and there is no pass over it: it is dZ but for
+ *            a factor of the row, which dx's sums and a copy of x take. Here 1130 MiB hold 4 chunks, and 3 matmuls.
  *            Of the workspace cuBLASLt gets what the plan leaves, at most 32 MiB, and never less than that or a tenth.
  *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float): with
  *            50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256. hidden has no
@@ -65,7 +70,10 @@
  *            times a power of 2 that brings the largest of what else scales it to about 2^12, and alpha takes that back, so
  *            that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class weight and 2 z_loss |lse| are
  *            above 15 together, dZ may overflow.
- *            In panels the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh.
+ *            In panels and FUSED the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh. FUSED
+ *            rounds the exponentials to bf16, and x times the factor: 2.3e-3 in dx and 2.8e-3 in dweight where one rounding
+ *            of dZ gives 1.7e-3 and 1.7e-3 (relative Frobenius norms). A row some of whose tiles are 2^40 above the reference,
+ *            which is a guess from the first 256 columns, or 2^90 below it is rescaled, with one rounding more.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
  *            dbias reads dZ once more.
@@ -79,13 +87,15 @@
 #define LK_LINEAR_CROSS_ENTROPY_CUH
 
 #include "cross_entropy.cuh"
+#include "lk_gemm.cuh"
 
-/* What holds the logits in turn. Every path takes every option. */
+/* What holds the logits in turn. Every path takes every option, but for what Errors says of FUSED. */
 enum {
     LK_LINEAR_CROSS_ENTROPY_AUTO = 0,
     LK_LINEAR_CROSS_ENTROPY_CHUNKS = 1,     /* chunks of tokens (one: all of them), the whole vocabulary */
     LK_LINEAR_CROSS_ENTROPY_PANELS = 2,     /* panels of the vocabulary too; a second pass over them makes the gradients */
-    LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE = 3 /* likewise, but a second pass for dx and a third for dweight */
+    LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE = 3, /* likewise, but a second pass for dx and a third for dweight */
+    LK_LINEAR_CROSS_ENTROPY_FUSED = 4 /* nothing does, or their exponentials in bf16: kernels for sm_90a, see Plans */
 };
 
 /* The cuBLASLt handle and the algorithms that were chosen; no device memory. The caller owns it, and one host thread at a time
@@ -254,6 +264,9 @@ typedef struct {
  *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
  *                     target_dtype, path: none of the enum; another dtype: neither T nor f32; a context that init has not made,
  *                     or of another device
+ *   LK_ERR_PATH       FUSED for another T than bf16, on another device than sm_90a (or code for it left out), for backward, for
+ *                     gradients with label_smoothing, for 2^30 tokens or more, or for x (unless max_counted is below tokens)
+ *                     or weight that do not start at a multiple of 16 bytes or have a stride that is no multiple of 8
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, below the smallest; workspace NULL or not aligned to 256 bytes
  *   LK_ERR_CUBLAS     cuBLASLt knows no algorithm for one of the matmuls, which is found out before anything is launched, or
@@ -294,6 +307,7 @@ typedef struct {
     lk_lce_args a; /* with every default filled in */
     const float *saved_lse;                          /* backward's */
     bool gives_loss, gradient, compact;
+    bool fused;                                      /* LK_LINEAR_CROSS_ENTROPY_FUSED */
     int type, logits_type;                           /* LK_DTYPE_* of T and of the logits */
     int64_t rows;                                    /* tokens, or max_counted where rows are compacted */
 } lk_lce_call;
@@ -307,6 +321,11 @@ typedef struct {
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
+/* What is known of a row in a run of columns, without its target: fields of lk_ce_row. */
+typedef struct {
+    float max, sum, weights, weighted;
+} lk_lce_sums;
+
 /* Where the rest lies. A row is a token, or a counted token where rows are compacted. NULL: there is none. */
 typedef struct {
     lk_lce_counts *counts;
@@ -317,6 +336,11 @@ typedef struct {
     float *loss, *z, *lse; /* [rows] */
     float *others;         /* [rows], sum_{j != y} p[j], of panels */
     lk_ce_row *states;     /* [chunk], of panels: of all columns but the target's */
+    float *logit;          /* [rows], the target's: fused, like the next four */
+    lk_lce_sums *parts;    /* [chunk, runs] */
+    lk_lce_sums *sample;   /* [chunk], of the first 256 columns */
+    float *references;     /* [chunk, tiles of 256 columns], what the exponentials of a row in a tile are against */
+    float *scale;          /* [chunk], what turns a row of them into dZ */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
@@ -492,7 +516,8 @@ typedef struct {
     void *to;
     const int32_t *from_row, *to_row; /* which row each is; NULL: itself. No row, -1: zeros come from it, nothing goes there */
     int64_t rows, cols, from_stride, to_stride;
-    int add; /* not 0: to what is there */
+    int add;            /* not 0: to what is there */
+    const float *scale; /* of each row, 0 whatever the row holds; NULL: 1 */
 } lk_lce_move;
 
 #define LK_LCE_TILE (8 * LK_LCE_THREADS)
@@ -527,7 +552,8 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const int64_t tiles = (p.cols + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / tiles;
     const int64_t begin = blockIdx.x % tiles * LK_LCE_TILE, left = p.cols - begin;
     lk_griddepcontrol_wait();
-    const int64_t from_row = p.from_row ? p.from_row[row] : row, to_row = p.to_row ? p.to_row[row] : row;
+    const float scale = p.scale ? p.scale[row] : 1.0f;
+    const int64_t from_row = scale == 0.0f ? -1 : p.from_row ? p.from_row[row] : row, to_row = p.to_row ? p.to_row[row] : row;
     if (to_row < 0) return;
     const S *from = (const S *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + begin;
     D *to = (D *)p.to + to_row * p.to_stride + begin;
@@ -537,14 +563,14 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
         if (from_row >= 0) lk_lce_load8(x, from + first);
         if (p.add) lk_lce_load8(old, to + first);
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] += old[i];
+        for (int i = 0; i < 8; i++) x[i] = fmaf(scale, x[i], old[i]);
         lk_lce_store8(to + first, x);
     } else if (((uintptr_t)from | (uintptr_t)to) % 16 != 0) {
         for (int64_t i = threadIdx.x; i < left && i < LK_LCE_TILE; i += LK_LCE_THREADS)
-            lk_put(to + i, (from_row < 0 ? 0.0f : lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
+            lk_put(to + i, (from_row < 0 ? 0.0f : scale * lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
     } else {
         for (int i = first; i < left && i < first + 8; i++)
-            lk_put(to + i, (from_row < 0 ? 0.0f : lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
+            lk_put(to + i, (from_row < 0 ? 0.0f : scale * lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
     }
 }
 
@@ -570,6 +596,29 @@ LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
         w[j] = class_weight && a.label_smoothing > 0.0f ? class_weight[col + j] : 1.0f;
         if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
     }
+}
+
+/* The results of a row whose state lacks the target's column but has its logit; one thread of those that call writes them. */
+LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, lk_ce_row s, float scale, bool writes)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_pieces &w = p.w;
+    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
+    lk_ce_result r = {};
+    float others = 0.0f;
+    if (y >= 0) {
+        const float weight[1] = {class_weight ? class_weight[y] : 1.0f}, value[1] = {s.target};
+        const float smoothed[1] = {a.label_smoothing > 0.0f ? weight[0] : 1.0f};
+        const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
+        r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
+        others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+    }
+    if (!writes) return r;
+    if (w.loss) w.loss[row] = r.class_loss + r.z_loss;
+    if (w.z) w.z[row] = r.z_loss;
+    w.lse[row] = r.lse;
+    if (w.others) w.others[row] = others;
+    return r;
 }
 
 /* Pass 1: a warp owns a row and adds a panel of its logits to its state. The target's column stays out, so that the sum of the
@@ -629,18 +678,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     s.target = target;
     w.states[in_chunk] = s;
     if (!q.last) return;
-    lk_ce_result r = {};
-    float others = 0.0f;
-    if (y >= 0) {
-        const float weight[1] = {class_weight ? class_weight[y] : 1.0f}, value[1] = {target};
-        const float smoothed[1] = {a.label_smoothing > 0.0f ? weight[0] : 1.0f};
-        const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
-        r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
-        others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
-    }
-    if (w.loss) w.loss[row] = r.class_loss + r.z_loss;
-    if (w.z) w.z[row] = r.z_loss;
-    w.lse[row] = r.lse, w.others[row] = others;
+    lk_lce_put_row(q.p, row, y, s, scale, true);
 }
 
 /* Pass 2: a warp owns a row of a panel and puts dZ in the place of its logits. 16-bit dZ of f32 logits lies where this step or
@@ -701,6 +739,350 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     }
 }
 
+/* ---- Fused: the logits stay in registers ------------------------------------------------------------------------------ */
+
+/* Kernels of lk_gemm.cuh's tiles. Without gradients nothing of the logits is kept. With them, a chunk's exponentials
+ * E[t,j] = exp(scale (v[t,j] - reference)) are, in bf16: dZ is E but for a factor of the row, v below, which is known when the
+ * row's sum is, and the target's element, which is put in its place then. So dx = v (E weight), with v applied to its sums, and
+ * dweight = E^T (v x).
+ * The reference is one of a row and has to be known before the row: it is guessed from the first tile, whose maximum and mean
+ * say how far the largest of all columns will be. bf16 has float's range, so it may be off by 2^40 upwards and 2^90 downwards.
+ * A tile beyond that takes its own maximum for that row, says so in `references`, and is brought in line later. */
+
+#define LK_LCE_GROUP 12 /* pairs of row tiles that walk the vocabulary together: their x, 24 MB at hidden 4096, stays in L2 */
+
+typedef struct {
+    CUtensorMap x, weight;
+    lk_lce_panel q;       /* the chunk, all columns */
+    lk_lce_sums *parts;   /* [chunk, runs] */
+    const lk_bf16 *rows;  /* of x, of the chunk */
+    int64_t rows_stride;
+    float ahead;          /* how much further above the mean the largest of vocab columns is than that of a tile */
+    int pairs, tiles;     /* of 256 rows, of 256 columns */
+    int run_tiles, runs;  /* a cluster keeps its rows' states over a run of tiles */
+    int items;            /* pairs times runs */
+    int steps;            /* of hidden */
+} lk_lce_fused;
+
+/* Item i of the order in which tiles are worked on, as a pair of row tiles and a run: the clusters that run at a time share
+ * the rows of a group and few runs, so that each tile of weight is read from memory once a group. */
+typedef struct {
+    int pair, run;
+} lk_lce_item;
+
+LK_DEVICE lk_lce_item lk_lce_item_of(const lk_lce_fused &p, int i)
+{
+    const int group = i / (LK_LCE_GROUP * p.runs), first = group * LK_LCE_GROUP, rest = i - first * p.runs;
+    const int wide = p.pairs - first < LK_LCE_GROUP ? p.pairs - first : LK_LCE_GROUP;
+    return {first + rest % wide, rest / wide};
+}
+
+/* What is multiplied into v under the exponent: v is z itself under a softcap, and in other rows the logit. */
+LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
+{
+    return a.softcap > 0.0f ? 1.0f : a.logit_scale;
+}
+
+/* Whether column own + i / 2 * 8 + i % 2 of a tile, own that of the thread's first sum, takes part: it is there, and not the
+ * target's, which stays out so that the sum of the others is known without a difference. */
+typedef struct {
+    int left, hit;
+} lk_lce_window;
+
+LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
+{
+    const int c = i / 2 * 8 + i % 2;
+    return c < w.left && c != w.hit;
+}
+
+/* Adds the bias. Of a pair of columns the second may lie behind the last one: it does not count. */
+LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int left)
+{
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS; i += 4) {
+        const float2 two = i * 2 < left ? *(const float2 *)(bias + i * 2) : make_float2(0.0f, 0.0f);
+        z[i] += two.x, z[i + 1] += two.y, z[i + 2] += two.x, z[i + 3] += two.y;
+    }
+}
+
+/* Writes the target's logit, where the thread has it. */
+LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int hit)
+{
+    float found = 0.0f;
+    if (!((unsigned)hit < LK_GEMM_COLS && hit % 8 < 2)) return;
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) found = i / 2 * 8 + i % 2 == hit ? v[i] : found;
+    *logit = found;
+}
+
+/* Adds a row's columns of a tile to its state. plain: neither bias, softcap nor smoothing. edge: a column may be out. */
+template <bool plain>
+LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
+                                     const lk_lce_args &a)
+{
+    const float scale = lk_lce_scale(a);
+    float slope;
+    if (!plain && a.softcap > 0.0f) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
+    }
+    if (edge) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+    }
+    if (plain || a.label_smoothing <= 0.0f) {
+        const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
+        s.max = sum.max, s.sum = sum.sum;
+        return s;
+    }
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
+    s = lk_ce_row_raise(s, max, scale);
+    const float reference = lk_lse_reference(max);
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
+        if (!lk_lce_within(window, i)) continue;
+        const float d = v[i] - reference, weight = w ? w[i / 2 * 8 + i % 2] : 1.0f;
+        sum += lk_ex2(scale * LK_LOG2E * d), weights += weight, weighted = fmaf(weight, d, weighted);
+    }
+    s.sum += sum, s.weights += weights, s.weighted += weighted;
+    return s;
+}
+
+/* The reference guessed from a row's first tile. */
+LK_DEVICE float lk_lce_guess(lk_lce_sums first, float ahead, float scale)
+{
+    const float max = lk_lse_reference(first.max), above = -ahead * __fdiv_rn(first.weighted, first.weights);
+    const float most = __fdiv_rn(80.0f * LK_LN2, scale);
+    return max + (above > 0.0f ? fminf(above, most) : 0.0f); /* nothing where the tile has no columns, or -inf among them */
+}
+
+/* Four lanes that hold two columns each of four groups of 8, as pairs of bf16, change so that each holds a group. */
+LK_DEVICE uint4 lk_lce_turn(const uint32_t (&pair)[4])
+{
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    uint32_t low[2] = {odd ? pair[0] : pair[1], odd ? pair[2] : pair[3]}, u[4], far[2];
+    low[0] = __shfl_xor_sync(0xffffffffu, low[0], 1), low[1] = __shfl_xor_sync(0xffffffffu, low[1], 1);
+    u[0] = odd ? low[0] : pair[0], u[1] = odd ? pair[1] : low[0];
+    u[2] = odd ? low[1] : pair[2], u[3] = odd ? pair[3] : low[1];
+    far[0] = __shfl_xor_sync(0xffffffffu, high ? u[0] : u[2], 2), far[1] = __shfl_xor_sync(0xffffffffu, high ? u[1] : u[3], 2);
+    return high ? make_uint4(far[0], far[1], u[2], u[3]) : make_uint4(u[0], u[1], far[0], far[1]);
+}
+
+/* Puts a row's exponentials of a tile in place, with slopes under a softcap, and adds their sum to the row's state, whose max
+ * is the largest reference so far. room: how many columns there are from this tile's first on, a multiple of 64; out: those of
+ * the tile; NULL: no such row. counted: the row's target counts. */
+template <bool plain>
+LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, float guess, bool counted,
+                                 int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
+{
+    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
+    float max = -INFINITY, sum = 0.0f, slope = 1.0f;
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = lk_lce_within(window, i) ? fmaxf(max, v[i]) : max;
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+    if (!plain && a.softcap > 0.0f && max > -INFINITY) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope);
+    const float off = rate * (max - guess);
+    const float from = off > 40.0f || off < -90.0f ? max : guess, base = lk_lse_reference(from);
+    const int quarter = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+        uint32_t pair[4];
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            float e[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int i = block * 8 + g * 2 + j;
+                const bool in = lk_lce_within(window, i);
+                if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
+                e[j] = in && counted ? lk_ex2(rate * (v[i] - base)) : 0.0f;
+                sum += e[j];
+                e[j] *= slope;
+            }
+            const __nv_bfloat162 two = __floats2bfloat162_rn(e[0], e[1]);
+            memcpy(&pair[g], &two, sizeof two);
+        }
+        const uint4 group = lk_lce_turn(pair);
+        if (out && block * 32 + quarter * 8 < room) *(uint4 *)(out + block * 32 + quarter * 8) = group;
+    }
+    if (out && quarter == 0) *reference = from;
+    return lk_lse_merge(s, {from, sum}, scale);
+}
+
+/* A cluster owns a pair of row tiles and a run of the vocabulary at a time; of a block's 128 rows a consumer thread has a
+ * quarter of two, whose states it keeps through the run. store: the exponentials are kept. */
+template <bool plain, bool store>
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const __grid_constant__ lk_lce_fused p)
+{
+#if LK_SM90A
+    LK_DYN_SMEM(lk_gemm_memory, memory);
+    lk_gemm_ring *const ring = lk_gemm_begin(&memory);
+    const lk_lce_args &a = p.q.p.c.a;
+    const lk_lce_pieces &w = p.q.p.w;
+    const int rank = (int)blockIdx.x % 2;
+    unsigned step = 0;
+    lk_griddepcontrol_wait();
+    if (lk_gemm_loads()) {
+        lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
+        for (int i = (int)blockIdx.x / 2; threadIdx.x == 0 && i < p.items; i += (int)gridDim.x / 2) {
+            const lk_lce_item item = lk_lce_item_of(p, i);
+            const int row = (2 * item.pair + rank) * LK_GEMM_ROWS, first = item.run * p.run_tiles;
+            for (int tile = first; tile < first + p.run_tiles && tile < p.tiles; tile++)
+                lk_gemm_load(ring, &step, &p.x, &p.weight, row, tile * LK_GEMM_COLS, p.steps);
+        }
+    } else {
+        lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
+        const int own = lk_gemm_col(0), quarter = (int)threadIdx.x % 4;
+        const float *const weights = w.class_weight ? w.class_weight : a.class_weight;
+        float z[LK_GEMM_SUMS];
+        for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
+            const lk_lce_item item = lk_lce_item_of(p, i);
+            const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.run * p.run_tiles;
+            int y[2];
+            lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                y[r] = row + 8 * r < p.q.rows ? w.target[p.q.first_row + row + 8 * r] : -1;
+            }
+            for (int tile = first; tile < first + p.run_tiles && tile < p.tiles; tile++) {
+                const int col = tile * LK_GEMM_COLS, left = (int)a.vocab - col;
+                lk_gemm_multiply(z, ring, &step, p.steps);
+                if (!plain && w.bias) lk_lce_add_bias(z, (const float *)w.bias + col + own, left - own);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const bool hit = (unsigned)(y[r] - col) < LK_GEMM_COLS;
+                    const bool edge = __any_sync(0xffffffffu, hit || left < LK_GEMM_COLS);
+                    const lk_lce_window window = {left - own, y[r] - col - own};
+                    float v[LK_GEMM_SUMS / 2];
+#pragma unroll
+                    for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
+                    if (edge && y[r] >= 0) lk_lce_find(w.logit + p.q.first_row + row + 8 * r, v, window.hit);
+                    if (store) {
+                        const int64_t at = row + 8 * r;
+                        const int room = (int)w.logits_stride - col;
+                        const bool here = at < p.q.rows;
+                        const float guess = lk_lce_guess(w.sample[here ? at : 0], p.ahead, lk_lce_scale(a));
+                        lk_bf16 *const out = here ? (lk_bf16 *)w.logits + at * w.logits_stride + col : NULL;
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, guess, y[r] >= 0, room, out,
+                                                           w.references + at * p.tiles + tile, a);
+                        s[r].max = sum.max, s[r].sum = sum.sum;
+                    } else {
+                        s[r] = lk_lce_take_tile<plain>(s[r], v, window, edge, weights ? weights + col + own : NULL, a);
+                    }
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int64_t at = row + 8 * r;
+                s[r] = lk_ce_row_warp<!plain && !store>(s[r], lk_lce_scale(a), 4);
+                if (quarter == 0 && at < p.q.rows)
+                    p.parts[at * p.runs + item.run] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
+            }
+        }
+    }
+    lk_gemm_end();
+#endif
+}
+
+/* The state of a row, by a warp: that of its runs, with the target's value but not in the sums. */
+LK_DEVICE lk_ce_row lk_lce_merge_runs(const lk_lce_fused &p, int64_t row, int y, float *slope)
+{
+    const lk_lce_args &a = p.q.p.c.a;
+    const float scale = lk_lce_scale(a);
+    lk_ce_row s = lk_ce_row_empty();
+    for (int run = (int)threadIdx.x % 32; run < p.runs; run += 32) {
+        const lk_lce_sums part = p.parts[row * p.runs + run];
+        lk_ce_row other = lk_ce_row_empty();
+        other.max = part.max, other.sum = part.sum, other.weights = part.weights, other.weighted = part.weighted;
+        s = lk_ce_row_merge(s, other, scale);
+    }
+    s = lk_ce_row_warp<true>(s, scale);
+    if (s.sum == 0.0f && a.label_smoothing <= 0.0f) s.max = -INFINITY; /* a reference with nothing below it */
+    s.target = y < 0 ? -INFINITY : p.q.p.w.logit[p.q.first_row + row];
+    *slope = 1.0f;
+    if (y >= 0 && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
+    return s;
+}
+
+/* A warp owns a row: it merges the states of its runs and writes the results. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32;
+    lk_griddepcontrol_wait();
+    if (row >= p.q.rows) return;
+    float slope;
+    const int y = p.q.p.w.target[p.q.first_row + row];
+    const lk_ce_row s = lk_lce_merge_runs(p, row, y, &slope);
+    lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
+}
+
+/* A warp owns a row. It writes the row's results, makes its exponentials dZ but for the factor v, and v x the row of x.
+ * With f = upstream logit_scale, rest = f w[y], own = 2 k lse f + logit_scale dlse: dlogits[j] = (rest + own) p[j] for j != y,
+ * and own p[y] - rest (1 - p[y]) for the target, each times its slope. So v = (rest + own) p[j] / E[j], the same for all j;
+ * where the two terms all but cancel, v has rest alone and E gets (rest + own) / rest. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const lk_lce_args &a = p.q.p.c.a;
+    const lk_lce_pieces &w = p.q.p.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = p.q.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= p.q.rows) return;
+    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
+    const int y = w.target[at];
+    float slope, v = 0.0f, single = 0.0f, rise = 1.0f, base = 0.0f;
+    const lk_ce_row s = lk_lce_merge_runs(p, row, y, &slope);
+    const lk_ce_result r = lk_lce_put_row(p.q.p, at, y, s, scale, lane == 0);
+    if (y >= 0) {
+        const float one[1] = {s.target}, ones[1] = {1.0f};
+        const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
+        const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
+        const float f = w.factor[at] * a.logit_scale, rest = f * (class_weight ? class_weight[y] : 1.0f);
+        const float own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * r.lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[at] : 0.0f);
+        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
+        base = rate * (s.target - s.max) > 60.0f ? s.target : s.max; /* what the row's exponentials are against at the end */
+        float whole = rest + own;
+        if (fabsf(whole) < 0x1p-12f * fabsf(rest)) rise = __fdiv_rn(whole, rest), whole = rest;
+        v = whole * __fdiv_rn(lk_ex2(rate * (lk_lse_reference(base) - lk_lse_reference(all.max))), all.sum);
+        single = v != 0.0f ? slope * __fdiv_rn(fmaf(own, target, -rest * others), v) : 0.0f;
+        if (!lk_is_finite(r.lse)) v = NAN;
+    }
+    lk_bf16 *const e = (lk_bf16 *)w.logits + row * w.logits_stride;
+    for (int first = 0; y >= 0 && first < p.tiles; first += 32) { /* few rows have a tile out of line */
+        const float from = first + lane < p.tiles ? w.references[row * p.tiles + first + lane] : -INFINITY;
+        const float mine = from > -INFINITY ? rise * lk_ex2(rate * (from - base)) : 1.0f;
+        for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
+            const int tile = first + __ffs((int)out) - 1;
+            const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
+            for (int64_t col = (int64_t)tile * LK_GEMM_COLS + lane; col < (tile + 1) * LK_GEMM_COLS && col < a.vocab; col += 32)
+                lk_put(e + col, factor * lk_to_float(e[col]));
+        }
+    }
+    __syncwarp(); /* the target's place is not written over */
+    if (lane == 0) {
+        if (y >= 0) lk_put(e + y, single);
+        w.scale[row] = v;
+    }
+    if (!a.dweight) return;
+    const lk_bf16 *const from = p.rows + row * p.rows_stride;
+    lk_bf16 *const to = (lk_bf16 *)w.x + row * w.x_stride;
+    for (int64_t col = lane * 8; col < a.hidden; col += 32 * 8) {
+        float x[8] = {};
+        if (col + 8 <= a.hidden) {
+            if (v != 0.0f) lk_lce_load8(x, from + col);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = v != 0.0f ? v * x[i] : 0.0f;
+            lk_lce_store8(to + col, x);
+        } else {
+            for (int64_t i = col; i < a.hidden; i++) lk_put(to + i, v != 0.0f ? v * lk_to_float(from[i]) : 0.0f);
+        }
+    }
+}
+
 /* ---- dbias ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -721,7 +1103,10 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_colum
     float *out = w.dbias + split * p.q.p.c.a.vocab + p.q.first_col + col;
     float sum = p.add ? *out : 0.0f;
 #pragma unroll 8
-    for (int64_t row = split * share; row < end; row++) sum += lk_to_float(((const D *)w.logits)[row * p.stride + col]);
+    for (int64_t row = split * share; row < end; row++) {
+        const float dz = lk_to_float(((const D *)w.logits)[row * p.stride + col]);
+        sum = fmaf(w.scale ? w.scale[row] : 1.0f, dz, sum);
+    }
     *out = sum;
 }
 
@@ -923,12 +1308,13 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
                                      void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const bool panels = path != LK_LINEAR_CROSS_ENTROPY_CHUNKS, mean = a.reduction == LK_REDUCTION_MEAN;
+    const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS || path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, mean = a.reduction == LK_REDUCTION_MEAN;
     char *const base = workspace ? (char *)workspace : (char *)256; /* NULL says that a piece is not there */
     const int64_t rows = c->rows, dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
     lk_lce_pieces w = {};
     size_t used = 0;
-    w.logits_stride = lk_lce_round_up(panel, 64), w.x_stride = lk_lce_round_up(a.hidden, 64);
+    w.logits_stride = lk_lce_round_up(fused ? a.vocab : panel, 64), w.x_stride = lk_lce_round_up(a.hidden, 64);
     w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
     w.counts = (lk_lce_counts *)lk_lce_take(base, &used, true, 1, sizeof *w.counts);
     w.target = (int32_t *)lk_lce_take(base, &used, true, rows, 4);
@@ -940,15 +1326,22 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.lse = (float *)lk_lce_take(base, &used, true, rows, 4);
     w.others = (float *)lk_lce_take(base, &used, panels, rows, 4);
     w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
+    w.logit = (float *)lk_lce_take(base, &used, fused, rows, 4);
+    w.parts = (lk_lce_sums *)lk_lce_take(base, &used, fused, chunk * lk_ceil_div(a.vocab, panel), sizeof *w.parts);
+    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, chunk, sizeof *w.sample);
+    w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
+    w.scale = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk, 4);
     w.bias = lk_lce_take(base, &used, a.bias, a.vocab, (size_t)lk_lce_type_bytes(c->logits_type));
     w.class_weight = (float *)lk_lce_take(base, &used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, &used, a.dbias, w.splits * a.vocab, 4);
-    w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
-    w.dx = (float *)lk_lce_take(base, &used, a.dx && panels && (c->type != LK_DTYPE_F32 || c->compact), chunk * a.hidden, 4);
+    w.x = lk_lce_take(base, &used, c->compact || (fused && a.dweight), chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
+    const bool sums_dx = fused || (panels && (c->type != LK_DTYPE_F32 || c->compact));
+    w.dx = (float *)lk_lce_take(base, &used, a.dx && sums_dx, chunk * a.hidden, 4);
     w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), dweight_rows * a.hidden, 4);
     if (slice > chunk) slice = chunk;
-    const int64_t logit_bytes = lk_lce_type_bytes(slice ? c->type : c->logits_type), lent = slice ? lk_lce_lent(c, chunk) : 0;
-    w.logits = lk_lce_take(base, &used, true, chunk * w.logits_stride, (size_t)logit_bytes);
+    const int64_t logit_bytes = lk_lce_type_bytes(slice || fused ? c->type : c->logits_type);
+    const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
+    w.logits = lk_lce_take(base, &used, !fused || c->gradient, chunk * w.logits_stride, (size_t)logit_bytes);
     w.slice = (float *)lk_lce_take(base, &used, slice > lent, slice * w.logits_stride, 4);
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
     w.cublas = base + used, w.bytes = used;
@@ -1024,8 +1417,9 @@ LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
     return lengths[at] ? lk_lce_equal(c->rows, lengths[at]) : 0;
 }
 
-LK_HOST size_t lk_lce_cublas_share(size_t budget)
+LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, size_t budget)
 {
+    if (c->fused && !c->gradient) return 0; /* no matmul is cuBLASLt's */
     return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
 }
 
@@ -1035,10 +1429,33 @@ LK_HOST int64_t lk_lce_panel_of(const lk_lce_call *c, int64_t panels)
     return lk_lce_min(lk_lce_round_up(lk_ceil_div(c->a.vocab, panels), 128), c->a.vocab);
 }
 
+/* The columns of a run of a chunk within `bytes`, for the fewest rounds of an H200's 66 clusters and then the fewest runs; all
+ * of them where nothing less fits. */
+LK_HOST int64_t lk_lce_run_cols(const lk_lce_call *c, int64_t chunk, size_t bytes)
+{
+    const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), tiles = lk_ceil_div(c->a.vocab, LK_GEMM_COLS);
+    if (c->a.panel_vocab) return lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
+    int64_t best = tiles;
+    double least = (double)lk_ceil_div(pairs, 66) * ((double)tiles + 0.01);
+    for (int64_t run = tiles; run > 1;) {
+        run = lk_ceil_div(run, 2);
+        const int64_t items = pairs * lk_ceil_div(tiles, run);
+        const double time = (double)lk_ceil_div(items, 66) * ((double)run + 0.01); /* a run ends with a merge of lanes */
+        const size_t wanted = lk_lce_lay_out(c, LK_LINEAR_CROSS_ENTROPY_FUSED, chunk, run * LK_GEMM_COLS, 0, NULL).bytes;
+        if (wanted <= bytes && time < 0.995 * least && items < 1 << 30) best = run, least = time;
+    }
+    return best * LK_GEMM_COLS;
+}
+
 /* The smallest budget: that of the leanest plan which the choice below would find. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
     size_t least = SIZE_MAX;
+    if (c->fused) {
+        const int64_t some = c->a.chunk_tokens ? c->a.chunk_tokens : lk_lce_min(c->rows, 128);
+        const int64_t few = c->gradient ? some : c->rows;
+        least = lk_lce_lay_out(c, LK_LINEAR_CROSS_ENTROPY_FUSED, few, lk_lce_run_cols(c, few, 0), 0, NULL).bytes;
+    }
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE; path++) {
         if (c->a.path && c->a.path != path) continue;
         const int64_t narrow = c->a.panel_vocab ? c->a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(c->a.vocab, 256));
@@ -1052,7 +1469,7 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
         if (whole < least) least = whole;
     }
     size_t budget = least;
-    for (size_t room; (room = budget - lk_lce_cublas_share(budget)) < least;) budget += least - room;
+    for (size_t room; (room = budget - lk_lce_cublas_share(c, budget)) < least;) budget += least - room;
     return budget;
 }
 
@@ -1062,9 +1479,15 @@ LK_HOST void lk_lce_search(const lk_lce_call *c, size_t room, lk_linear_cross_en
     const int64_t vocab = c->a.vocab;
     double best = INFINITY;
     int64_t slice = lk_lce_slice(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, 0);
-    if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
-        lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows)
+    if (c->fused) {
+        const int path = LK_LINEAR_CROSS_ENTROPY_FUSED;
+        const int64_t chunk = c->gradient ? lk_lce_chunk(c, path, lk_lce_run_cols(c, c->rows, 0), 0, room) : c->rows;
+        best = 0.0, slice = 0;
+        plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = lk_lce_run_cols(c, chunk, room);
+    } else if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+               lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows) {
         best = 0.0, plan->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS, plan->chunk_tokens = c->rows, plan->panel_vocab = vocab;
+    }
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && best > 0.0; path++) {
         if (c->a.path && c->a.path != path) continue;
         const int64_t most = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || c->a.panel_vocab ? 1 : lk_ceil_div(vocab, 256);
@@ -1103,9 +1526,10 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
         return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", least, budget);
     for (size_t before = 0; before != budget;) {
         before = budget;
-        lk_lce_search(c, budget - lk_lce_cublas_share(budget), plan);
+        lk_lce_search(c, budget - lk_lce_cublas_share(c, budget), plan);
         const size_t left = budget - plan->workspace_bytes;
         plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+        if (c->fused && !c->gradient) plan->cublas_bytes = 0;
         plan->workspace_bytes += plan->cublas_bytes;
         budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
     }
@@ -1114,11 +1538,12 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
     plan->matmuls = 1 + gradients;
-    if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient) plan->matmuls++;
+    if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !c->fused) plan->matmuls++;
     if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
-    plan->exact = c->logits_type == LK_DTYPE_F32;
+    plan->exact = c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : lk_lce_sums_dweight(c, plan->chunk_tokens) ? 2 : 1;
-    const int apart = (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
+    const char *const kept = c->fused ? c->gradient ? "bf16 exponentials of" : "no kept" : plan->exact ? "f32" : "16-bit";
+    const int apart = c->fused && !c->gradient ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
     char last[40] = "", part[60] = "";
     if (w.slice)
         snprintf(part, sizeof part, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
@@ -1126,7 +1551,7 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     if (apart) snprintf(last, sizeof last, ", the last %d columns apart", apart);
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
-             plan->exact ? "f32" : "16-bit", part, sums[sum], plan->matmuls, apart == 1 ? ", the last column apart" : last,
+             kept, part, sums[sum], plan->matmuls, apart == 1 ? ", the last column apart" : last,
              plan->exact ? "exact" : "fast");
     return LK_OK;
 }
@@ -1203,6 +1628,23 @@ LK_HOST lk_lce_call lk_lce_call_of(const lk_linear_cross_entropy_backward_args *
     return c;
 }
 
+/* What the fused path is for. */
+LK_HOST lk_status lk_lce_check_fused(const char *op, const lk_lce_call *c)
+{
+    const lk_lce_args &a = c->a;
+    const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0;
+    const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0);
+    lk_device device = {};
+    const char *only = NULL;
+    if (c->type != LK_DTYPE_BF16) only = "bf16";
+    else if (!c->gives_loss) only = "forward and forward_backward";
+    else if (c->gradient && a.label_smoothing > 0.0f) only = "gradients without label_smoothing";
+    else if (c->rows >= 1 << 30) only = "fewer than 2^30 tokens";
+    else if (!x || !weight) only = "x and weight at multiples of 16 bytes, with strides that are multiples of 8";
+    else if (c->rows > 0 && (lk_current_device(&device) != cudaSuccess || !lk_gemm_available(&device))) only = "sm_90a";
+    return only ? lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s", only) : LK_OK;
+}
+
 /* Validates all but the workspace, fills in the defaults. query: the context may be NULL. */
 template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk_lce_call *c)
 {
@@ -1235,7 +1677,7 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
     if (!status) status = lk_lce_check_type(op, "dweight", own, &a->dweight_dtype);
     if (!status) status = lk_lce_check_type(op, "dbias", own, &a->dbias_dtype);
     if (status) return status;
-    if (a->path < LK_LINEAR_CROSS_ENTROPY_AUTO || a->path > LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE)
+    if (a->path < LK_LINEAR_CROSS_ENTROPY_AUTO || a->path > LK_LINEAR_CROSS_ENTROPY_FUSED)
         return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_LINEAR_CROSS_ENTROPY_*", a->path);
     if (!query && a->tokens != 0) {
         const lk_lce_context *const context = (const lk_lce_context *)a->context;
@@ -1263,9 +1705,11 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
     if (!status) status = lk_cross_entropy_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
     if (!status) status = lk_cross_entropy_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    c->type = own, c->logits_type = a->fast_logits ? own : LK_DTYPE_F32;
+    c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    c->type = own, c->logits_type = a->fast_logits && !c->fused ? own : LK_DTYPE_F32;
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
+    if (!status && c->fused) status = lk_lce_check_fused(op, c);
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
     return status;
@@ -1456,6 +1900,15 @@ template <class Args> LK_HOST lk_status lk_lce_launch(const lk_lce_run *r, void 
     return lk_launch_pdl(r->op, &r->device, kernel, grid, 1, LK_LCE_THREADS, 0, r->stream, args);
 }
 
+/* A kernel of tiles, in clusters of two blocks, one for each two SMs. */
+LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_run *r, void (*kernel)(lk_lce_fused), const lk_lce_fused &p)
+{
+    if (r->mode == LK_LCE_RESOLVE) return LK_OK;
+    const int64_t most = r->device.sms / 2 > 0 ? r->device.sms / 2 : 1;
+    return lk_launch_pdl(r->op, &r->device, kernel, 2 * lk_lce_min(p.items, most), 2, LK_GEMM_THREADS, sizeof(lk_gemm_memory),
+                         r->stream, p);
+}
+
 template <class S, class D>
 LK_HOST lk_status lk_lce_move_rows(const lk_lce_run *r, const lk_lce_move &move)
 {
@@ -1465,7 +1918,7 @@ LK_HOST lk_status lk_lce_move_rows(const lk_lce_run *r, const lk_lce_move &move)
 /* Elements between rows of dZ: 16-bit dZ in the place of f32 logits has rows of twice as many. */
 LK_HOST int64_t lk_lce_dz_stride(const lk_lce_run *r)
 {
-    if (r->p.w.slice) return r->p.w.logits_stride;
+    if (r->p.w.slice || r->p.c.fused) return r->p.w.logits_stride;
     return r->p.w.logits_stride * lk_lce_type_bytes(r->p.c.logits_type) / lk_lce_type_bytes(r->p.c.type);
 }
 
@@ -1481,7 +1934,7 @@ template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_run *r, const lk
     const lk_lce_pieces &w = r->p.w;
     if (!r->p.c.compact) return LK_OK;
     return lk_lce_move_rows<T, T>(r, {r->p.c.a.x, w.x, w.token + q.first_row, NULL, q.rows, r->p.c.a.hidden, r->p.c.a.x_stride,
-                                      w.x_stride, 0});
+                                      w.x_stride, 0, NULL});
 }
 template <class T> LK_HOST const void *lk_lce_x(const lk_lce_run *r, const lk_lce_panel &q)
 {
@@ -1532,7 +1985,7 @@ template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_run *r, const lk
     T *const to = (T *)a.dx + (r->p.c.compact ? 0 : q.first_row * a.dx_stride);
     const int32_t *const token = r->p.c.compact ? w.token + q.first_row : NULL;
     const lk_lce_move move = {w.dx ? (const void *)w.dx : w.x, to, NULL, token, q.rows, a.hidden,
-                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0};
+                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0, w.scale};
     return w.dx ? lk_lce_move_rows<float, T>(r, move) : lk_lce_move_rows<T, T>(r, move);
 }
 
@@ -1546,8 +1999,9 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_run *r, const lk_lce_
     m.key.type = w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.scalars_on_device = r->p.c.type != LK_DTYPE_F32;
     m.key.transpose_b = 1;
     m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
-    m.key.lda = lk_lce_x_stride(r), m.key.ldb = lk_lce_dz_stride(r), m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
-    m.a = lk_lce_x<T>(r, q), m.b = w.logits;
+    m.key.lda = r->p.c.fused ? w.x_stride : lk_lce_x_stride(r), m.key.ldb = lk_lce_dz_stride(r);
+    m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
+    m.a = r->p.c.fused ? w.x : lk_lce_x<T>(r, q), m.b = w.logits;
     m.d = w.dweight ? (void *)(w.dweight + panel_row * a.hidden)
                     : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_type_bytes(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
@@ -1561,7 +2015,7 @@ template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_run *r, int
     if (!r->p.w.dweight) return LK_OK;
     T *const to = (T *)a.dweight + first_col * a.dweight_stride;
     return lk_lce_move_rows<float, T>(r, {r->p.w.dweight, to, NULL, NULL, cols, a.hidden, a.hidden, a.dweight_stride,
-                                          a.accumulate});
+                                          a.accumulate, NULL});
 }
 
 template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_run *r, const lk_lce_panel &q)
@@ -1691,17 +2145,59 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_run *r
     return status;
 }
 
+/* One chunk whose logits stay in registers. */
+template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chunk)
+{
+    const lk_lce_call &c = r->p.c;
+    const lk_lce_args &a = c.a;
+    lk_lce_fused p = {};
+    lk_lce_panel &q = p.q;
+    q = lk_lce_part(r, chunk, 0);
+    q.cols = a.vocab, q.last = 1;
+    p.parts = q.p.w.parts, p.rows = (const lk_bf16 *)lk_lce_x<T>(r, q), p.rows_stride = lk_lce_x_stride(r);
+    p.pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p.tiles = (int)lk_ceil_div(a.vocab, LK_GEMM_COLS);
+    p.run_tiles = (int)lk_ceil_div(r->plan.panel_vocab, LK_GEMM_COLS), p.runs = (int)lk_ceil_div(p.tiles, p.run_tiles);
+    p.items = p.pairs * p.runs;
+    p.steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
+    /* Of n normal values the largest is sqrt(2 log n) deviations above the mean, of 256 it is 2.8. */
+    p.ahead = p.tiles > 1 ? sqrtf(2.0f * logf((float)a.vocab)) / 2.8f - 1.0f : 0.0f;
+    lk_status status = lk_lce_gather<T>(r, q);
+    if (!status && r->mode != LK_LCE_RESOLVE) {
+        status = lk_gemm_map(r->op, &p.x, p.rows, q.rows, a.hidden, p.rows_stride, LK_GEMM_ROWS);
+        if (!status) status = lk_gemm_map(r->op, &p.weight, a.weight, a.vocab, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
+    }
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
+    const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32);
+    if (!c.gradient) {
+        if (!status)
+            status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, false> : lk_lce_fused_kernel<false, false>, p);
+        return status ? status : lk_lce_launch(r, lk_lce_merge_kernel, blocks, p);
+    }
+    lk_lce_fused first = p; /* of the first tile, the sums of smoothing too: its mean */
+    first.parts = q.p.w.sample, first.tiles = first.runs = first.run_tiles = 1, first.items = p.pairs;
+    first.q.p.c.a.label_smoothing = 1.0f, first.q.p.c.a.class_weight = NULL, first.q.p.w.class_weight = NULL;
+    if (!status) status = lk_lce_launch_tiles(r, lk_lce_fused_kernel<false, false>, first);
+    if (!status) status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, true> : lk_lce_fused_kernel<false, true>, p);
+    if (!status) status = lk_lce_launch(r, lk_lce_factor_kernel, blocks, p);
+    if (!status) status = lk_lce_dbias<T>(r, q);
+    if (!status && a.dweight) status = lk_lce_dweight<T>(r, q);
+    if (!status && a.dx) status = lk_lce_dx<T>(r, q);
+    return status ? status : lk_lce_put_dx<T>(r, q);
+}
+
 /* All of a call, in the run's mode. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_run *r)
 {
     const lk_lce_args &a = r->p.c.a;
-    const bool whole = r->plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool whole = r->plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = r->p.c.fused;
     const bool twice = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
     lk_status status = LK_OK;
     if (r->p.c.rows > 0)
         status = lk_lce_launch(r, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, r->p.share), r->p);
     for (int64_t chunk = 0; chunk < r->plan.chunks && !status; chunk++)
-        status = whole ? lk_lce_run_chunk<T, L>(r, chunk) : lk_lce_run_panels<T, L>(r, chunk);
+        status = fused   ? lk_lce_run_fused<T>(r, chunk)
+                 : whole ? lk_lce_run_chunk<T, L>(r, chunk)
+                         : lk_lce_run_panels<T, L>(r, chunk);
     if (!status && twice && (a.dweight || a.dbias)) status = lk_lce_run_last_pass<T, L>(r);
     else if (!status) status = lk_lce_put_dweight<T>(r, 0, a.vocab);
     if (status) return status;
