@@ -1116,8 +1116,8 @@ enum { MAT_ELEMENTS = 256 * 264 };
 static float bf16(unsigned short x) { return simt_bf16_bits_to_float(x); }
 static void fill_matrices(void) {
     for (int i = 0; i < MAT_ELEMENTS; i++) {
-        mat_a[i] = simt_float_to_bf16_bits((float)((i * 37 + i / 64 * 11) % 101 - 50) / 16.0f);
-        mat_b[i] = simt_float_to_bf16_bits((float)((i * 53 + i / 64 * 7) % 103 - 51) / 32.0f);
+        mat_a[i] = simt_float_to_bf16_bits((float)((int)(i * 2654435761u >> 24) - 127) / 16.0f); // of no period
+        mat_b[i] = simt_float_to_bf16_bits((float)((int)(i * 3266489917u >> 24) - 127) / 32.0f);
         mat_out[i] = 0x4242;
     }
 }
@@ -1127,7 +1127,8 @@ struct alignas(1024) product_area { unsigned short a[64 * 64], b[256 * 64]; };
 enum { P_NO_FENCE = 500, P_FENCE_MISSING_LATER, P_NO_COMMIT, P_NO_COMMIT_AT_ALL, P_NO_WAIT, P_READ_EARLY, P_WRITE_EARLY,
        P_OTHER_DESCRIPTOR, P_ONE_MISSING, P_OTHER_LINE, P_OTHER_ACCUMULATE, P_START, P_STRIDE, P_SWIZZLE, P_PAST,
        P_THREADS_WROTE, P_OPERAND_CHANGED, P_OPERAND_LOADED, P_NOT_LANDED, P_REGISTER_NO_FENCE, P_OTHER_SUMS, P_HALF_GROUP,
-       P_NO_LOAD_WAIT, P_TOO_MANY, P_EXIT_UNWAITED };
+       P_NO_LOAD_WAIT, P_TOO_MANY, P_EXIT_UNWAITED, P_WROTE_AGAIN,
+       P_SPREAD };                      // right: n-major, atoms of 8 values of k apart, those of 64 columns side by side
 
 /* 64 x n sums over 64 values of k, in two groups of two products each; d starts as 1. */
 template <int wrong, int n, int transpose_a, int transpose_b, int in_registers>
@@ -1142,17 +1143,23 @@ __global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b,
         lk_mbarrier_arrive_expect_tx(&full, sizeof area.a + n * 128);
         lk_cp_async_bulk_tensor_2d_load(area.a, &map_a, 0, 0, &full);
         // n-major: every 64 columns have a box of 64 rows, one a k
-        for (int i = 0; i < n; i += transpose_b ? 64 : n)
+        for (int i = 0; wrong == P_SPREAD && i < n / 8; i++)
+            lk_cp_async_bulk_tensor_2d_load(area.b + i * 512, &map_b, i % (n / 64) * 64, i / (n / 64) * 8, &full);
+        for (int i = 0; wrong != P_SPREAD && i < n; i += transpose_b ? 64 : n)
             lk_cp_async_bulk_tensor_2d_load(area.b + i * 64, &map_b, transpose_b ? i : 0, 0, &full);
     }
     __syncthreads();
     if (wrong != P_NOT_LANDED && (wrong != P_NO_LOAD_WAIT || t < 96)) lk_mbarrier_wait_parity(&full, 0);
-    if (wrong == P_THREADS_WROTE) area.a[t] = 0;
-    if (wrong == P_THREADS_WROTE) __syncthreads();
+    if (wrong == P_THREADS_WROTE || wrong == P_WROTE_AGAIN) {
+        area.a[t] = 0;
+        if (wrong == P_WROTE_AGAIN) lk_fence_proxy_async_shared();
+        __syncthreads();
+    }
     float d[n / 2], other[n / 2];
     uint32_t fragment[4];
     for (int i = 0; i < n / 2; i++) d[i] = other[i] = 1.0f;
     uint64_t a = lk_wgmma_descriptor(area.a, 16, 1024), b = lk_wgmma_descriptor(area.b, transpose_b ? 8192 : 16, 1024);
+    if (wrong == P_SPREAD) b = lk_wgmma_descriptor(area.b, 1024, n / 64 * 1024);
     if (wrong == P_START) b = lk_wgmma_descriptor(area.b + 64, 16, 1024);
     if (wrong == P_STRIDE) b = lk_wgmma_descriptor(area.b, 16, 512);
     if (wrong == P_SWIZZLE) b ^= (uint64_t)3 << 62;
@@ -1160,8 +1167,10 @@ __global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b,
     if (wrong == P_OTHER_DESCRIPTOR && t == 77) a += 2;
     if (wrong != P_NO_FENCE) lk_wgmma_fence();
     for (int k = 0; k < 4; k++) {
-        const uint64_t a_k = a + (transpose_a ? 2048 / 16 : 2) * k, b_k = b + (transpose_b ? 2048 / 16 : 2) * k;
+        const uint64_t a_k = a + (transpose_a ? 2048 / 16 : 2) * k;
+        const uint64_t b_k = b + (wrong == P_SPREAD ? n / 64 * 2048 / 16 : transpose_b ? 2048 / 16 : 2) * k;
         if (wrong == P_FENCE_MISSING_LATER && k == 2) lk_wgmma_wait_group<0>(), d[3] += 1.0f;
+        if (wrong == P_WROTE_AGAIN && k == 2) lk_wgmma_wait_group<0>(), area.a[t] = 7, __syncthreads();
         if (wrong == P_REGISTER_NO_FENCE && k == 2) lk_wgmma_wait_group<0>();
         if (in_registers) {
             for (int i = 0; i < 4; i++)
@@ -1203,7 +1212,8 @@ template <int wrong, int n, int transpose_a, int transpose_b, int in_registers> 
     fill_matrices();
     for (int i = 0; i < 64 * 256; i++) sums_out[i] = -1.0f;
     const CUtensorMap map_a = bf16_map(mat_a, 64, 64, 64, 64);
-    const CUtensorMap map_b = transpose_b ? bf16_map(mat_b, 64, n, n, 64) : bf16_map(mat_b, n, 64, 64, n);
+    const CUtensorMap map_b = transpose_b ? bf16_map(mat_b, 64, n, n, wrong == P_SPREAD ? 8 : 64)
+                                          : bf16_map(mat_b, n, 64, 64, n);
     auto kernel = product_kernel<wrong, n, transpose_a, transpose_b, in_registers>;
     const unsigned threads = wrong == P_HALF_GROUP ? 96 : 128;
     return launch_cluster(kernel, 1, threads, 1, sizeof(product_area), map_a, map_b, (const unsigned short *)mat_a, sums_out);
@@ -1232,6 +1242,7 @@ template <int n> static int count_product_errors(void) {
     bad += launch_product<RIGHT, n, 1, 0, 0>() || count_sums_wrong(n, 1, 0);
     bad += launch_product<RIGHT, n, 0, 1, 0>() || count_sums_wrong(n, 0, 1);
     bad += launch_product<RIGHT, n, 1, 1, 0>() || count_sums_wrong(n, 1, 1);
+    bad += launch_product<P_SPREAD, n, 0, 1, 0>() || count_sums_wrong(n, 0, 1);
     bad += launch_product<RIGHT, n, 0, 0, 1>() || count_sums_wrong(n, 0, 0);
     bad += launch_product<RIGHT, n, 0, 1, 1>() || count_sums_wrong(n, 0, 1);
     return bad;
@@ -1504,6 +1515,7 @@ static const negative negatives[] = {
     {"wgmma: an operand's swizzle", "not of a 128-byte swizzle", launch_wrong_product<P_SWIZZLE>, 1},
     {"wgmma: an operand past its variable", "past the end of a shared variable", launch_wrong_product<P_PAST>, 1},
     {"wgmma: no proxy fence", "none has executed lk_fence_proxy_async_shared", launch_wrong_product<P_THREADS_WROTE>, 1},
+    {"wgmma: no proxy fence, the second time", "executed lk_fence_proxy_async_shared", launch_wrong_product<P_WROTE_AGAIN>, 1},
     {"wgmma: operand not landed", "still being filled", launch_wrong_product<P_NOT_LANDED>, 1},
     {"wgmma: operand written before the wait", "written to before the wait", launch_wrong_product<P_OPERAND_CHANGED>, 0},
     {"wgmma: operand loaded before the wait", "an operand of the wgmma issued at", launch_wrong_product<P_OPERAND_LOADED>, 1},
