@@ -46,7 +46,7 @@
 #endif
 
 typedef struct {
-    bool small, selected; /* selected: --case was given */
+    bool small, selected, stop; /* selected: --case was given; stop: at the first case that fails */
     const char *only;
     long fuzz; /* -1: not given */
     uint64_t fuzz_seed;
@@ -84,9 +84,10 @@ static inline void test_start(int argc, char **argv)
     test.fuzz_seed = seed ? strtoull(seed, NULL, 0) : 1;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--small")) test.small = true;
+        else if (!strcmp(argv[i], "--stop")) test.stop = true;
         else if (!strcmp(argv[i], "--case") && i + 1 < argc) test.selected = true, test.only = argv[++i];
         else {
-            fprintf(stderr, "usage: %s [--small] [--case SUBSTRING]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--small] [--stop] [--case SUBSTRING]\n", argv[0]);
             exit(2);
         }
     }
@@ -116,6 +117,7 @@ static inline void test_print(const char *name, double error, double limit, long
     if (bad) printf("     %ld failed, the first: %s\n", bad, test.detail);
     if (bad) test.failed++;
     else test.passed++;
+    if (bad && test.stop) exit(test_end());
 }
 
 __attribute__((format(printf, 1, 2))) static inline bool test_begin(const char *format, ...)
