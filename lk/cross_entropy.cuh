@@ -361,11 +361,212 @@ typedef struct {
     bool counted, bad; /* bad: counted, and outside [0, vocab) */
 } lk_ce_label;
 
+template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of(const Args &a, int64_t y)
+{
+    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < a.vocab;
+    return {counted && good ? (int)y : -1, counted, counted && !good};
+}
+
 template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t row)
 {
     const int64_t y = a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)a.target)[row] : ((const int64_t *)a.target)[row];
-    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < a.vocab;
-    return {counted && good ? (int)y : -1, counted, counted && !good};
+    return lk_ce_label_of(a, y);
+}
+
+/* ---- Sums over all rows ------------------------------------------------------------------------------------------------- */
+
+/* A reduced loss is the row kernel's own: every block leaves the sums of its rows in the workspace and draws a ticket, and the
+ * block that draws the last one adds all sums up, in an order that does not depend on who that is. Measured on an H200 with a
+ * plain sum: tickets cost 1.2 us and 0.2 ns each; a launch behind the rows, which waits for the last, reads and adds, was 3 us.
+ * The workspace comes with any contents, so that a kernel before the rows clears the tickets: the count of the rows where there
+ * is one, else one that does nothing else, and a launch that does nothing is 0.45 us. In a graph a memset would cut the
+ * programmatic dependence of the row kernel on what is before it. */
+
+/* The terms of a row, or their sums over the rows of a block. */
+typedef struct alignas(16) {
+    float loss, z, weight; /* the class term, z-loss, and w[y] */
+    int count;             /* rows counted */
+} lk_ce_sums;
+
+/* The first bytes of the workspace; behind them lies one lk_ce_sums a block, or a cluster. */
+typedef struct alignas(256) {
+    int64_t valid_rows; /* of all rows, in forward_backward for mean */
+    float weight_sum;
+    unsigned tickets; /* drawn */
+} lk_ce_tally;
+
+/* Where the sums over all rows go, and how. */
+typedef struct {
+    lk_ce_tally *tally;
+    float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
+    int64_t *valid_rows;      /* likewise */
+    float *weight_sum;
+    int mean, zero_when_empty, weighted; /* weighted: by class weights */
+    int counted;                         /* not 0: the tally has the counts of all rows */
+    int cluster_log2;                    /* blocks of a cluster */
+    unsigned parts;                      /* blocks, or clusters: as many leave sums; 0: nothing is reduced */
+} lk_ce_reduction;
+
+LK_DEVICE lk_ce_sums lk_ce_sums_add(lk_ce_sums a, lk_ce_sums b)
+{
+    return {a.loss + b.loss, a.z + b.z, a.weight + b.weight, a.count + b.count};
+}
+
+template <class Int> LK_DEVICE Int lk_ce_count_warp(Int count)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) count += __shfl_xor_sync(0xffffffffu, count, offset);
+    return count;
+}
+
+/* The sums of the rows of a block. Who calls: all lanes of one warp. */
+LK_DEVICE lk_ce_sums lk_ce_sums_rows(const lk_ce_sums *first, int rows, int bytes)
+{
+    const int lane = (int)lk_tid_x() % 32;
+    lk_ce_sums s = {};
+    for (int i = lane; i < rows; i += 32) s = lk_ce_sums_add(s, *(const lk_ce_sums *)((const char *)first + i * bytes));
+    if (rows == 1) return s;
+    return {lk_sum_warp(s.loss), lk_sum_warp(s.z), lk_sum_warp(s.weight), lk_ce_count_warp(s.count)};
+}
+
+/* Leaves a block's sums, by one thread of it, and says how many have been left by now. In a cluster one block does so. */
+LK_DEVICE unsigned lk_ce_draw(const lk_ce_reduction &to, lk_ce_sums s)
+{
+    ((lk_ce_sums *)(to.tally + 1))[blockIdx.x >> to.cluster_log2] = s;
+    __threadfence(); /* who sees the ticket sees the sums */
+    return atomicAdd(&to.tally->tickets, 1u) + 1;
+}
+
+/* Adds up what all blocks have left and writes what the caller gets of it. Who calls: every thread of the block that drew the
+ * last ticket, after a barrier. */
+LK_DEVICE void lk_ce_total(const lk_ce_reduction &to)
+{
+    LK_SHARED(lk_ce_sums, sums, [LK_CROSS_ENTROPY_THREADS / 32]);
+    LK_SHARED(int64_t, counts, [LK_CROSS_ENTROPY_THREADS / 32]);
+    const unsigned threads = blockDim.x, thread = lk_tid_x(), lane = thread % 32, warp = thread / 32;
+    const lk_ce_sums *part = (const lk_ce_sums *)(to.tally + 1);
+    __threadfence(); /* the ticket was seen, and so are the sums */
+    lk_ce_sums s = {};
+    int64_t count = 0;
+#pragma unroll 1
+    for (unsigned first = thread; first < to.parts; first += 4 * threads) {
+        lk_ce_sums next[4] = {};
+#pragma unroll
+        for (unsigned u = 0; u < 4; u++)
+            if (first + u * threads < to.parts) next[u] = part[first + u * threads];
+#pragma unroll
+        for (int u = 0; u < 4; u++) s = lk_ce_sums_add(s, next[u]), count += next[u].count;
+    }
+    s = {lk_sum_warp(s.loss), lk_sum_warp(s.z), lk_sum_warp(s.weight), 0};
+    count = lk_ce_count_warp(count);
+    if (lane == 0) sums[warp] = s, counts[warp] = count;
+    __syncthreads(); /* orders these writes before their reads */
+    if (thread != 0) return;
+#pragma unroll 1
+    for (unsigned i = 1; i < threads / 32; i++) s = lk_ce_sums_add(s, sums[i]), count += counts[i];
+    if (to.counted) count = to.tally->valid_rows, s.weight = to.tally->weight_sum; /* which the gradients had */
+    const float valid = (float)count, over = to.weighted ? s.weight : valid;
+    if (to.mean) {
+        const float nothing = to.zero_when_empty ? 0.0f : NAN;
+        if (over != 0.0f) s.loss = __fdiv_rn(s.loss, over), s.z = __fdiv_rn(s.z, valid);
+        else s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
+    }
+    if (to.loss) *to.loss = s.loss + s.z;
+    if (to.z_loss_out) *to.z_loss_out = s.z;
+    if (to.valid_rows) *to.valid_rows = count;
+    if (to.weight_sum) *to.weight_sum = over;
+}
+
+/* What stands before a row kernel lets that start at once: its blocks wait anyway, and have their places when it has ended. */
+LK_KERNEL void lk_cross_entropy_clear_kernel(lk_ce_tally *tally)
+{
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    tally->tickets = 0;
+}
+
+/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a
+ * kernel, with a state that is its warp's; before it, anywhere, lk_cluster_begin(). Who holds the result, blocks * THREADS / 32
+ * states: the first warp of the block with rank 0; the others get NULL. A peer may end after the call. */
+template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s)
+{
+    constexpr int WARPS = THREADS / 32;
+    LK_SHARED(State, inbox, [8 * WARPS]);
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
+    State *slot = &inbox[rank * WARPS + warp];
+    if (blocks > 1) {
+        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
+        slot = (State *)lk_mapa(slot, 0);
+    }
+    if (threadIdx.x % 32 == 0) *slot = s;
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
+        if (rank != 0) return NULL;
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+    return warp == 0 ? inbox : NULL;
+}
+
+typedef struct {
+    lk_cross_entropy_forward_args a; /* the targets, and where the counts go */
+    lk_ce_tally *tally;              /* here too; NULL: not */
+} lk_cross_entropy_count_plan;
+
+typedef struct {
+    float weight;
+    int64_t count;
+} lk_ce_counts;
+
+/* A thread's share of the count: eight rows at once, since a look at one alone takes as long. */
+template <class Int>
+LK_DEVICE lk_ce_counts lk_ce_count(const lk_cross_entropy_forward_args &a, const Int *target, int rank, int threads)
+{
+    lk_ce_counts s = {};
+    for (int64_t first = rank; first < a.rows; first += 8 * threads) {
+        int64_t y[8];
+        float w[8] = {};
+        int count = 0;
+#pragma unroll
+        for (int u = 0; u < 8; u++)
+            if (first + u * threads < a.rows) y[u] = target[first + u * threads];
+#pragma unroll
+        for (int u = 0; u < 8; u++) {
+            if (first + u * threads >= a.rows) continue;
+            const lk_ce_label label = lk_ce_label_of(a, y[u]);
+            if (a.class_weight && label.y >= 0) w[u] = a.class_weight[label.y];
+            count += label.counted;
+        }
+#pragma unroll
+        for (int u = 0; u < 8; u++) s.weight += w[u];
+        s.count += count;
+    }
+    return s;
+}
+
+/* The counts over all rows, by one block or one cluster. */
+template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross_entropy_count_plan p)
+{
+    const lk_cross_entropy_forward_args &a = p.a;
+    const int threads = (int)lk_cluster_nctarank() * THREADS, rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
+    lk_griddepcontrol_launch_dependents();
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_counts s;
+    if (a.target_dtype == LK_TARGET_INT32) s = lk_ce_count(a, (const int32_t *)a.target, rank, threads);
+    else s = lk_ce_count(a, (const int64_t *)a.target, rank, threads);
+    s = {lk_sum_warp(s.weight), lk_ce_count_warp(s.count)};
+    const lk_ce_counts *inbox = lk_ce_collect<THREADS>(s);
+    if (!inbox) return;
+    s = {};
+    for (int i = rank; i < threads / 32; i += 32) s = {s.weight + inbox[i].weight, s.count + inbox[i].count};
+    s = {lk_sum_warp(s.weight), lk_ce_count_warp(s.count)};
+    if (rank != 0) return;
+    if (!a.class_weight) s.weight = (float)s.count;
+    if (p.tally) p.tally->valid_rows = s.count, p.tally->weight_sum = s.weight, p.tally->tickets = 0;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = s.weight;
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
@@ -374,9 +575,9 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
  * running maximum. */
 
 typedef struct {
-    lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here: the caller's, or of the workspace */
-    int team_log2;                   /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
-    int apart;                       /* not 0: loss holds the class term alone */
+    lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
+    lk_ce_reduction to;
+    int team_log2; /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
 } lk_cross_entropy_forward_plan;
 
 /* Adds the logits x of columns col, col + 1, ... to the state. */
@@ -416,45 +617,39 @@ template <class Args> LK_DEVICE lk_ce_row lk_ce_take_but(lk_ce_row s, float x, i
     return a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
-/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a
- * kernel, with a state that is its warp's; before it, anywhere, lk_cluster_begin(). Who holds the result, blocks * THREADS / 32
- * states: the first warp of the block with rank 0; the others get NULL. A peer may end after the call. */
-template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s)
-{
-    constexpr int WARPS = THREADS / 32;
-    LK_SHARED(State, inbox, [8 * WARPS]);
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
-    State *slot = &inbox[rank * WARPS + warp];
-    if (blocks > 1) {
-        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
-        slot = (State *)lk_mapa(slot, 0);
-    }
-    if (threadIdx.x % 32 == 0) *slot = s;
-    if (blocks > 1) {
-        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
-        if (rank != 0) return NULL;
-        lk_barrier_cluster_wait();
-    } else {
-        __syncthreads(); /* likewise */
-    }
-    return warp == 0 ? inbox : NULL;
-}
-
-/* Writes a row's results; one thread of the row. apart: loss gets the class term alone; weight: w[y]; all: entropy and argmax
- * too. */
+/* Writes a row's results and returns its terms of the sums over all; one thread of the row. weight: w[y]; all: entropy and
+ * argmax too. */
 template <bool all, class Args>
-LK_DEVICE void lk_ce_put(const Args &a, int apart, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+LK_DEVICE lk_ce_sums lk_ce_put(const Args &a, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1};
     if (label.counted) r = lk_ce_row_finish<all>(s, options);
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    if (a.loss) a.loss[row] = apart ? r.class_loss : r.class_loss + r.z_loss;
+    if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
     if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
     if (a.lse) a.lse[row] = r.lse;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
+    return {r.class_loss, r.z_loss, label.counted && !label.bad ? weight : 0.0f, label.counted};
+}
+
+/* What ends a forward kernel: the sums over all rows where they are wanted. rows: shared, the terms of the block's rows, by
+ * their threads with rank 0. Who calls: every thread. */
+LK_DEVICE void lk_ce_reduce(const lk_cross_entropy_forward_plan &p, const lk_ce_sums *rows)
+{
+    LK_SHARED(unsigned, tickets, [1]);
+    if (!p.to.parts || lk_cluster_ctarank() != 0) return;
+    const int thread = (int)lk_tid_x();
+    const int count = p.team_log2 < LK_CROSS_ENTROPY_THREADS_LOG2 ? LK_CROSS_ENTROPY_THREADS >> p.team_log2 : 1;
+    __syncthreads(); /* orders the rows' terms before their sum */
+    if (thread < 32) {
+        const lk_ce_sums s = lk_ce_sums_rows(rows, count, (int)sizeof(lk_ce_sums));
+        if (thread == 0) *tickets = lk_ce_draw(p.to, s);
+    }
+    __syncthreads(); /* orders the ticket's write before its reads */
+    if (*tickets == p.to.parts) lk_ce_total(p.to);
 }
 
 /* lk_split_row in 32 bits. */
@@ -507,12 +702,13 @@ LK_DEVICE lk_lse lk_ce_read(const lk_cross_entropy_forward_plan &p, int64_t row,
 
 /* Writes the results of a plain row; one thread of it. */
 template <class T>
-LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
+LK_DEVICE lk_ce_sums lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target,
+                                     lk_lse s)
 {
     lk_ce_row state = lk_ce_row_empty();
     state.max = s.max, state.sum = s.sum;
     if (target.label.y >= 0) state.target = lk_to_float(target.logit);
-    lk_ce_put<false>(p.a, p.apart, row, target.label, target.weight, state);
+    return lk_ce_put<false>(p.a, row, target.label, target.weight, state);
 }
 
 /* A team of up to 32 lanes owns a plain row. */
@@ -524,8 +720,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     lk_ce_target<T> target = {};
+    LK_SHARED(lk_ce_sums, rows, [LK_CROSS_ENTROPY_THREADS]);
     const lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, &target);
-    if (rank == 0 && row < p.a.rows) lk_ce_put_plain(p, row, target, s);
+    if (rank == 0) {
+        lk_ce_sums sums = {};
+        if (row < p.a.rows) sums = lk_ce_put_plain(p, row, target, s);
+        rows[threadIdx.x >> team_log2] = sums;
+    }
+    lk_ce_reduce(p, rows);
 }
 
 /* A cluster of blocks owns a plain row; without clusters, a block. */
@@ -536,12 +738,17 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int team_log2 = U == 8 ? LK_CROSS_ENTROPY_THREADS_LOG2 : p.team_log2; /* U = 8 is for rows of one block */
     const int over = team_log2 - LK_CROSS_ENTROPY_THREADS_LOG2;
     const int rank = (int)(blockIdx.x << LK_CROSS_ENTROPY_THREADS_LOG2 | threadIdx.x) & ((1 << team_log2) - 1);
-    const int64_t row = blockIdx.x >> over;
+    const int row = (int)(blockIdx.x >> over);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* by one thread for itself, since registers are for loads */
     lk_cluster_begin();
     lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, target);
     s = lk_lse_cluster<LK_CROSS_ENTROPY_THREADS>(s, p.a.logit_scale);
-    if (rank == 0) lk_ce_put_plain(p, row, *target, s);
+    LK_SHARED(lk_ce_sums, sums, [1]);
+    if (rank == 0) {
+        *sums = {};
+        if (row < p.a.rows) *sums = lk_ce_put_plain(p, row, *target, s);
+    }
+    lk_ce_reduce(p, sums);
 }
 
 /* What a thread puts into shared memory while the row is read, since registers are for loads: what only the thread with rank 0
@@ -605,71 +812,21 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     s = lk_ce_row_warp<true>(s, scale, team < 32 ? team : 32);
     if (team > 32) {
         const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
-        if (!inbox) return;
-        lk_ce_row all = lk_ce_row_empty();
-        for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge(all, inbox[i], scale);
-        s = lk_ce_row_warp<true>(all, scale);
+        if (inbox) {
+            lk_ce_row all = lk_ce_row_empty();
+            for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge(all, inbox[i], scale);
+            s = lk_ce_row_warp<true>(all, scale);
+        }
     }
-    if (rank != 0 || row >= a.rows) return;
-    float slope;
-    s.target = a.softcap > 0.0f ? lk_ce_cap(aside->target, a.logit_scale, a.softcap, &slope) : aside->target;
-    lk_ce_put<true>(a, p.apart, row, aside->label, aside->weight, s);
-}
-
-/* The sums over all rows, by one block or one cluster, started behind the row kernel: a second launch costs no more than having
- * the last block of the first find out that it is the last, and needs no counter that somebody must have set to 0. */
-typedef struct {
-    lk_cross_entropy_forward_args a; /* as the caller gave them */
-    const float *row_loss, *row_z;   /* f32 [rows], the terms of each row; NULL: 0 */
-} lk_cross_entropy_sum_plan;
-
-typedef struct {
-    float loss, z, weight;
-    int64_t count;
-} lk_ce_sums;
-
-LK_DEVICE lk_ce_sums lk_ce_sums_warp(lk_ce_sums s)
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) s.count += __shfl_xor_sync(0xffffffffu, s.count, offset);
-    return {lk_sum_warp(s.loss), lk_sum_warp(s.z), lk_sum_warp(s.weight), s.count};
-}
-
-template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
-{
-    const lk_cross_entropy_forward_args &a = p.a;
-    const int threads = (int)lk_cluster_nctarank() * THREADS, rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
-    lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_sums s = {};
-    int count = 0;
-#pragma unroll 8
-    for (int64_t row = rank; row < a.rows; row += threads) {
-        const lk_ce_label label = lk_ce_look_up(a, row);
-        if (p.row_loss) s.loss += p.row_loss[row];
-        if (p.row_z) s.z += p.row_z[row];
-        if (a.class_weight && label.y >= 0) s.weight += a.class_weight[label.y];
-        count += label.counted;
+    LK_SHARED(lk_ce_sums, rows, [LK_CROSS_ENTROPY_THREADS]);
+    if (rank == 0) {
+        lk_ce_sums sums = {};
+        float slope;
+        s.target = a.softcap > 0.0f ? lk_ce_cap(aside->target, a.logit_scale, a.softcap, &slope) : aside->target;
+        if (row < a.rows) sums = lk_ce_put<true>(a, row, aside->label, aside->weight, s);
+        rows[threadIdx.x >> p.team_log2] = sums;
     }
-    s.count = count;
-    lk_griddepcontrol_launch_dependents();
-    const lk_ce_sums *inbox = lk_ce_collect<THREADS>(lk_ce_sums_warp(s));
-    if (!inbox) return;
-    s = {};
-    for (int i = rank; i < threads / 32; i += 32)
-        s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
-    s = lk_ce_sums_warp(s);
-    if (rank != 0) return;
-    const float valid = (float)s.count, over = a.class_weight ? s.weight : valid;
-    if (a.reduction == LK_REDUCTION_MEAN) {
-        const float nothing = a.zero_when_empty ? 0.0f : NAN;
-        if (over != 0.0f) s.loss = __fdiv_rn(s.loss, over), s.z = __fdiv_rn(s.z, valid);
-        else s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
-    }
-    if (a.reduction != LK_REDUCTION_NONE && a.loss) *a.loss = s.loss + s.z;
-    if (a.reduction != LK_REDUCTION_NONE && a.z_loss_out) *a.z_loss_out = s.z;
-    if (a.valid_rows) *a.valid_rows = s.count;
-    if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : valid;
+    lk_ce_reduce(p, rows);
 }
 
 /* ---- Backward and forward_backward -------------------------------------------------------------------------------------- */
@@ -690,7 +847,8 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
 #define LK_CROSS_ENTROPY_STAGGER 34 /* bytes an SM can load in a ns */
 
 typedef struct {
-    lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here: the caller's, or of the workspace */
+    lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
+    lk_ce_reduction to;
     const float *given;        /* backward: lse [rows] */
     const int64_t *valid_rows; /* for mean */
     const float *weight_sum;   /* for mean with class weights */
@@ -700,7 +858,6 @@ typedef struct {
     int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
-    int apart;                 /* not 0: loss holds the class term alone */
 } lk_cross_entropy_gradient_plan;
 
 /* Where a thread stands: in its team, and its share of a row, which is single elements `rank`, `rank` + `team`, ... and `count`
@@ -711,6 +868,12 @@ template <class T> struct lk_ce_place {
     int head, vecs, edge; /* of the row, as in lk_split */
     int rank, team, count, jump;
 };
+
+/* The row of a thread, from its number as it is read now. */
+LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_gradient_plan &p)
+{
+    return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> p.team_log2;
+}
 
 template <class T> LK_DEVICE lk_ce_place<T> lk_ce_find(const lk_cross_entropy_gradient_plan &p, int64_t row)
 {
@@ -749,11 +912,13 @@ typedef struct {
 
 /* What the thread that writes the target's element and the row's results puts into shared memory, since registers are for
  * vectors: dlogits[y] = (own p[y] - rest sum_{j != y} p[j] + fixed) slope[y] with p = unit e; the sum is `others` where it is
- * known before the end. And the row's state, the target included. */
+ * known before the end. And the row's terms of the sums over all, made at the end of the row's state where it is not plain. */
 typedef struct {
+    lk_ce_sums sums;
     lk_ce_row row;
     float own, rest, fixed, unit, others, logit, slope, weight;
-    lk_ce_label label;
+    int y;          /* -1: no element is written */
+    int8_t counted, bad;
 } lk_ce_gradient_aside;
 
 /* The max and sum of a plain share without its target, column y, with a running maximum. */
@@ -975,14 +1140,14 @@ typedef struct {
     float upstream, dlse, lse, weight;
 } lk_ce_upstream;
 
-LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_label label)
+LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int64_t row, int y)
 {
     lk_ce_upstream up = {1.0f, 0.0f, 0.0f, 1.0f};
-    if (!label.counted) return up;
+    if (y == -1) return up; /* ignored */
     if (p.a.upstream) up.upstream = p.a.upstream[p.a.upstream_per_row ? row : 0];
     if (p.a.dlse) up.dlse = p.a.dlse[row];
     if (p.given) up.lse = p.given[row];
-    if (p.a.class_weight && label.y >= 0) up.weight = p.a.class_weight[label.y];
+    if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
     return up;
 }
 
@@ -1096,6 +1261,28 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t
     return sum;
 }
 
+/* Leaves the sums of a block's rows, in plain rows before the gradients are written, since a fence behind them would wait for
+ * them. Who calls: every warp, with `arrived` shared and 0 before; for a row of many warps the owner's alone.
+ * Returns how many tickets are drawn to the lane that drew the block's, 0 to the others. */
+LK_DEVICE unsigned lk_ce_leave(const lk_cross_entropy_gradient_plan &p, const lk_ce_gradient_aside *aside, int *arrived)
+{
+    const int team = 1 << p.team_log2, lane = (int)lk_tid_x() % 32;
+    const lk_ce_gradient_aside *first = aside - (lk_tid_x() >> p.team_log2);
+    if (team <= 32) { /* the warp that comes last */
+        int before = 0;
+        __syncwarp(); /* orders the terms of the warp's rows before its arrival */
+        if (lane == 0) {
+            __threadfence_block(); /* likewise, for other warps */
+            before = atomicAdd(arrived, 1);
+            __threadfence_block(); /* and theirs before what follows */
+        }
+        if (__shfl_sync(0xffffffffu, before, 0) != (int)blockDim.x / 32 - 1) return 0;
+    }
+    __syncwarp(); /* orders the terms before their sum */
+    const lk_ce_sums s = lk_ce_sums_rows(&first->sums, team <= 32 ? (int)blockDim.x / team : 1, (int)sizeof *first);
+    return lane == 0 ? lk_ce_draw(p.to, s) : 0;
+}
+
 /* given: backward. plain: without a softcap and class weights under smoothing; in forward_backward also without any smoothing,
  * entropy and argmax. */
 template <class T, class D, bool plain, bool given>
@@ -1109,20 +1296,29 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) >> p.team_log2;
     const lk_ce_place<T> at = lk_ce_find<T>(p, row);
     const int held = at.count < p.slots ? at.count : p.slots, half = (held + 1) / 2;
-    lk_vec<T> *slot = &slots + threadIdx.x;
+    lk_vec<T> *slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
     lk_ce_gradient_aside *aside = (lk_ce_gradient_aside *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
     D *out = (D *)a.dlogits + row * a.dlogits_stride + (at.first - at.logits);
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
     LK_SHARED(lk_ce_mail, mail, [1]);
+    LK_SHARED(int, arrived, [1]);
+    LK_SHARED(int, last, [1]);
     lk_ce_mail_begin(mail);
     lk_cluster_begin();
+    if (!given && p.to.parts) {
+        if (threadIdx.x == 0) *arrived = *last = 0;
+        __syncthreads(); /* orders this before any arrival */
+    }
     lk_griddepcontrol_wait();
 
-    lk_ce_label label = {-1, false, false};
-    if (row < a.rows) label = lk_ce_look_up(a, row);
+    int y = -1; /* the target; or why there is none: -1 ignored, -2 bad. A label takes three registers */
+    if (row < a.rows) {
+        const lk_ce_label label = lk_ce_look_up(a, row);
+        y = label.bad ? -2 : label.y;
+    }
     if (blockIdx.x < (unsigned)p.wave && blockIdx.x >= (unsigned)p.sms) /* so many blocks start before it on its SM: */
         lk_nanosleep((blockIdx.x - lk_cluster_ctarank()) / (unsigned)p.sms * (unsigned)p.stagger);
-    const bool read = given ? label.y >= 0 : label.counted;
+    const bool read = given ? y >= 0 : y != -1;
     if (read) {
         const T *next = at.first;
 #pragma unroll 4
@@ -1136,19 +1332,19 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         for (int u = 0; u < held; u++) slot[u * threads] = {};
     }
     /* Who owns the target's element: its seat among the vectors or the single elements says. */
-    const int inner = label.y - at.head;
+    const int inner = y - at.head;
     const bool among = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int seat = label.y < 0 ? 0 : among ? inner / N : label.y < at.head ? label.y : label.y - at.vecs * N;
+    const int seat = y < 0 ? 0 : among ? inner / N : y < at.head ? y : y - at.vecs * N;
     const bool owner = (seat & (team - 1)) == at.rank;
     int target = -1; /* where in its slots the thread has the target's logit, in elements */
     if (plain && owner && among && seat >> p.team_log2 < held) target = (seat >> p.team_log2) * threads * N + inner % N;
     float single = read ? -INFINITY : 0.0f, logit = -INFINITY, sum = 0.0f, slope = 1.0f;
     if (read && at.rank < at.edge) {
         const int col = lk_ce_edge_col(at, at.rank);
-        if (col != label.y) single = lk_to_float(at.logits[col]);
+        if (col != y) single = lk_to_float(at.logits[col]);
     }
-    if (owner && label.y >= 0) logit = lk_to_float(at.logits[label.y]);
-    const lk_ce_upstream up = lk_ce_ask(p, row, label);
+    if (owner && y >= 0) logit = lk_to_float(at.logits[y]);
+    const lk_ce_upstream up = lk_ce_ask(p, row, y);
     lk_cluster_ready();
     float weights = (float)a.vocab; /* W */
     if constexpr (given && !plain) {
@@ -1160,12 +1356,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     }
 
     lk_ce_gradient g = {};
+    unsigned tickets = 0;
     if constexpr (given) {
         if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        if (label.counted && (label.bad || !lk_is_finite(up.lse))) {
+        if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
+        if (y == -2 || (y >= 0 && !lk_is_finite(up.lse))) {
             g.rise = NAN;
-            label.y = -1;
-        } else if (label.counted) {
+            y = -1;
+        } else if (y >= 0) {
             g = lk_ce_prepare(p, up, up.lse, weights, owner ? aside : NULL);
             /* base is rate times a value, as in forward, so that what rate was rounded by does not meet large logits; by
              * how much the value misses lse / scale, and base its product, is known exactly. */
@@ -1179,30 +1377,36 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     } else {
         lk_ce_row rest = lk_ce_row_empty(), all;
         if constexpr (plain) {
-            const lk_lse got = lk_ce_gather(p, row, slot, held, half, target, single, label.y, read,
+            const lk_lse got = lk_ce_gather(p, row, slot, held, half, target, single, y, read,
                                             at.count > p.slots || at.edge > team);
             rest.max = got.max, rest.sum = got.sum;
         } else {
-            rest = lk_ce_gather_all(p, row, slot, label.y, read, scale);
+            rest = lk_ce_gather_all(p, row, slot, y, read, scale);
         }
         rest = lk_ce_gathered<!plain>(mail, rest, scale, team, seat & (team - 1), owner, &logit);
         if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        if (label.y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale); /* against the reference of all */
+        if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale); /* against the reference of all */
         all = rest;
-        if (label.y >= 0 && plain) {
+        if (y >= 0 && plain) {
             all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
             all.target = logit;
-        } else if (label.y >= 0) {
+        } else if (y >= 0) {
             const float v[1] = {logit}, w[1] = {a.label_smoothing > 0.0f ? up.weight : 1.0f};
             all = lk_ce_row_add(rest, v, w, scale);
             all.target = logit;
         }
+        if (plain && owner) {
+            lk_ce_sums sums = {};
+            if (row < a.rows) sums = lk_ce_put<false>(a, row, {y, y != -1, y == -2}, up.weight, all);
+            aside->sums = sums;
+        }
+        if (plain && p.to.parts && (team <= 32 || __any_sync(0xffffffffu, owner))) tickets = lk_ce_leave(p, aside, arrived);
+        if (!plain && owner) aside->row = all, aside->counted = y != -1, aside->bad = y == -2, aside->weight = up.weight;
         const float inverse = __fdividef(1.0f, all.sum);
-        if (owner) aside->row = all;
-        if (label.counted && (label.bad || !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
+        if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
             g.rise = NAN;
-            label.y = -1;
-        } else if (label.counted) {
+            y = -1;
+        } else if (y >= 0) {
             float lse = 0.0f;
             if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
             const bool weighted = !plain && a.class_weight && a.label_smoothing > 0.0f;
@@ -1216,7 +1420,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             if (owner) aside->unit = unit, aside->others = rest.sum * inverse;
         }
     }
-    if (owner) aside->label = label, aside->logit = logit, aside->slope = slope, aside->weight = up.weight;
+    if (owner) aside->y = y, aside->logit = logit, aside->slope = slope;
     if (p.ordered) {
         lk_cp_async_wait_group<0>();
         lk_ce_sync(team); /* the logits that lie where gradients are written have been read */
@@ -1231,28 +1435,35 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             lk_put((T *)slot + target, -INFINITY);
         }
         for (; u < half; u++, out += team * N, col += team * N)
-            lk_ce_emit<plain, given>(slot[u * threads], out, col, label.y - col, wide, g, a, &sum);
+            lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
         lk_cp_async_wait_group<0>();
     }
 #pragma unroll 2
     for (; u < held; u++, out += team * N, col += team * N)
-        lk_ce_emit<plain, given>(slot[u * threads], out, col, label.y - col, wide, g, a, &sum);
-    if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, row, g, read, label.y, single);
+        lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
+    if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
     lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
     if constexpr (given) others = lk_ce_delivered(mail, sum, team, seat & (team - 1));
-    if (!owner || row >= a.rows) return;
-    const lk_ce_label found = aside->label;
-    if constexpr (given) {
-        if (found.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    } else {
-        lk_ce_put<!plain>(a, p.apart, row, found, aside->weight, aside->row);
+    if (owner && aside->y >= 0) {
+        others = given ? others * aside->unit : aside->others;
+        const float own = aside->unit * lk_ex2(fmaf(g.rate, aside->logit, -g.base));
+        lk_put((D *)a.dlogits + lk_ce_row_of(p) * a.dlogits_stride + aside->y,
+               (fmaf(aside->own, own, aside->fixed) - aside->rest * others) * aside->slope);
     }
-    if (found.y < 0) return;
-    others = given ? others * aside->unit : aside->others;
-    const float own = aside->unit * lk_ex2(fmaf(g.rate, aside->logit, -g.base));
-    lk_put((D *)a.dlogits + row * a.dlogits_stride + found.y,
-           (fmaf(aside->own, own, aside->fixed) - aside->rest * others) * aside->slope);
+    if constexpr (!given) {
+        if (!plain && owner) {
+            lk_ce_sums sums = {};
+            const lk_ce_label label = {-1, aside->counted != 0, aside->bad != 0};
+            if (lk_ce_row_of(p) < a.rows) sums = lk_ce_put<true>(a, lk_ce_row_of(p), label, aside->weight, aside->row);
+            aside->sums = sums;
+        }
+        if (!p.to.parts) return;
+        if (!plain && (team <= 32 || __any_sync(0xffffffffu, owner))) tickets = lk_ce_leave(p, aside, arrived);
+        if (tickets == p.to.parts) *last = 1;
+        __syncthreads(); /* orders this before its reads */
+        if (*last) lk_ce_total(p.to);
+    }
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
@@ -1356,36 +1567,40 @@ LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_
     return status;
 }
 
-/* Bytes of one [rows] array in the workspace, and how many a reduced loss wants: the class terms, and those of z_loss. */
-LK_HOST size_t lk_cross_entropy_array_bytes(int64_t rows)
+/* Whether a reduced loss is wanted, and the bytes of workspace for it where so many blocks leave sums. */
+template <class Args> LK_HOST bool lk_cross_entropy_reduced(const Args *a)
 {
-    return (size_t)lk_ceil_div(rows * (int64_t)sizeof(float), 256) * 256;
+    return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
 }
-template <class Args> LK_HOST size_t lk_cross_entropy_arrays_bytes(const Args *a)
+template <class Args> LK_HOST size_t lk_cross_entropy_sums_bytes(const Args *a, int64_t blocks)
 {
-    if (a->reduction == LK_REDUCTION_NONE) return 0;
-    const int arrays = (a->loss != NULL) + (a->z_loss > 0.0f && (a->loss || a->z_loss_out));
-    return lk_cross_entropy_array_bytes(a->rows) * (size_t)arrays;
-}
-
-/* Points the row kernel's loss and z_loss_out at the workspace where they are reduced, and the sum kernel at the same. */
-template <class Args> LK_HOST void lk_cross_entropy_place(Args *rows, lk_cross_entropy_sum_plan *sum, void *workspace)
-{
-    if (rows->reduction == LK_REDUCTION_NONE) return;
-    float *next = (float *)workspace;
-    const bool wanted = rows->z_loss > 0.0f && (rows->loss || rows->z_loss_out);
-    if (rows->loss) sum->row_loss = rows->loss = next, next += lk_cross_entropy_array_bytes(rows->rows) / sizeof(float);
-    rows->z_loss_out = wanted ? next : NULL;
-    if (wanted) sum->row_z = next;
+    if (!lk_cross_entropy_reduced(a)) return 0;
+    return sizeof(lk_ce_tally) + (size_t)lk_ceil_div(blocks * (int64_t)sizeof(lk_ce_sums), 256) * 256;
 }
 
-/* The sums over all rows where one is wanted. */
-LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_sum_plan &sum,
-                                       cudaStream_t stream)
+/* What runs before the rows: the count where somebody wants it then, and else, for a reduced loss, what clears the tickets.
+ * Takes the row kernel's arguments, whose losses are NULL afterwards where they are reduced. first: the count must precede. */
+template <class Args>
+LK_HOST lk_status lk_cross_entropy_before(const char *op, const lk_device *device, Args *a, bool first, lk_ce_reduction *to,
+                                          cudaStream_t stream)
 {
-    if (sum.a.reduction == LK_REDUCTION_NONE && !sum.a.valid_rows && !sum.a.weight_sum) return LK_OK;
-    const int cluster = device->arch >= 90 && sum.a.rows > 16384 ? 8 : 1;
-    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<512>, cluster, cluster, 512, 0, stream, sum);
+    const bool reduced = lk_cross_entropy_reduced(a);
+    lk_ce_tally *tally = reduced || first ? (lk_ce_tally *)a->workspace : NULL;
+    if (reduced) {
+        to->tally = tally, to->loss = a->loss, to->z_loss_out = a->z_loss_out, to->mean = a->reduction == LK_REDUCTION_MEAN;
+        to->zero_when_empty = a->zero_when_empty, to->weighted = a->class_weight != NULL, to->counted = first;
+        if (!first) to->valid_rows = a->valid_rows, to->weight_sum = a->weight_sum;
+    }
+    if (a->reduction != LK_REDUCTION_NONE) a->loss = a->z_loss_out = NULL;
+    if (reduced && !first) return lk_launch_pdl(op, device, lk_cross_entropy_clear_kernel, 1, 1, 1, 0, stream, tally);
+    if (!first && !a->valid_rows && !a->weight_sum) return LK_OK;
+    lk_cross_entropy_count_plan count = {};
+    count.a.target = a->target, count.a.class_weight = a->class_weight, count.a.rows = a->rows, count.a.vocab = a->vocab;
+    count.a.ignore_index = a->ignore_index, count.a.use_ignore_index = a->use_ignore_index;
+    count.a.target_dtype = a->target_dtype, count.a.valid_rows = a->valid_rows, count.a.weight_sum = a->weight_sum;
+    count.tally = tally;
+    const int cluster = device->arch >= 90 && a->rows > 16384 ? 8 : 1;
+    return lk_launch_pdl(op, device, lk_cross_entropy_count_kernel<512>, cluster, cluster, 512, 0, stream, count);
 }
 
 LK_HOST lk_status lk_cross_entropy_check_workspace(const char *op, const void *workspace, size_t given, size_t bytes)
@@ -1393,15 +1608,6 @@ LK_HOST lk_status lk_cross_entropy_check_workspace(const char *op, const void *w
     if (!bytes || (workspace && (uintptr_t)workspace % 256 == 0 && given >= bytes)) return LK_OK;
     return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at a multiple of 256; it is %zu at %p", bytes, given,
                    workspace);
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_forward_args *args, size_t *bytes)
-{
-    lk_cross_entropy_forward_args a = {};
-    const lk_status status = lk_cross_entropy_forward_check<T>(op, args, 90, &a);
-    if (!status && bytes) *bytes = lk_cross_entropy_arrays_bytes(&a);
-    return status;
 }
 
 /* The path where the caller leaves it open, and the threads of a row: lanes until each has two vectors. */
@@ -1425,13 +1631,33 @@ LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entrop
     return team_log2;
 }
 
-LK_HOST int64_t lk_cross_entropy_grid(int64_t rows, int team_log2) /* logits would not fit above 2^31 - 1 */
+/* The rows of a block, or of a cluster. */
+LK_HOST int lk_cross_entropy_rows(int team_log2)
 {
-    const int over = team_log2 - LK_CROSS_ENTROPY_THREADS_LOG2;
-    return over >= 0 ? rows << over : lk_ceil_div(rows, 1 << -over);
+    return team_log2 < LK_CROSS_ENTROPY_THREADS_LOG2 ? LK_CROSS_ENTROPY_THREADS >> team_log2 : 1;
 }
 
-/* The row kernel where a row's output is wanted, then the sum kernel where a sum is. */
+/* Blocks, or clusters, of so many rows: logits would not fit above 2^31 - 1. One at least, which makes the reduced loss of no
+ * rows. */
+LK_HOST int64_t lk_cross_entropy_parts(int64_t rows, int rows_a_block)
+{
+    return rows > 0 ? lk_ceil_div(rows, rows_a_block) : 1;
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_forward_args *args, size_t *bytes)
+{
+    lk_cross_entropy_forward_args a = {};
+    const lk_status status = lk_cross_entropy_forward_check<T>(op, args, 90, &a);
+    if (status || !bytes) return status;
+    int cluster;
+    const lk_device device = {90, 1}; /* any: the rows a block do not depend on it */
+    const int team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
+    *bytes = lk_cross_entropy_sums_bytes(&a, lk_cross_entropy_parts(a.rows, lk_cross_entropy_rows(team_log2)));
+    return status;
+}
+
+/* The row kernel where a row's output or a reduced loss is wanted. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_forward_args *args, cudaStream_t stream)
 {
@@ -1441,27 +1667,29 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     lk_status status = lk_cross_entropy_forward_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
     if (error) return lk_launched(op, error);
-    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, lk_cross_entropy_arrays_bytes(&a));
+    int cluster;
+    const int team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
+    const int64_t parts = lk_cross_entropy_parts(a.rows, lk_cross_entropy_rows(team_log2));
+    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, lk_cross_entropy_sums_bytes(&a, parts));
     if (status) return status;
 
-    lk_cross_entropy_forward_plan plan = {a, 0, a.reduction != LK_REDUCTION_NONE};
-    if (a.rows == 1) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    lk_cross_entropy_sum_plan sum = {a, NULL, NULL};
-    lk_cross_entropy_place(&plan.a, &sum, a.workspace);
-    if (a.rows > 0 && (plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets)) {
+    lk_cross_entropy_forward_plan plan = {a, {}, team_log2};
+    if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    status = lk_cross_entropy_before(op, &device, &plan.a, false, &plan.to, stream);
+    if (plan.to.tally) plan.to.parts = (unsigned)parts;
+    while (1 << plan.to.cluster_log2 < cluster) plan.to.cluster_log2++;
+    const bool rowwise = plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets;
+    if (!status && (plan.to.tally || (a.rows > 0 && rowwise))) {
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-        int cluster;
-        plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
-        const int64_t grid = lk_cross_entropy_grid(a.rows, plan.team_log2);
         /* Loads in flight a thread and blocks an SM as in lk_logsumexp_forward, where they were measured. */
         void (*kernel)(lk_cross_entropy_forward_plan) = lk_cross_entropy_forward_kernel<T, 2, 3>;
         if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
         else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
         else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
         else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-        status = lk_launch_pdl(op, &device, kernel, grid, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+        status = lk_launch_pdl(op, &device, kernel, parts * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
-    return status ? status : lk_cross_entropy_sum(op, &device, sum, stream);
+    return status;
 }
 
 /* LK_DTYPE_* of T. */
@@ -1544,6 +1772,19 @@ LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *ar
     return status;
 }
 
+/* The lanes of a row, as a power of two, where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
+#define LK_CROSS_ENTROPY_SHARED 128
+template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_entropy_forward_backward_args *a)
+{
+    const int64_t lanes = lk_ceil_div(a->vocab / LK_VEC<T>, LK_CROSS_ENTROPY_FEW);
+    const bool fits = lanes <= 32 || a->rows > LK_CROSS_ENTROPY_ROWS;
+    if (a->path != LK_CROSS_ENTROPY_WARP && !(a->path == LK_CROSS_ENTROPY_AUTO && fits)) return -1;
+    const bool ordered = a->dlogits == a->logits && a->dlogits_dtype != lk_cross_entropy_dtype<T>;
+    int team_log2 = ordered ? 3 : 0; /* single elements are read at once then, one a thread */
+    while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
+    return team_log2;
+}
+
 /* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, then with up to
  * LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM, then over a cluster, then with as many slots as there is room
  * for. Measured on an H200, forward_backward of 4096 rows: of 1024 with 16 slots 0.58 of the ceiling instead of 0.64, of 2048
@@ -1555,20 +1796,14 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     lk_cross_entropy_forward_backward_args &a = plan.a;
     plan.ordered = sizeof(D) != sizeof(T) && a.dlogits == a.logits;
     plan.padded_end = !a.zero_padding ? a.vocab : plan.ordered ? a.logits_stride : a.dlogits_stride;
-    if (a.rows == 1) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
+    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t blocks = lk_ceil_div(vecs, LK_CROSS_ENTROPY_MANY * LK_CROSS_ENTROPY_BLOCK_MOST);
-    int path = a.path, cluster = 1, threads = 128;
-    if (path == LK_CROSS_ENTROPY_AUTO) {
-        path = LK_CROSS_ENTROPY_BLOCK;
-        if (lanes <= 32 || a.rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
-        else if (device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms)) path = LK_CROSS_ENTROPY_CLUSTER;
-    }
-    if (path == LK_CROSS_ENTROPY_WARP) {
-        while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
-        if (plan.ordered && plan.team_log2 < 3) plan.team_log2 = 3; /* single elements are read at once, one a thread */
-    } else {
-        if (path == LK_CROSS_ENTROPY_CLUSTER)
+    const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
+    int cluster = 1, threads = LK_CROSS_ENTROPY_SHARED;
+    plan.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
+    if (plan.team_log2 < 0) {
+        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && few))
             for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
         for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < lanes;) threads *= 2;
         for (plan.team_log2 = 6; 1 << plan.team_log2 < threads * cluster;) plan.team_log2++;
@@ -1582,7 +1817,9 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     plan.more = !whole || slots > most || plan.padded_end > a.vocab || plan.ordered;
     bool plain = a.softcap == 0.0f && !(a.class_weight && a.label_smoothing > 0.0f);
     if (!given) plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    const int64_t bytes = plan.slots * threads * 16 + asides, grid = cluster > 1 ? a.rows * cluster : lk_ceil_div(a.rows, rows);
+    const int64_t bytes = plan.slots * threads * 16 + asides, parts = lk_cross_entropy_parts(a.rows, rows);
+    if (plan.to.tally) plan.to.parts = (unsigned)parts;
+    while (1 << plan.to.cluster_log2 < cluster) plan.to.cluster_log2++;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: what is static, and what the system takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     plan.sms = device->sms, plan.wave = (int)(resident * device->sms);
@@ -1590,7 +1827,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     return lk_launch_pdl(op, device,
                          plain ? lk_cross_entropy_gradient_kernel<T, D, true, given>
                                : lk_cross_entropy_gradient_kernel<T, D, false, given>,
-                         grid, cluster, threads, (size_t)bytes, stream, plan);
+                         parts * cluster, cluster, threads, (size_t)bytes, stream, plan);
 }
 
 template <class T, bool given>
@@ -1629,11 +1866,13 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
 }
 
-/* The bytes that forward_backward wants: a mean's counts, which come before the rows, and a reduced loss's arrays. */
-#define LK_CROSS_ENTROPY_COUNTS 256
-LK_HOST size_t lk_cross_entropy_forward_backward_bytes(const lk_cross_entropy_forward_backward_args *a)
+/* The bytes that forward_backward wants: for mean the counts come before the rows. */
+template <class T> LK_HOST size_t lk_cross_entropy_forward_backward_bytes(const lk_cross_entropy_forward_backward_args *a)
 {
-    return lk_cross_entropy_arrays_bytes(a) + (a->reduction == LK_REDUCTION_MEAN ? LK_CROSS_ENTROPY_COUNTS : 0);
+    const int team_log2 = lk_cross_entropy_gradient_lanes<T>(a);
+    const int rows = team_log2 < 0 ? 1 : LK_CROSS_ENTROPY_SHARED >> team_log2;
+    const size_t bytes = lk_cross_entropy_sums_bytes(a, lk_cross_entropy_parts(a->rows, rows));
+    return bytes || a->reduction != LK_REDUCTION_MEAN ? bytes : sizeof(lk_ce_tally);
 }
 
 template <class T>
@@ -1642,11 +1881,11 @@ LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op,
 {
     lk_cross_entropy_forward_backward_args a = {};
     const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, 90, &a);
-    if (!status && bytes) *bytes = lk_cross_entropy_forward_backward_bytes(&a);
+    if (!status && bytes) *bytes = lk_cross_entropy_forward_backward_bytes<T>(&a);
     return status;
 }
 
-/* For mean the count, then the rows, then where one is wanted the sum. */
+/* For mean the count comes first, since the gradients are divided by it. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_forward_backward_args *args,
                                                     cudaStream_t stream)
@@ -1658,27 +1897,15 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
     if (error) return lk_launched(op, error);
-    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, lk_cross_entropy_forward_backward_bytes(&a));
+    const size_t bytes = lk_cross_entropy_forward_backward_bytes<T>(&a);
+    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
     if (status) return status;
-
-    lk_cross_entropy_sum_plan sum = {};
-    sum.a.target = a.target, sum.a.class_weight = a.class_weight, sum.a.rows = a.rows, sum.a.vocab = a.vocab;
-    sum.a.ignore_index = a.ignore_index, sum.a.use_ignore_index = a.use_ignore_index, sum.a.target_dtype = a.target_dtype;
-    char *workspace = (char *)a.workspace;
-    if (a.reduction == LK_REDUCTION_MEAN && a.rows > 0) {
-        lk_cross_entropy_sum_plan count = sum;
-        count.a.valid_rows = (int64_t *)workspace, count.a.weight_sum = (float *)(workspace + sizeof(int64_t));
-        plan.valid_rows = count.a.valid_rows, plan.weight_sum = count.a.weight_sum;
-        status = lk_cross_entropy_sum(op, &device, count, stream);
-        if (status) return status;
-    }
-    if (a.reduction == LK_REDUCTION_MEAN) workspace += LK_CROSS_ENTROPY_COUNTS;
-    sum.a.loss = a.loss, sum.a.z_loss_out = a.z_loss_out, sum.a.reduction = a.reduction;
-    sum.a.valid_rows = a.valid_rows, sum.a.weight_sum = a.weight_sum, sum.a.zero_when_empty = a.zero_when_empty;
-    plan.apart = a.reduction != LK_REDUCTION_NONE;
-    lk_cross_entropy_place(&a, &sum, workspace);
-    if (a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
-    return status ? status : lk_cross_entropy_sum(op, &device, sum, stream);
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
+    status = lk_cross_entropy_before(op, &device, &a, mean, &plan.to, stream);
+    lk_ce_tally *tally = (lk_ce_tally *)a.workspace;
+    if (mean) plan.valid_rows = &tally->valid_rows, plan.weight_sum = &tally->weight_sum;
+    if (!status && (plan.to.tally || a.rows > 0)) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
+    return status;
 }
 
 /* Emits the six functions of LK_DECLARE_CROSS_ENTROPY(T). */

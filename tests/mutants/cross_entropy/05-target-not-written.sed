@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the target's element stays what the stream wrote
-s/^    if (found.y < 0) return;/    if (found.y < INT32_MAX) return;/
+s/^    if (owner && aside->y >= 0) {/    if (owner \&\& aside->y == INT32_MAX) {/

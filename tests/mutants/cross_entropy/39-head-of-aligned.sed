@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the target's logit is looked for as if every row were aligned
-s/const int inner = label.y - at.head;/const int inner = label.y;/
+s/const int inner = y - at.head;/const int inner = y;/

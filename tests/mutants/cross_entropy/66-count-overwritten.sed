@@ -1,2 +1,2 @@
-# file: cross_entropy.cuh - forward_backward: the losses of rows lie where the count does
-s/^    if (a.reduction == LK_REDUCTION_MEAN) workspace += LK_CROSS_ENTROPY_COUNTS;//
+# file: cross_entropy.cuh - the sums of blocks lie where the tally does
+s/(lk_ce_sums \*)(to.tally + 1))\[/(lk_ce_sums *)to.tally)[/;s/(const lk_ce_sums \*)(to.tally + 1);/(const lk_ce_sums *)to.tally;/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the rows of a block share one aside
-s/(\&slots + p.slots \* threads) + (threadIdx.x >> p.team_log2);/(\&slots + p.slots * threads);/
+s/(\&slots + p.slots \* threads) + (threadIdx.x >> p.team_log2);/(\&slots + p.slots * threads);/;s/= aside - (lk_tid_x() >> p.team_log2);/= aside;/
