@@ -1,2 +1,2 @@
 # file: linear_cross_entropy.cuh - dweight from sums in the workspace replaces what is there
-s/^\( *\)a.accumulate});/\10});/
+s/^\( *\)a.accumulate, NULL});/\10, NULL});/
