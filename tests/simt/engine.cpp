@@ -8,7 +8,7 @@ group of the grid, gives each of its CUDA threads a fiber, and switches to the f
 straight to the next ready fiber of the group; only when the group has none does it switch back to the worker's own stack (run_round), which
 lands asynchronous copies, retires the group, wakes those that yielded, starts another group beside one that only spins, or
 reports a deadlock. Lazy copies land nowhere else, but cp.async and bulk stores in their thread's wait; eager ones land
-where they are issued, random ones in reschedule() too.
+where they are issued, random ones in reschedule() too. So are wgmma done, behind the copies.
 
 This file is compiled without sanitizers, so what it does to the kernel's memory is not checked; it avoids memcpy and memset inside a launch
 because libtsan would record them as the running fiber's accesses.
