@@ -711,7 +711,14 @@ LK_DEVICE lk_ce_sums lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int
     return lk_ce_put<false>(p.a, row, target.label, target.weight, state);
 }
 
-/* A team of up to 32 lanes owns a plain row. */
+/* What a team has read of its row. */
+template <class T> struct lk_ce_read_row {
+    lk_ce_target<T> target;
+    lk_lse state;
+};
+
+/* A team of up to 32 lanes owns a plain row. Results are a hundred instructions of a warp, whether one lane makes them or all:
+ * the block's first threads make those of all its rows, and store them side by side. */
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
     lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
@@ -720,12 +727,17 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     lk_ce_target<T> target = {};
+    LK_SHARED(lk_ce_read_row<T>, read, [LK_CROSS_ENTROPY_THREADS]);
     LK_SHARED(lk_ce_sums, rows, [LK_CROSS_ENTROPY_THREADS]);
     const lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, &target);
-    if (rank == 0) {
+    if (rank == 0) read[threadIdx.x >> team_log2] = {target, s};
+    __syncthreads(); /* orders these writes before their reads */
+    const int thread = (int)lk_tid_x(), count = LK_CROSS_ENTROPY_THREADS >> team_log2;
+    if (thread < count) {
+        const int64_t mine = (int64_t)blockIdx.x * count + thread;
         lk_ce_sums sums = {};
-        if (row < p.a.rows) sums = lk_ce_put_plain(p, row, target, s);
-        rows[threadIdx.x >> team_log2] = sums;
+        if (mine < p.a.rows) sums = lk_ce_put_plain(p, mine, read[thread].target, read[thread].state);
+        rows[thread] = sums;
     }
     lk_ce_reduce(p, rows);
 }

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - gradients are written as if their rows were packed
-s/at.row \* a.dlogits_stride/at.row * a.vocab/;s/row \* a.dlogits_stride + aside->y/row * a.vocab + aside->y/
+s/lk_ce_row_of(p) \* a.dlogits_stride + aside->y/lk_ce_row_of(p) * a.vocab + aside->y/
