@@ -29,7 +29,8 @@
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each token.
  *            Ignored token: loss, z-loss and lse are 0; it adds nothing to dweight and dbias, and its dx is 0. Its x must be
- *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are read.
+ *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are
+ *            read, or path is FUSED.
  *            Bad target: loss and the token's dx are NaN, and so is a reduced loss; it adds nothing to dweight and dbias; lse
  *            and z-loss are those of its logits. It counts in valid_rows, with class weight 0.
  *            bias: -inf masks a column: its dweight, dbias and part of dx are 0. A target there has loss +inf.
@@ -900,7 +901,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
                 if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
                 e[j] = in && counted ? lk_ex2(rate * (v[i] - base)) : 0.0f;
                 sum += e[j];
-                e[j] *= slope;
+                if (!plain && e[j] > 0.0f) e[j] *= slope; /* an ignored row's slope may be NaN */
             }
             const __nv_bfloat162 two = __floats2bfloat162_rn(e[0], e[1]);
             memcpy(&pair[g], &two, sizeof two);
@@ -1000,7 +1001,6 @@ LK_DEVICE lk_ce_row lk_lce_merge_runs(const lk_lce_fused &p, int64_t row, int y,
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
-    if (s.sum == 0.0f && a.label_smoothing <= 0.0f) s.max = -INFINITY; /* a reference with nothing below it */
     s.target = y < 0 ? -INFINITY : p.q.p.w.logit[p.q.first_row + row];
     *slope = 1.0f;
     if (y >= 0 && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
@@ -1022,7 +1022,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
 /* A warp owns a row. It writes the row's results, makes its exponentials dZ but for the factor v, and v x the row of x.
  * With f = upstream logit_scale, rest = f w[y], own = 2 k lse f + logit_scale dlse: dlogits[j] = (rest + own) p[j] for j != y,
  * and own p[y] - rest (1 - p[y]) for the target, each times its slope. So v = (rest + own) p[j] / E[j], the same for all j;
- * where the two terms all but cancel, v has rest alone and E gets (rest + own) / rest. */
+ * where the two terms cancel, v has rest alone and E gets (rest + own) / rest, or the target would have nothing. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const lk_lce_args &a = p.q.p.c.a;
@@ -1046,7 +1046,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
         base = rate * (s.target - s.max) > 60.0f ? s.target : s.max; /* what the row's exponentials are against at the end */
         float whole = rest + own;
-        if (fabsf(whole) < 0x1p-12f * fabsf(rest)) rise = __fdiv_rn(whole, rest), whole = rest;
+        if (fabsf(whole) < 0x1p-60f * fabsf(rest)) rise = __fdiv_rn(whole, rest), whole = rest;
         v = whole * __fdiv_rn(lk_ex2(rate * (lk_lse_reference(base) - lk_lse_reference(all.max))), all.sum);
         single = v != 0.0f ? slope * __fdiv_rn(fmaf(own, target, -rest * others), v) : 0.0f;
         if (!lk_is_finite(r.lse)) v = NAN;

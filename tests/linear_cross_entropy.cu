@@ -337,7 +337,7 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) v = p->empty ? NAN : (double)p->one;
             if (t == UPSTREAM && p->on[UPSTREAM_ROWS]) v = row == 3 ? 0 : v * (double)p->one;
             const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == X;
-            if (one_a_token && ignored(p, row) && (t != X || compacted(p))) v = NAN;
+            if (one_a_token && ignored(p, row) && (t != X || compacted(p) || p->path == FUSED)) v = NAN;
             test_put(l.type, test_buffer_host(&buffers[t]), row * l.stride + c, (float)v);
         }
 }
@@ -851,7 +851,7 @@ static void switches_alone(int type, int direction, int path)
         problem p = plain(type, direction, path, 11, 12, 53);
         p.on[s] = true, p.seed += (uint64_t)s;
         p.chunk = s % 2 ? 5 : 0, p.panel = s % 3 ? 32 : 0;
-        if (test.small && (s == TF32 ? TEST_F32 : s % 3) != type) continue;
+        if (test.small && (s == TF32 ? TEST_F32 : s % 3) != type && path != FUSED) continue;
         if (switch_of(direction, s)) run(p);
     }
 }
@@ -877,7 +877,7 @@ static void corners(int type, int direction, int path)
         const bool slices = i >= 20 && i <= 26, few = i == 19 || i == 27, bf16_only = i == 15 || i == 17;
         const int any = slices ? TEST_F16 + (i + path) % 2 : (i + direction + path) % TEST_TYPES; /* another on another path */
         const int its_own = few || i == 9 || i == 16 ? TEST_F16 : bf16_only ? TEST_BF16 : any;
-        if (type != its_own && (few || bf16_only || test.small)) continue;
+        if (type != its_own && (few || bf16_only || (test.small && path != FUSED))) continue; /* fused, there is but one */
         if (slices && test.small && (direction == FORWARD || path > LK_LINEAR_CROSS_ENTROPY_CHUNKS)) continue; /* has none */
         p.seed += (uint64_t)i, p.panel = 16, p.chunk = 4;
         if (i == 0) p.tokens = 0;
@@ -1038,15 +1038,16 @@ static void not_finite(int type, int direction, int path)
     }
 }
 
-/* Tiles of the vocabulary that have nothing to do with each other: what the first one promises does not hold; a target far above
- * everything; a gradient of lse that takes back the loss's. */
+/* Tiles of the vocabulary that have nothing to do with each other: what the first one promises does not hold; a target far
+ * above everything; a gradient of lse that takes back the loss's. */
 static void far_apart(int type, int direction, int path)
 {
     static const double stairs[] = {30, 200, -200, 3e4, -3e4, 0, 0, 0};
     for (int i = 0; i < LENGTH_OF(stairs); i++) {
         problem p = plain(type, direction, path, 9, 10, pick(1100, 600));
         if (test.small && i % TEST_TYPES != type && path != FUSED) continue;
-        p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = true, p.stairs = stairs[i], p.seed += (uint64_t)i, p.panel = 256, p.chunk = i % 2 ? 4 : 0;
+        p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = true, p.stairs = stairs[i], p.seed += (uint64_t)i;
+        p.panel = 256, p.chunk = i % 2 ? 4 : 0;
         p.confident = i == 5 || i == 6, p.far = i == 6 ? 300 : 60, p.opposed = p.on[HAS_DLSE] = i == 7;
         p.on[MASK] = i == 1, p.on[IGNORE] = i == 2, p.on[SOFTCAP] = i == 3, p.on[Z] = i == 4, p.on[UPSTREAM_ROWS] = i == 2;
         if (type == TEST_F16 && (i == 3 || i == 4)) continue; /* its fast logits are not asked for, but x and weight are f16 */

@@ -1,0 +1,2 @@
+# file: lk_gemm.cuh - a stage counts as full without all of its bytes
+s|LK_GEMM_STAGE_BYTES);|LK_GEMM_STAGE_BYTES - 128);|

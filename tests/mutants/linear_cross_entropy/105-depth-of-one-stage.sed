@@ -1,0 +1,2 @@
+# file: lk_gemm.cuh - every stage has the first columns of A
+s|ring->a\[stage\], a, k \* LK_GEMM_DEPTH, row|ring->a[stage], a, 0 * k, row|

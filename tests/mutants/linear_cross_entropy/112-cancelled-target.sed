@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - where the terms cancel the target has nothing
+/fabsf(whole) < 0x1p-60f/d

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - dbias is a sum of exponentials
+s|w.scale ? w.scale\[row\] : 1.0f|1.0f|

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - lanes hold columns of another group
+s|odd ? pair\[2\] : pair\[3\]|odd ? pair[3] : pair[2]|

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - every chunk has the targets of the first
+s|w.target\[p.q.first_row + row + 8 \* r\]|w.target[row + 8 * r]|

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - exponentials have no slope under a softcap
+s|if (!plain \&\& e.j. > 0.0f) e.j. \*= slope;|;|

@@ -1,0 +1,2 @@
+# file: lk_gemm.cuh - a stage is given back while its products are on their way
+s|lk_wgmma_wait_group<1>|lk_wgmma_wait_group<2>|

@@ -1,0 +1,2 @@
+# file: lk_gemm.cuh - a block may end while its peer still uses its memory
+/^LK_DEVICE void lk_gemm_end/,/^}/{/lk_barrier_cluster/d}
