@@ -1049,6 +1049,7 @@ static void far_apart(int type, int direction, int path)
         p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = true, p.stairs = stairs[i], p.seed += (uint64_t)i;
         p.panel = 256, p.chunk = i % 2 ? 4 : 0;
         p.confident = i == 5 || i == 6, p.far = i == 6 ? 300 : 60, p.opposed = p.on[HAS_DLSE] = i == 7;
+        if (i == 0) p.hidden = 330; /* more than a ring of stages */
         p.on[MASK] = i == 1, p.on[IGNORE] = i == 2, p.on[SOFTCAP] = i == 3, p.on[Z] = i == 4, p.on[UPSTREAM_ROWS] = i == 2;
         if (type == TEST_F16 && (i == 3 || i == 4)) continue; /* its fast logits are not asked for, but x and weight are f16 */
         run(p);
@@ -1242,6 +1243,14 @@ static void masked_target(int type, int path)
     if (!test_that(isinf(outcomes[2].class_loss))) test_detail("the oracle's loss is %g", outcomes[2].class_loss);
 }
 
+/* More rows than a group of the fused path's tiles has, several runs of columns. */
+static void many_rows(int direction)
+{
+    problem p = plain(TEST_BF16, direction, FUSED, pick(3300, 300), 8, 300);
+    p.panel = 256, p.on[MEAN] = p.on[IGNORE] = true;
+    run(p);
+}
+
 static void all_sequences(void)
 {
     for (int type = 0; type < TEST_TYPES; type++) {
@@ -1255,6 +1264,9 @@ static void all_sequences(void)
             if (has_path(type, BOTH, path)) masked_target(type, path);
         test_finish();
     }
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        if (has_path(TEST_BF16, direction, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
+            many_rows(direction), test_finish();
     for (int direction = BACKWARD; direction <= BOTH; direction++)
         if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
 }
