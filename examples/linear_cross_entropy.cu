@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* linear_cross_entropy in two rungs, one idea a rung: the loss of logits = x weight^T, and its gradients, for 4 tokens of 2
+/* linear_cross_entropy in three rungs, one idea a rung: the loss of logits = x weight^T, and its gradients, for 4 tokens of 2
  * numbers and a vocabulary of 4. The weights are logarithms, so that the exponentials of the logits are whole numbers:
  *
  *   weight[0] = log 1, log 4         token 0   x = 1, 0    exponentials 1 2 3 4    target 3    loss = log 10/4 = 0.916291
@@ -93,6 +93,25 @@ __global__ void dweight_kernel(rung_args a)
     a.dweight[i] = sum;
 }
 
+/* A thread owns a token: its loss from one logit at a time, of which only the largest so far, the sum of exponentials against
+ * it, and the target's are kept. lk's LK_LINEAR_CROSS_ENTROPY_FUSED does so with tiles of 128 tokens and 256 columns. */
+__global__ void running_kernel(rung_args a)
+{
+    const int token = blockIdx.x * blockDim.x + threadIdx.x;
+    if (token >= TOKENS) return;
+    const int64_t y = a.target[token];
+    float max = -INFINITY, sum = 0.0f, target = 0.0f;
+    for (int col = 0; col < VOCAB; col++) {
+        float logit = 0.0f;
+        for (int d = 0; d < HIDDEN; d++) logit += a.x[token * HIDDEN + d] * a.weight[col * HIDDEN + d];
+        const float before = max;
+        max = fmaxf(max, logit);
+        sum = sum * expf(before - max) + expf(logit - max);
+        if (col == y) target = logit;
+    }
+    a.loss[token] = y == IGNORED ? 0.0f : (max - target) + logf(sum);
+}
+
 /* CUDA's calls and lk's return 0 or what went wrong. */
 static int failures;
 static void check(const char *what, int status)
@@ -130,11 +149,12 @@ static void show(const char *name, const float *device, int count, const float *
     printf("\n");
 }
 
+static const float ones[TOKENS] = {1, 1, 1, 1}, loss_right[TOKENS] = {0.916291f, 0.693147f, 2.140066f, 0};
+
 /* All three results; the gradients of a mean over three are a third. */
 static void show_all(const char *name, const rung_args *a, bool mean)
 {
-    static const float ones[TOKENS] = {1, 1, 1, 1}, mean_right[1] = {1.249835f};
-    static const float loss_right[TOKENS] = {0.916291f, 0.693147f, 2.140066f, 0};
+    static const float mean_right[1] = {1.249835f};
     static const float dx_right[TOKENS * HIDDEN] = {-3.635635f, -2.772589f, 4.564348f, -4.158883f, 3.988984f, 11.090355f, 0, 0};
     static const float dweight_right[VOCAB * HIDDEN] = {57, -36, -116, -103, 81, 41, -22, 98};
     const float over = mean ? 3.0f : 1.0f;
@@ -190,6 +210,13 @@ int main(void)
     forget(&a);
     run_rung("rung 2", a, TOKENS / 2);
     show_all("rung 2: the logits of half the tokens", &a, false);
+
+    /* Rung 3: the loss alone needs no logit twice, so none is stored. The gradients would: with the sum known, all logits are
+     * computed once more, or something of each is kept after all. */
+    forget(&a);
+    check("rung 3", lk_launch(running_kernel, 1, 32, 0, NULL, a));
+    printf("rung 3: one logit at a time\n");
+    show("  loss", a.loss, TOKENS, loss_right, ones);
 
     /* lk: the caller says how much memory there is, and a query what it buys. The context holds cuBLASLt's handle. */
     static lk_linear_cross_entropy_context context;

@@ -8,9 +8,21 @@
  * keeps the ring full. The other two multiply, 64 rows each, with the sums in registers, and then do what the kernel wants with
  * them, while the ring fills for the next tile.
  *
- *   stage          full: this block's copies have landed (one arrival, LK_GEMM_STAGE_BYTES)
- *   A 128 x 64     empty: every consumer warp of both blocks has done with the stage (16 arrivals), since the next copy of B
- *   B 256 x 64            lands in both
+ *   block 0: rows 0-127                              block 1: rows 128-255                   of a tile, columns 0-255
+ *   warpgroup 0, one thread: TMA                     warpgroup 0
+ *      |  A 128 x 64 of its own rows                    |
+ *      |  B 0-127 ------- multicast, into both ---------|---- B 128-255
+ *      v                                                v
+ *   ring of 4 stages  [A | B 256 x 64] [..] [..] [..]   ring of 4 stages
+ *      |  full                       ^ empty            |
+ *      v                             |                  v
+ *   warpgroups 1, 2: wgmma, rows 0-63 and 64-127     warpgroups 1, 2
+ *      |  128 floats a thread, after hidden / 64 stages
+ *      v
+ *   what the kernel does with a tile, while the other warpgroup multiplies and the ring fills
+ *
+ *   full    this block's copies have landed: one arrival, and LK_GEMM_STAGE_BYTES, a third of them from the peer's multicast
+ *   empty   every consumer warp of both blocks has done with the stage, 16 arrivals: the next copy of B lands in both
  *
  * A kernel, of both warpgroup roles, walks the same tiles in the same order:
  *     LK_DYN_SMEM(lk_gemm_memory, memory);
