@@ -267,7 +267,8 @@ typedef struct {
  *                     or of another device
  *   LK_ERR_PATH       FUSED for another T than bf16, on another device than sm_90a (or code for it left out), for backward, for
  *                     gradients with label_smoothing, for 2^30 tokens or more, or for x (unless max_counted is below tokens)
- *                     or weight that do not start at a multiple of 16 bytes or have a stride that is no multiple of 8
+ *                     or weight that do not start at a multiple of 16 bytes or have a stride that is no multiple of 8, or
+ *                     above 2^38
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, below the smallest; workspace NULL or not aligned to 256 bytes
  *   LK_ERR_CUBLAS     cuBLASLt knows no algorithm for one of the matmuls, which is found out before anything is launched, or
@@ -873,15 +874,19 @@ LK_DEVICE uint4 lk_lce_turn(const uint32_t (&pair)[4])
 
 /* Puts a row's exponentials of a tile in place, with slopes under a softcap, and adds their sum to the row's state, whose max
  * is the largest reference so far. room: how many columns there are from this tile's first on, a multiple of 64; out: those of
- * the tile; NULL: no such row. counted: the row's target counts. */
+ * the tile; NULL: no such row. edge: a column may be out. */
 template <bool plain>
-LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, float guess, bool counted,
-                                 int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
+LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess, int room,
+                                 lk_bf16 *out, float *reference, const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     float max = -INFINITY, sum = 0.0f, slope = 1.0f;
+    if (plain && edge) {
 #pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = lk_lce_within(window, i) ? fmaxf(max, v[i]) : max;
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = plain || lk_lce_within(window, i) ? fmaxf(max, v[i]) : max;
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
     if (!plain && a.softcap > 0.0f && max > -INFINITY) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope);
@@ -897,9 +902,8 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 const int i = block * 8 + g * 2 + j;
-                const bool in = lk_lce_within(window, i);
                 if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
-                e[j] = in && counted ? lk_ex2(rate * (v[i] - base)) : 0.0f;
+                e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
                 sum += e[j];
                 if (!plain && e[j] > 0.0f) e[j] *= slope; /* an ignored row's slope may be NaN */
             }
@@ -943,10 +947,13 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             const lk_lce_item item = lk_lce_item_of(p, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.run * p.run_tiles;
             int y[2];
+            float guess[2] = {0.0f, 0.0f};
             lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                y[r] = row + 8 * r < p.q.rows ? w.target[p.q.first_row + row + 8 * r] : -1;
+                const bool here = row + 8 * r < p.q.rows;
+                if (store) guess[r] = lk_lce_guess(w.sample[here ? row + 8 * r : 0], p.ahead, lk_lce_scale(a));
+                y[r] = here ? w.target[p.q.first_row + row + 8 * r] : -1;
             }
             for (int tile = first; tile < first + p.run_tiles && tile < p.tiles; tile++) {
                 const int col = tile * LK_GEMM_COLS, left = (int)a.vocab - col;
@@ -955,8 +962,9 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const bool hit = (unsigned)(y[r] - col) < LK_GEMM_COLS;
-                    const bool edge = __any_sync(0xffffffffu, hit || left < LK_GEMM_COLS);
-                    const lk_lce_window window = {left - own, y[r] - col - own};
+                    const bool ignored = store && y[r] < 0; /* its exponentials are 0 */
+                    const bool edge = __any_sync(0xffffffffu, hit || ignored || left < LK_GEMM_COLS);
+                    const lk_lce_window window = {ignored ? 0 : left - own, y[r] - col - own};
                     float v[LK_GEMM_SUMS / 2];
 #pragma unroll
                     for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
@@ -965,9 +973,8 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                         const int64_t at = row + 8 * r;
                         const int room = (int)w.logits_stride - col;
                         const bool here = at < p.q.rows;
-                        const float guess = lk_lce_guess(w.sample[here ? at : 0], p.ahead, lk_lce_scale(a));
                         lk_bf16 *const out = here ? (lk_bf16 *)w.logits + at * w.logits_stride + col : NULL;
-                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, guess, y[r] >= 0, room, out,
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], room, out,
                                                            w.references + at * p.tiles + tile, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
                     } else {
@@ -1384,8 +1391,8 @@ LK_HOST double lk_lce_cost(const lk_lce_call *c, int path, int64_t chunk, int64_
     return cost * (double)lk_ceil_div(c->rows, chunk) * (double)lk_ceil_div(a.vocab, panel);
 }
 
-/* The most tokens a chunk may have within `bytes`, or 0: all of them, else a multiple of 128 that makes the chunks about equal,
- * or fewer than 128. */
+/* The most tokens a chunk may have within `bytes`, or 0: all of them, else a multiple of 128, fused of 256, that makes the
+ * chunks about equal, or fewer than that. */
 LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t bytes)
 {
     if (c->a.chunk_tokens)
@@ -1398,8 +1405,9 @@ LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int6
         if (lk_lce_lay_out(c, path, middle, panel, slice, NULL).bytes <= bytes) low = middle;
         else high = middle;
     }
-    if (low < 128) return low;
-    return lk_lce_round_up(lk_ceil_div(c->rows, lk_ceil_div(c->rows, low / 128 * 128)), 128);
+    const int64_t whole = path == LK_LINEAR_CROSS_ENTROPY_FUSED ? 2 * LK_GEMM_ROWS : 128;
+    if (low < whole) return low;
+    return lk_lce_round_up(lk_ceil_div(c->rows, lk_ceil_div(c->rows, low / whole * whole)), whole);
 }
 
 /* About equal slices of these rows, none longer than `most`. */
@@ -1632,15 +1640,17 @@ LK_HOST lk_lce_call lk_lce_call_of(const lk_linear_cross_entropy_backward_args *
 LK_HOST lk_status lk_lce_check_fused(const char *op, const lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
-    const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0;
-    const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0);
+    const int64_t longest = (int64_t)1 << 38; /* a tensor map's strides are below 2^40 bytes */
+    const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0 && a.weight_stride <= longest;
+    const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
     const char *only = NULL;
     if (c->type != LK_DTYPE_BF16) only = "bf16";
     else if (!c->gives_loss) only = "forward and forward_backward";
     else if (c->gradient && a.label_smoothing > 0.0f) only = "gradients without label_smoothing";
     else if (c->rows >= 1 << 30) only = "fewer than 2^30 tokens";
-    else if (!x || !weight) only = "x and weight at multiples of 16 bytes, with strides that are multiples of 8";
+    else if (!x || !weight)
+        only = "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     else if (c->rows > 0 && (lk_current_device(&device) != cudaSuccess || !lk_gemm_available(&device))) only = "sm_90a";
     return only ? lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s", only) : LK_OK;
 }

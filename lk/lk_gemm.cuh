@@ -112,7 +112,7 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
     const int half = LK_GEMM_COLS / 2 * (int)rank;
     for (int k = 0; k < steps; k++, ++*step) {
         const unsigned stage = *step % LK_GEMM_STAGES, turn = *step / LK_GEMM_STAGES % 2;
-        lk_mbarrier_wait_parity_cluster(&ring->empty[stage], turn ^ 1);
+        lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], turn ^ 1);
         lk_mbarrier_arrive_expect_tx(&ring->full[stage], LK_GEMM_STAGE_BYTES);
         lk_cp_async_bulk_tensor_2d_load(ring->a[stage], a, k * LK_GEMM_DEPTH, row, &ring->full[stage]);
         lk_cp_async_bulk_tensor_2d_load_multicast(ring->b[stage] + half * LK_GEMM_DEPTH, b, k * LK_GEMM_DEPTH, col + half,
@@ -120,11 +120,12 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
     }
 }
 
-/* Gives a stage back to both blocks, once this warp's products of it are done. */
+/* Gives a stage back to both blocks, once this warp's products of it are done. It hands over no data: the products have read,
+ * and copies write next. */
 LK_DEVICE void lk_gemm_release(lk_gemm_ring *ring, unsigned step)
 {
     const unsigned lane = threadIdx.x % 32;
-    if (lane < 2) lk_mbarrier_arrive_remote(lk_mapa_shared(&ring->empty[step % LK_GEMM_STAGES], lane));
+    if (lane < 2) lk_mbarrier_arrive_remote_relaxed(lk_mapa_shared(&ring->empty[step % LK_GEMM_STAGES], lane));
 }
 
 /* The sums of a tile, by a consumer warpgroup: d[i] is of row lk_gemm_row(i) and column lk_gemm_col(i) of the tile. The
@@ -164,10 +165,11 @@ LK_DEVICE int lk_gemm_col(int i)
 /* ---- Host ------------------------------------------------------------------------------------------------------------ */
 
 #if !defined(LK_SIMT)
-/* Static shared memory tells which code was loaded: a fat binary may hold sm_90 alone, or PTX. */
+/* Static shared memory tells which code was loaded: a fat binary may hold sm_90 alone, or PTX. ptxas rounds it up and Hopper
+ * has 1 KiB of its own, so the two are far apart. */
 LK_KERNEL void lk_gemm_probe_kernel(int *out)
 {
-    LK_SHARED(int, probe, [LK_SM90A ? 16 : 4]);
+    LK_SHARED(int, probe, [LK_SM90A ? 2048 : 4]);
     probe[threadIdx.x % 4] = 0;
     *out = probe[0];
 }
@@ -182,7 +184,7 @@ LK_HOST bool lk_gemm_available(const lk_device *device)
     cudaFuncAttributes attributes;
     if (device->arch != 90) return false;
     if (cudaFuncGetAttributes(&attributes, (const void *)lk_gemm_probe_kernel) != cudaSuccess) return false;
-    return attributes.sharedSizeBytes >= 64;
+    return attributes.sharedSizeBytes >= 2048 * sizeof(int);
 #endif
 }
 

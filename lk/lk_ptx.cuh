@@ -247,6 +247,19 @@ LK_DEVICE void lk_mbarrier_arrive_remote(unsigned peer_bar, const char *file = _
 #endif
 }
 
+/* mbarrier.arrive.relaxed.cluster.shared::cluster (9.7.13.15.13): the same where nothing that this thread wrote is handed over,
+ * as when it only has done with what copies or wgmma read and write. The release would be a fence of the whole GPU. */
+LK_DEVICE void lk_mbarrier_arrive_remote_relaxed(unsigned peer_bar, const char *file = __builtin_FILE(),
+                                                 int line = __builtin_LINE())
+{
+    (void)peer_bar, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_arrive_remote(peer_bar, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_bar) : "memory");
+#endif
+}
+
 /* mbarrier.try_wait.parity.acquire.cta (9.7.13.15.16): whether the phase of this parity has ended; sleeps a while before it
  * says no. The data that copies have landed is visible after a yes. */
 LK_DEVICE bool lk_mbarrier_try_wait_parity(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
@@ -286,6 +299,26 @@ LK_DEVICE bool lk_mbarrier_try_wait_parity_cluster(lk_mbarrier *bar, unsigned pa
 #endif
 }
 
+/* mbarrier.try_wait.parity.relaxed.cluster (9.7.13.15.16): the same where only copies, which order themselves, follow. The
+ * acquire would empty the SM's L1. */
+LK_DEVICE bool lk_mbarrier_try_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
+                                                   int line = __builtin_LINE())
+{
+    (void)bar, (void)parity, (void)file, (void)line;
+#if defined(LK_SIMT)
+    return simt_mbarrier_try_wait(bar, parity, 1, file, line);
+#elif LK_ARCH >= 900
+    unsigned done;
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory");
+    return done;
+#else
+    return true;
+#endif
+}
+
 /* Returns when the phase of this parity has ended. The simulator parks the thread instead of asking again and again. */
 LK_DEVICE void lk_mbarrier_wait_parity(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
                                        int line = __builtin_LINE())
@@ -308,6 +341,19 @@ LK_DEVICE void lk_mbarrier_wait_parity_cluster(lk_mbarrier *bar, unsigned parity
     simt_mbarrier_wait(bar, parity, 1, file, line);
 #else
     while (!lk_mbarrier_try_wait_parity_cluster(bar, parity)) {
+    }
+#endif
+}
+
+/* Where nothing but copies follows. */
+LK_DEVICE void lk_mbarrier_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity, const char *file = __builtin_FILE(),
+                                               int line = __builtin_LINE())
+{
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_mbarrier_wait(bar, parity, 1, file, line);
+#else
+    while (!lk_mbarrier_try_wait_parity_relaxed(bar, parity)) {
     }
 #endif
 }

@@ -1251,6 +1251,32 @@ static void many_rows(int direction)
     run(p);
 }
 
+/* What the fused path is not for is refused in words, by the queries too. */
+static void fused_refusals(void)
+{
+    alignas(256) static int64_t dummy[32];
+    static const char *const said[] = {"",        "bf16",    "forward and forward_backward", "label_smoothing", "multiples of 16",
+                                       "multiples of 16", "multiples of 8", "2^38",          ""};
+    for (int i = 0; i < LENGTH_OF(said); i++) {
+        both_args a = {};
+        plan_t of = {};
+        a.x = a.weight = a.target = a.dx = dummy, a.loss = (float *)dummy, a.tokens = 4, a.hidden = a.vocab = 8, a.path = FUSED;
+        if (i == 3) a.label_smoothing = 0.1f;
+        if (i == 4 || i == 8) a.x = (char *)dummy + 2;
+        if (i == 5) a.weight = (char *)dummy + 8;
+        if (i == 6) a.weight_stride = 12;
+        if (i == 7) a.x_stride = ((int64_t)1 << 38) + 8;
+        if (i == 8) a.max_counted = 2; /* x is copied */
+        backward_args b = {};
+        b.x = b.weight = b.target = b.dx = dummy, b.lse = (float *)dummy, b.tokens = 4, b.hidden = b.vocab = 8, b.path = FUSED;
+        const lk_status status = i == 1   ? lk_linear_cross_entropy_forward_backward_plan_f16(&a, 1 << 30, &of)
+                                 : i == 2 ? lk_linear_cross_entropy_backward_plan_bf16(&b, 1 << 30, &of)
+                                          : lk_linear_cross_entropy_forward_backward_plan_bf16(&a, 1 << 30, &of);
+        const bool right = said[i][0] ? status == LK_ERR_PATH && strstr(lk_last_error(), said[i]) : status == LK_OK;
+        if (!test_that(right)) test_detail("%d: %s, %s", i, lk_status_string(status), lk_last_error());
+    }
+}
+
 static void all_sequences(void)
 {
     for (int type = 0; type < TEST_TYPES; type++) {
@@ -1267,6 +1293,7 @@ static void all_sequences(void)
     for (int direction = 0; direction < DIRECTIONS; direction++)
         if (has_path(TEST_BF16, direction, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
             many_rows(direction), test_finish();
+    if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = BACKWARD; direction <= BOTH; direction++)
         if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
 }

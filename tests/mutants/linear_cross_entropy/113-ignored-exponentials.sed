@@ -1,2 +1,2 @@
 # file: linear_cross_entropy.cuh - exponentials of ignored rows are kept
-s|= in \&\& counted ? lk_ex2|= in ? lk_ex2|
+s|{ignored ? 0 : left - own, |{left - own, |
