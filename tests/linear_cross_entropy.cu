@@ -1255,8 +1255,8 @@ static void many_rows(int direction)
 static void fused_refusals(void)
 {
     alignas(256) static int64_t dummy[32];
-    static const char *const said[] = {"",        "bf16",    "forward and forward_backward", "label_smoothing", "multiples of 16",
-                                       "multiples of 16", "multiples of 8", "2^38",          ""};
+    static const char *const said[] = {"", "bf16", "forward and forward_backward", "label_smoothing", "multiples of 16",
+                                       "multiples of 16", "multiples of 8", "2^38", ""};
     for (int i = 0; i < LENGTH_OF(said); i++) {
         both_args a = {};
         plan_t of = {};
