@@ -57,8 +57,9 @@
  *            are taken only where path says so. forward keeps no logits: the columns of a tile are added to the states of its
  *            rows while they are in registers, which takes 16 bytes a token and run of columns (here 13 MiB). forward_backward
  *            keeps e^(z - reference) in bf16 where other plans have f32 logits, and there is no pass over it: it is dZ but for
- *            a factor of the row, which dx's sums and a copy of x take. Here 1130 MiB hold 4 chunks, and 3 matmuls.
- *            Of the workspace cuBLASLt gets what the plan leaves, at most 32 MiB, and never less than that or a tenth.
+ *            a factor of the row, which dx's sums, in f32 of the workspace or in dweight, and a copy of x take. Here 1130 MiB
+ *            hold a third of the tokens (f32 dweight), and 3178 MiB all (either).
+ *            Of the workspace cuBLASLt gets what the plan leaves, at most 32 MiB, and never less than that (FUSED: 8) or a tenth.
  *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float): with
  *            50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256. hidden has no
  *            such help: expect matmuls that slow where it is not a multiple of 8.
@@ -757,8 +758,6 @@ typedef struct {
     CUtensorMap x, weight;
     lk_lce_panel q;       /* the chunk, all columns */
     lk_lce_sums *parts;   /* [chunk, runs] */
-    const lk_bf16 *rows;  /* of x, of the chunk */
-    int64_t rows_stride;
     float ahead;          /* how much further above the mean the largest of vocab columns is than that of a tile */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
     int run_tiles, runs;  /* a cluster keeps its rows' states over a run of tiles */
@@ -1026,7 +1025,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
     lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
 }
 
-/* A warp owns a row. It writes the row's results, makes its exponentials dZ but for the factor v, and v x the row of x.
+/* A warp owns a row. It writes the row's results and makes its exponentials dZ but for the factor v.
  * With f = upstream logit_scale, rest = f w[y], own = 2 k lse f + logit_scale dlse: dlogits[j] = (rest + own) p[j] for j != y,
  * and own p[y] - rest (1 - p[y]) for the target, each times its slope. So v = (rest + own) p[j] / E[j], the same for all j;
  * where the two terms cancel, v has rest alone and E gets (rest + own) / rest, or the target would have nothing. */
@@ -1073,20 +1072,6 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (lane == 0) {
         if (y >= 0) lk_put(e + y, single);
         w.scale[row] = v;
-    }
-    if (!a.dweight) return;
-    const lk_bf16 *const from = p.rows + row * p.rows_stride;
-    lk_bf16 *const to = (lk_bf16 *)w.x + row * w.x_stride;
-    for (int64_t col = lane * 8; col < a.hidden; col += 32 * 8) {
-        float x[8] = {};
-        if (col + 8 <= a.hidden) {
-            if (v != 0.0f) lk_lce_load8(x, from + col);
-#pragma unroll
-            for (int i = 0; i < 8; i++) x[i] = v != 0.0f ? v * x[i] : 0.0f;
-            lk_lce_store8(to + col, x);
-        } else {
-            for (int64_t i = col; i < a.hidden; i++) lk_put(to + i, v != 0.0f ? v * lk_to_float(from[i]) : 0.0f);
-        }
     }
 }
 
@@ -1301,13 +1286,19 @@ LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
     return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
 }
 
-/* For how many rows of logits there is room in dweight, which is scratch until its one product or its sums come. */
-LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
+/* How many bytes of dweight are scratch until its one product or its sums come. */
+LK_HOST int64_t lk_lce_lent_bytes(const lk_lce_call *c, int64_t chunk)
 {
     const lk_lce_args &a = c->a;
     const bool at_the_end = chunk >= c->rows || lk_lce_sums_dweight(c, chunk);
     if (!a.dweight || a.accumulate || !at_the_end || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) return 0;
-    return a.vocab * a.hidden * lk_lce_type_bytes(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
+    return a.vocab * a.hidden * lk_lce_type_bytes(a.dweight_dtype);
+}
+
+/* For how many rows of logits there is room in it. */
+LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
+{
+    return lk_lce_lent_bytes(c, chunk) / (lk_lce_round_up(c->a.vocab, 64) * 4);
 }
 
 /* slice: 0 where logits and dZ share their place. */
@@ -1334,16 +1325,21 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.others = (float *)lk_lce_take(base, &used, panels, rows, 4);
     w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
     w.logit = (float *)lk_lce_take(base, &used, fused, rows, 4);
-    w.parts = (lk_lce_sums *)lk_lce_take(base, &used, fused, chunk * lk_ceil_div(a.vocab, panel), sizeof *w.parts);
-    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, chunk, sizeof *w.sample);
-    w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
     w.scale = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk, 4);
     w.bias = lk_lce_take(base, &used, a.bias, a.vocab, (size_t)lk_lce_type_bytes(c->logits_type));
     w.class_weight = (float *)lk_lce_take(base, &used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, &used, a.dbias, w.splits * a.vocab, 4);
-    w.x = lk_lce_take(base, &used, c->compact || (fused && a.dweight), chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
-    const bool sums_dx = fused || (panels && (c->type != LK_DTYPE_F32 || c->compact));
-    w.dx = (float *)lk_lce_take(base, &used, a.dx && sums_dx, chunk * a.hidden, 4);
+    w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
+    const bool sums_dx = fused || (panels && (c->type != LK_DTYPE_F32 || c->compact)), dx = a.dx && sums_dx;
+    const bool lent_dx = dx && fused && lk_lce_lent_bytes(c, chunk) >= chunk * a.hidden * 4;
+    const size_t from = used; /* what the factors are made of, then the sums of dx, then v x: none outlives the next */
+    w.parts = (lk_lce_sums *)lk_lce_take(base, &used, fused, chunk * lk_ceil_div(a.vocab, panel), sizeof *w.parts);
+    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, chunk, sizeof *w.sample);
+    w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
+    size_t second = from, third = from;
+    w.dx = lent_dx ? (float *)a.dweight : (float *)lk_lce_take(base, &second, dx, chunk * a.hidden, 4);
+    if (fused && a.dweight && !c->compact) w.x = lk_lce_take(base, &third, true, chunk * w.x_stride, 2);
+    used = used > second ? used : second, used = used > third ? used : third;
     w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), dweight_rows * a.hidden, 4);
     if (slice > chunk) slice = chunk;
     const int64_t logit_bytes = lk_lce_type_bytes(slice || fused ? c->type : c->logits_type);
@@ -1428,6 +1424,7 @@ LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
 LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, size_t budget)
 {
     if (c->fused && !c->gradient) return 0; /* no matmul is cuBLASLt's */
+    if (c->fused && budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4; /* or one more chunk */
     return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
 }
 
@@ -2164,7 +2161,9 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
     lk_lce_panel &q = p.q;
     q = lk_lce_part(r, chunk, 0);
     q.cols = a.vocab, q.last = 1;
-    p.parts = q.p.w.parts, p.rows = (const lk_bf16 *)lk_lce_x<T>(r, q), p.rows_stride = lk_lce_x_stride(r);
+    p.parts = q.p.w.parts;
+    const void *const x = lk_lce_x<T>(r, q);
+    const int64_t x_stride = lk_lce_x_stride(r);
     p.pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p.tiles = (int)lk_ceil_div(a.vocab, LK_GEMM_COLS);
     p.run_tiles = (int)lk_ceil_div(r->plan.panel_vocab, LK_GEMM_COLS), p.runs = (int)lk_ceil_div(p.tiles, p.run_tiles);
     p.items = p.pairs * p.runs;
@@ -2173,7 +2172,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
     p.ahead = p.tiles > 1 ? sqrtf(2.0f * logf((float)a.vocab)) / 2.8f - 1.0f : 0.0f;
     lk_status status = lk_lce_gather<T>(r, q);
     if (!status && r->mode != LK_LCE_RESOLVE) {
-        status = lk_gemm_map(r->op, &p.x, p.rows, q.rows, a.hidden, p.rows_stride, LK_GEMM_ROWS);
+        status = lk_gemm_map(r->op, &p.x, x, q.rows, a.hidden, x_stride, LK_GEMM_ROWS);
         if (!status) status = lk_gemm_map(r->op, &p.weight, a.weight, a.vocab, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
     }
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
@@ -2190,9 +2189,12 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
     if (!status) status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, true> : lk_lce_fused_kernel<false, true>, p);
     if (!status) status = lk_lce_launch(r, lk_lce_factor_kernel, blocks, p);
     if (!status) status = lk_lce_dbias<T>(r, q);
-    if (!status && a.dweight) status = lk_lce_dweight<T>(r, q);
     if (!status && a.dx) status = lk_lce_dx<T>(r, q);
-    return status ? status : lk_lce_put_dx<T>(r, q);
+    if (!status) status = lk_lce_put_dx<T>(r, q);
+    if (status || !a.dweight) return status;
+    const lk_lce_pieces &w = q.p.w; /* v x takes the place of the sums of dx */
+    status = lk_lce_move_rows<T, T>(r, {x, w.x, NULL, NULL, q.rows, a.hidden, x_stride, w.x_stride, 0, w.scale});
+    return status ? status : lk_lce_dweight<T>(r, q);
 }
 
 /* All of a call, in the run's mode. */
