@@ -59,7 +59,7 @@
  *            keeps e^(z - reference) in bf16 where other plans have f32 logits, and there is no pass over it: it is dZ but for
  *            a factor of the row, which dx's sums, in f32 of the workspace or in dweight, and a copy of x take. Here 1130 MiB
  *            hold a third of the tokens (f32 dweight), and 3178 MiB all (either).
- *            Of the workspace cuBLASLt gets what the plan leaves, at most 32 MiB, and never less than that (FUSED: 8) or a tenth.
+ *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8) or a tenth.
  *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float): with
  *            50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256. hidden has no
  *            such help: expect matmuls that slow where it is not a multiple of 8.
