@@ -433,7 +433,7 @@ LK_DEVICE lk_ce_sums lk_ce_sums_rows(const lk_ce_sums *first, int rows, int byte
 LK_DEVICE unsigned lk_ce_draw(const lk_ce_reduction &to, lk_ce_sums s)
 {
     ((lk_ce_sums *)(to.tally + 1))[blockIdx.x >> to.cluster_log2] = s;
-    __threadfence(); /* who sees the ticket sees the sums */
+    lk_fence_acq_rel_gpu(); /* who sees the ticket sees the sums */
     return atomicAdd(&to.tally->tickets, 1u) + 1;
 }
 
@@ -445,7 +445,7 @@ LK_DEVICE void lk_ce_total(const lk_ce_reduction &to)
     LK_SHARED(int64_t, counts, [LK_CROSS_ENTROPY_THREADS / 32]);
     const unsigned threads = blockDim.x, thread = lk_tid_x(), lane = thread % 32, warp = thread / 32;
     const lk_ce_sums *part = (const lk_ce_sums *)(to.tally + 1);
-    __threadfence(); /* the ticket was seen, and so are the sums */
+    lk_fence_acq_rel_gpu(); /* the ticket was seen, and so are the sums */
     lk_ce_sums s = {};
     int64_t count = 0;
 #pragma unroll 1

@@ -68,6 +68,15 @@ LK_DEVICE void lk_griddepcontrol_launch_dependents(void)
 #endif
 }
 
+/* fence.acq_rel.gpu (9.7.13.4): what this thread wrote is seen by whoever sees a later atomic of it and then has such a fence.
+ * __threadfence is the sequentially consistent one, which waits for more. */
+LK_DEVICE void lk_fence_acq_rel_gpu(void)
+{
+#if !defined(LK_SIMT) && LK_ARCH >= 800
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
 /* %cluster_ctarank (10.19): this block's number within its cluster, 0 where there are no clusters. */
 LK_DEVICE unsigned lk_cluster_ctarank(void)
 {
