@@ -1722,41 +1722,17 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
 
 #if !defined(LK_SIMT)
 
-/* Holds its SMs until the flag is set, a few seconds at most. */
-typedef struct {
-    volatile int *flag;
-} spin_plan;
-
-LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
-{
-    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
-}
-
+/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
-    static int *flag;
-    static cudaStream_t spinning, setting;
-    const int smem = 160 << 10; /* an SM has room for one such block */
-    if (!flag) {
-        TEST_CUDA(cudaMalloc((void **)&flag, 4));
-        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
-        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
-        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
-    }
     problem p = plain(type, direction, path, 600, 64, 1500);
     p.on[MEAN] = p.on[WANT_DBIAS] = true, p.chunk = 256, p.panel = 512;
     settle_tensors(&p);
     if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
     collect(&p), settle(&p, true, "the first run"), setup(&p, 0);
-    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(setting));
-    const spin_plan spin = {flag};
-    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, spin));
+    test_hold_sms();
     launched(&p, launch(&p));
-    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
-        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
-    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(spinning));
+    test_release_sms(describe(&p));
     collect(&p), settle(&p, false, "a run beside a spinning kernel");
 }
 

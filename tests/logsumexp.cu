@@ -1408,35 +1408,14 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
     TEST_CUDA(cudaFree(lse));
 }
 
-/* Holds its SMs until the flag is set, a few seconds at most. */
-typedef struct {
-    volatile int *flag;
-} spin_plan;
-
-LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
-{
-    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
-}
-
+/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
-    static int *flag;
-    static cudaStream_t spinning, setting;
-    const int smem = 160 << 10; /* an SM has room for one such block */
-    if (!flag) {
-        TEST_CUDA(cudaMalloc((void **)&flag, 4));
-        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
-        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
-        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
-    }
     problem p = plain(type, direction, path, 700, 3001, 1);
     check(&p); /* leaves its bits in kept */
     test_buffer *const out = direction == FORWARD ? &lse_buffer : &dx_buffer;
     test_buffer_upload(out); /* the poison again */
-    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(setting));
-    const spin_plan plan = {flag};
-    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, plan));
+    test_hold_sms();
     lk_logsumexp_forward_args forward = {};
     forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
     forward.lse_rounded = test_buffer_device(&rounded_buffer);
@@ -1446,10 +1425,7 @@ static void busy(int type, int direction, int path)
     backward.dx = test_buffer_device(&dx_buffer);
     backward.outer = p.outer, backward.cols = p.cols, backward.path = path;
     launched(&p, direction == FORWARD ? forward_of[type](&forward, test.stream) : backward_of[type](&backward, test.stream));
-    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
-        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
-    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(spinning));
+    test_release_sms(describe(&p));
     test_buffer_download(out);
     if (!test_that(!memcmp(test_buffer_back(out), kept, out->bytes)))
         test_detail("other bits beside a spinning kernel; %s", describe(&p));

@@ -1632,45 +1632,21 @@ static void huge(const problem *p)
     TEST_CUDA(cudaFree(x)), TEST_CUDA(cudaFree(y)), TEST_CUDA(cudaFree(dx));
 }
 
-/* Holds its SMs until the flag is set, a few seconds at most. */
-typedef struct {
-    volatile int *flag;
-} spin_plan;
-
-LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
-{
-    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
-}
-
+/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
-    static int *flag;
-    static cudaStream_t spinning, setting;
-    const int smem = 160 << 10; /* an SM has room for one such block */
-    if (!flag) {
-        TEST_CUDA(cudaMalloc((void **)&flag, 4));
-        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
-        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
-        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
-    }
     problem p = plain(type, direction, path, 4, 6, 300, 64);
     p.dtheta = direction == BACKWARD;
     check(&p); /* leaves its bits in kept and kept_dtheta */
     test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
     test_buffer_upload(out); /* the poison again */
     test_buffer_upload(&dtheta_buffer);
-    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(setting));
-    const spin_plan plan = {flag};
-    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, plan));
+    test_hold_sms();
     const forward_args f = forward_of_problem(&p);
     backward_args b = backward_of_problem(&p);
     b.workspace = test_buffer_device(&work_buffer), b.workspace_bytes = work_buffer.bytes;
     launched(&p, direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream));
-    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
-        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
-    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(spinning));
+    test_release_sms(describe(&p));
     test_buffer_download(out), test_buffer_download(&dtheta_buffer);
     bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
     if (direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);

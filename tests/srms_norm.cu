@@ -1244,40 +1244,16 @@ static void huge(int64_t rows, int64_t cols, int path)
     if (workspace) TEST_CUDA(cudaFree(workspace));
 }
 
-/* Holds its SMs until the flag is set, a few seconds at most. */
-typedef struct {
-    volatile int *flag;
-} spin_plan;
-
-LK_KERNEL void __launch_bounds__(1024) spin_kernel(spin_plan p)
-{
-    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
-}
-
+/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
-    static int *flag;
-    static cudaStream_t spinning, setting;
-    const int smem = 160 << 10; /* an SM has room for one such block */
-    if (!flag) {
-        TEST_CUDA(cudaMalloc((void **)&flag, 4));
-        TEST_CUDA(cudaStreamCreateWithFlags(&spinning, cudaStreamNonBlocking));
-        TEST_CUDA(cudaStreamCreateWithFlags(&setting, cudaStreamNonBlocking));
-        TEST_CUDA(cudaFuncSetAttribute(spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
-    }
     problem p = drawn(type, direction, path, 3000, 1001, 1100, PACKED);
     if (direction == BACKWARD) p.has[DWEIGHT] = true;
     check(&p); /* leaves its bits in kept */
     setup(&p, 0);
-    TEST_CUDA(cudaMemsetAsync(flag, 0, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(setting));
-    const spin_plan plan = {flag};
-    TEST_CUDA(lk_launch(spin_kernel, test.sms / 2, 1024, (size_t)smem, spinning, plan));
+    test_hold_sms();
     launched(&p, launch(&p));
-    if (!test_that(cudaStreamQuery(spinning) == cudaErrorNotReady))
-        test_detail("the spinning kernel ended before the op did; %s", describe(&p));
-    TEST_CUDA(cudaMemsetAsync(flag, 1, 4, setting));
-    TEST_CUDA(cudaStreamSynchronize(spinning));
+    test_release_sms(describe(&p));
     collect(&p);
     settle(&p, false, "a run beside a spinning kernel");
 }

@@ -396,4 +396,54 @@ static inline bool test_buffer_untouched(const test_buffer *b, const char *name,
     return false;
 }
 
+/* ---- A busy device ---------------------------------------------------------------------------------------------------- */
+
+#if defined(__CUDACC__)
+
+typedef struct {
+    volatile int *flag;
+} test_spin_args;
+
+/* Holds its SM until the flag is set, a few seconds at most. */
+static __global__ void __launch_bounds__(1024) test_spin_kernel(test_spin_args p)
+{
+    for (int i = 0; i < 1 << 21 && !*p.flag; i++) __nanosleep(1000);
+}
+
+typedef struct {
+    int *flag;
+    cudaStream_t spinning, setting;
+} test_spin_state;
+
+static test_spin_state test_spin;
+
+/* Half of the SMs are held from here to test_release_sms. */
+static inline void test_hold_sms(void)
+{
+    const int smem = 160 << 10; /* an SM has room for one such block */
+    if (!test_spin.flag) {
+        TEST_CUDA(cudaMalloc((void **)&test_spin.flag, 4));
+        TEST_CUDA(cudaStreamCreateWithFlags(&test_spin.spinning, cudaStreamNonBlocking));
+        TEST_CUDA(cudaStreamCreateWithFlags(&test_spin.setting, cudaStreamNonBlocking));
+        TEST_CUDA(cudaFuncSetAttribute(test_spin_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    }
+    TEST_CUDA(cudaMemsetAsync(test_spin.flag, 0, 4, test_spin.setting));
+    TEST_CUDA(cudaStreamSynchronize(test_spin.setting));
+    const test_spin_args args = {test_spin.flag};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)test.sms / 2), config.blockDim = dim3(1024);
+    config.dynamicSmemBytes = (size_t)smem, config.stream = test_spin.spinning;
+    TEST_CUDA(cudaLaunchKernelEx(&config, test_spin_kernel, args));
+}
+
+/* Called when what ran beside has ended. */
+static inline void test_release_sms(const char *what)
+{
+    if (!test_that(cudaStreamQuery(test_spin.spinning) == cudaErrorNotReady))
+        test_detail("the spinning kernel ended before the op did; %s", what);
+    TEST_CUDA(cudaMemsetAsync(test_spin.flag, 1, 4, test_spin.setting));
+    TEST_CUDA(cudaStreamSynchronize(test_spin.spinning));
+}
+
+#endif
 #endif
