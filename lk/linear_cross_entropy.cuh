@@ -928,6 +928,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
     const lk_lce_pieces &w = p.q.p.w;
     const int rank = (int)blockIdx.x % 2;
     unsigned step = 0;
+    if (threadIdx.x == 0) lk_prefetch_tensormap(&p.x), lk_prefetch_tensormap(&p.weight);
     lk_griddepcontrol_wait();
     if (lk_gemm_loads()) {
         lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
