@@ -177,6 +177,7 @@ template <class Args>
 LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
                                 int block, size_t smem, cudaStream_t stream, const Args &args)
 {
+    if (grid > INT32_MAX) return lk_launched(op, cudaErrorInvalidConfiguration); /* CUDA's most; it would wrap around below */
     if (smem > 32 * 1024) { /* with its static shared memory a kernel has 48 KiB without being asked */
         const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
         const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, most, (int)smem);
