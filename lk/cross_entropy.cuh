@@ -376,11 +376,11 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 /* ---- Sums over all rows ------------------------------------------------------------------------------------------------- */
 
 /* A reduced loss is the row kernel's own: every block leaves the sums of its rows in the workspace and draws a ticket, and the
- * block that draws the last one adds all sums up, in an order that does not depend on who that is. Measured on an H200 with a
- * plain sum: tickets cost 1.2 us and 0.2 ns each; a launch behind the rows, which waits for the last, reads and adds, was 3 us.
- * The workspace comes with any contents, so that a kernel before the rows clears the tickets: the count of the rows where there
- * is one, else one that does nothing else, and a launch that does nothing is 0.45 us. In a graph a memset would cut the
- * programmatic dependence of the row kernel on what is before it. */
+ * block that draws the last one adds all sums up, in an order that does not depend on who that is. On an H200 a plain sum's
+ * tickets cost 1.2 us and 0.2 ns each, and a launch behind the rows, which waits for the last, reads and adds, 3 us; this sum
+ * itself is not measured. The workspace comes with any contents, so that a kernel before the rows clears the tickets: the
+ * count of the rows where there is one, else one that does nothing else, and a launch that does nothing is 0.45 us. In a graph
+ * a memset would cut the programmatic dependence of the row kernel on what is before it. */
 
 /* The terms of a row, or their sums over the rows of a block. */
 typedef struct alignas(16) {
@@ -1215,7 +1215,7 @@ template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n]
 #pragma unroll
     for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
     lk_pack(&packed, full);
-    if (wide && n == LK_VEC<D>) *(uint4 *)out = packed.raw; /* by 1 % of the ceiling faster than a streaming store */
+    if (wide && n == LK_VEC<D>) *(uint4 *)out = packed.raw; /* an H200: 1 % faster than a streaming store */
     else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
 #pragma unroll
     for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
@@ -1487,12 +1487,6 @@ LK_HOST lk_status lk_cross_entropy_check_null(const char *op, const char *field,
     return pointer ? LK_OK : lk_fail(LK_ERR_NULL, op, "%s is NULL", field);
 }
 
-LK_HOST lk_status lk_cross_entropy_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
-{
-    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
-    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
-}
-
 LK_HOST lk_status lk_cross_entropy_check_option(const char *op, const char *field, float value)
 {
     if (value >= 0.0f && value <= 3.402823466e38f) return LK_OK;
@@ -1500,12 +1494,13 @@ LK_HOST lk_status lk_cross_entropy_check_option(const char *op, const char *fiel
 }
 
 /* Fills in a packed stride and checks it; the field is `name`_stride. */
-LK_HOST lk_status lk_cross_entropy_check_stride(const char *op, const char *name, int64_t rows, int64_t vocab, int64_t *stride)
+LK_HOST lk_status lk_cross_entropy_check_stride(const char *op, const char *name, int64_t rows, const char *length_name,
+                                                int64_t length, int64_t *stride)
 {
-    if (*stride == 0) *stride = vocab;
-    if (*stride < vocab)
-        return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least vocab, %lld", name, (long long)*stride,
-                       (long long)vocab);
+    if (*stride == 0) *stride = length;
+    if (*stride < length)
+        return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least %s, %lld", name, (long long)*stride,
+                       length_name, (long long)length);
     __extension__ const __int128 span = (__int128)rows * *stride;
     if (span <= (__int128)1 << 62) return LK_OK;
     return lk_fail(LK_ERR_SHAPE, op, "%s with %s_stride %lld spans more than 2^62 elements", name, name, (long long)*stride);
@@ -1516,7 +1511,7 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_sizes(const char 
     if (a->rows < 0) return lk_fail(LK_ERR_SHAPE, op, "rows is %lld; it must be at least 0", (long long)a->rows);
     if (a->vocab < 1 || a->vocab > 1 << 30)
         return lk_fail(LK_ERR_SHAPE, op, "vocab is %lld; it must be 1 to 2^30", (long long)a->vocab);
-    return lk_cross_entropy_check_stride(op, "logits", a->rows, a->vocab, &a->logits_stride);
+    return lk_cross_entropy_check_stride(op, "logits", a->rows, "vocab", a->vocab, &a->logits_stride);
 }
 
 /* The values that forward and backward both have, but path, which comes last. */
@@ -1564,17 +1559,17 @@ LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_
     if (!status) status = lk_cross_entropy_check_sizes(op, a);
     if (!status) status = lk_cross_entropy_check_values(op, a);
     if (!status) status = lk_cross_entropy_check_path(op, a, arch);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "logits", a->logits, sizeof(T));
-    if (!status) status = lk_cross_entropy_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "class_weight", a->class_weight, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "loss", a->loss, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "lse", a->lse, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "entropy", a->entropy, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "argmax", a->argmax, 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "bad_targets", a->bad_targets, 4);
+    if (!status) status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    if (!status) status = lk_check_aligned(op, "class_weight", a->class_weight, 4);
+    if (!status) status = lk_check_aligned(op, "loss", a->loss, 4);
+    if (!status) status = lk_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
+    if (!status) status = lk_check_aligned(op, "lse", a->lse, 4);
+    if (!status) status = lk_check_aligned(op, "entropy", a->entropy, 4);
+    if (!status) status = lk_check_aligned(op, "argmax", a->argmax, 8);
+    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
+    if (!status) status = lk_check_aligned(op, "bad_targets", a->bad_targets, 4);
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     return status;
 }
@@ -1730,12 +1725,12 @@ LK_HOST lk_status lk_cross_entropy_check_own_aligned(const char *, const lk_cros
 }
 LK_HOST lk_status lk_cross_entropy_check_own_aligned(const char *op, const lk_cross_entropy_forward_backward_args *a)
 {
-    lk_status status = lk_cross_entropy_check_aligned(op, "loss", a->loss, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "entropy", a->entropy, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "argmax", a->argmax, 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
+    lk_status status = lk_check_aligned(op, "loss", a->loss, 4);
+    if (!status) status = lk_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
+    if (!status) status = lk_check_aligned(op, "entropy", a->entropy, 4);
+    if (!status) status = lk_check_aligned(op, "argmax", a->argmax, 8);
+    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
     return status;
 }
 
@@ -1759,7 +1754,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *ar
     int64_t in_place_stride = a->logits_stride;
     if (half) in_place_stride = in_place_stride > INT64_MAX / 2 ? INT64_MAX : 2 * in_place_stride;
     if (in_place && a->dlogits_stride == 0) a->dlogits_stride = in_place_stride;
-    status = lk_cross_entropy_check_stride(op, "dlogits", a->rows, a->vocab, &a->dlogits_stride);
+    status = lk_cross_entropy_check_stride(op, "dlogits", a->rows, "vocab", a->vocab, &a->dlogits_stride);
     if (status) return status;
     if (in_place && a->rows > 1 && a->dlogits_stride != in_place_stride)
         return lk_fail(LK_ERR_SHAPE, op, "dlogits is logits, but dlogits_stride is %lld; it must be %lld",
@@ -1769,16 +1764,16 @@ LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *ar
     if (a->dlogits_dtype != lk_cross_entropy_dtype<T> && !half)
         return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
     status = lk_cross_entropy_check_path(op, a, arch);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "logits", a->logits, sizeof(T));
-    if (!status) status = lk_cross_entropy_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "class_weight", a->class_weight, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "lse", a->lse, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "upstream", a->upstream, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "dlse", a->dlse, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "weight_sum", a->weight_sum, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "dlogits", a->dlogits, half ? 2 : sizeof(T));
-    if (!status) status = lk_cross_entropy_check_aligned(op, "bad_targets", a->bad_targets, 4);
+    if (!status) status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    if (!status) status = lk_check_aligned(op, "class_weight", a->class_weight, 4);
+    if (!status) status = lk_check_aligned(op, "lse", a->lse, 4);
+    if (!status) status = lk_check_aligned(op, "upstream", a->upstream, 4);
+    if (!status) status = lk_check_aligned(op, "dlse", a->dlse, 4);
+    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
+    if (!status) status = lk_check_aligned(op, "dlogits", a->dlogits, half ? 2 : sizeof(T));
+    if (!status) status = lk_check_aligned(op, "bad_targets", a->bad_targets, 4);
     if (!status) status = lk_cross_entropy_check_own_aligned(op, a);
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     return status;
@@ -1799,8 +1794,8 @@ template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_en
 
 /* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, then with up to
  * LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM, then over a cluster, then with as many slots as there is room
- * for. Measured on an H200, forward_backward of 4096 rows: of 1024 with 16 slots 0.58 of the ceiling instead of 0.64, of 2048
- * with 4 slots 0.64 instead of 0.75. */
+ * for. On an H200, in an earlier form of the kernel, forward_backward of 4096 rows: of 1024 with 16 slots 0.58 of the ceiling
+ * instead of 0.64, of 2048 with 4 slots 0.64 instead of 0.75. */
 template <class T, class D, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
                                                    lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)

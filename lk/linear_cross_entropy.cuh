@@ -54,9 +54,10 @@
  *            The fourth matmul computes a panel's logits again when lse is known; the fifth does that once more, so that a
  *            panel of dweight can be summed over all chunks while none of dx is held. forward takes 1 matmul in any plan.
  *            LK_LINEAR_CROSS_ENTROPY_FUSED has kernels of its own (bf16 on sm_90a, by TMA and wgmma, see lk_gemm.cuh), which
- *            are taken only where path says so. forward keeps no logits: the columns of a tile are added to the states of its
- *            rows while they are in registers, which takes 16 bytes a token and run of columns (here 13 MiB). forward_backward
- *            keeps e^(z - reference) in bf16 where other plans have f32 logits, and there is no pass over it: it is dZ but for
+ *            are taken only where path says so, for they have run on the simulator and not on a GPU yet. forward keeps no
+ *            logits: the columns of a tile are added to the states of its rows while they are in registers, which takes 16
+ *            bytes a token and run of columns (here 12 MiB). forward_backward keeps
+ *            e^(z - reference) in bf16 where other plans have f32 logits, and there is no pass over it: it is dZ but for
  *            a factor of the row, which dx's sums, in f32 of the workspace or in dweight, and a copy of x take. Here 1130 MiB
  *            hold a third of the tokens (f32 dweight), and 3178 MiB all (either).
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8) or a tenth.
@@ -73,9 +74,10 @@
  *            that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class weight and 2 z_loss |lse| are
  *            above 15 together, dZ may overflow.
  *            In panels and FUSED the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh. FUSED
- *            rounds the exponentials to bf16, and x times the factor: 2.3e-3 in dx and 2.8e-3 in dweight where one rounding
- *            of dZ gives 1.7e-3 and 1.7e-3 (relative Frobenius norms). A row some of whose tiles are 2^40 above the reference,
- *            which is a guess from the first 256 columns, or 2^90 below it is rescaled, with one rounding more.
+ *            rounds the exponentials to bf16, and x times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks
+ *            have up to 2.5e-3 in each (relative Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A
+ *            row some of whose tiles are 2^40 above the reference, which is a guess from the first 256 columns, or 2^90 below
+ *            it is rescaled, with one rounding more.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
  *            dbias reads dZ once more.
@@ -752,7 +754,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
  * say how far the largest of all columns will be. bf16 has float's range, so it may be off by 2^40 upwards and 2^90 downwards.
  * A tile beyond that takes its own maximum for that row, says so in `references`, and is brought in line later. */
 
-#define LK_LCE_GROUP 12 /* pairs of row tiles that walk the vocabulary together: their x, 24 MB at hidden 4096, stays in L2 */
+#define LK_LCE_GROUP 12 /* pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096,
+                           to stay in L2, by its size; not measured */
 
 typedef struct {
     CUtensorMap x, weight;
@@ -784,12 +787,13 @@ LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
     return a.softcap > 0.0f ? 1.0f : a.logit_scale;
 }
 
-/* Whether column own + i / 2 * 8 + i % 2 of a tile, own that of the thread's first sum, takes part: it is there, and not the
- * target's, which stays out so that the sum of the others is known without a difference. */
+/* Where a row of a tile ends and where its target is, in columns from the one of the thread's first sum on. */
 typedef struct {
     int left, hit;
 } lk_lce_window;
 
+/* Whether the thread's i-th sum of the row takes part: its column is there, and not the target's, which stays out so that the
+ * sum of the others is known without a difference. */
 LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
 {
     const int c = i / 2 * 8 + i % 2;
@@ -975,7 +979,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                         const bool here = at < p.q.rows;
                         lk_bf16 *const out = here ? (lk_bf16 *)w.logits + at * w.logits_stride + col : NULL;
                         const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], room, out,
-                                                           w.references + at * p.tiles + tile, a);
+                                                                  w.references + at * p.tiles + tile, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
                     } else {
                         s[r] = lk_lce_take_tile<plain>(s[r], v, window, edge, weights ? weights + col + own : NULL, a);
@@ -1564,16 +1568,6 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
 
 /* ---- Checks ---------------------------------------------------------------------------------------------------------- */
 
-LK_HOST lk_status lk_lce_check_stride(const char *op, const char *name, int64_t rows, int64_t hidden, int64_t *stride)
-{
-    if (*stride == 0) *stride = hidden;
-    if (*stride < hidden)
-        return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least hidden, %lld", name, (long long)*stride,
-                       (long long)hidden);
-    __extension__ const __int128 span = (__int128)rows * *stride;
-    if (span <= (__int128)1 << 62) return LK_OK;
-    return lk_fail(LK_ERR_SHAPE, op, "%s with %s_stride %lld spans more than 2^62 elements", name, name, (long long)*stride);
-}
 LK_HOST lk_status lk_lce_check_range(const char *op, const char *field, int64_t value, int64_t least, int64_t most)
 {
     if (value >= least && value <= most) return LK_OK;
@@ -1672,10 +1666,10 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
     if (!status) status = lk_lce_check_range(op, "tokens", a->tokens, 0, INT32_MAX);
     if (!status) status = lk_lce_check_range(op, "hidden", a->hidden, 1, 1 << 30);
     if (!status) status = lk_lce_check_range(op, "vocab", a->vocab, 1, 1 << 30);
-    if (!status) status = lk_lce_check_stride(op, "x", a->tokens, a->hidden, &a->x_stride);
-    if (!status) status = lk_lce_check_stride(op, "weight", a->vocab, a->hidden, &a->weight_stride);
-    if (!status) status = lk_lce_check_stride(op, "dx", a->tokens, a->hidden, &a->dx_stride);
-    if (!status) status = lk_lce_check_stride(op, "dweight", a->vocab, a->hidden, &a->dweight_stride);
+    if (!status) status = lk_cross_entropy_check_stride(op, "x", a->tokens, "hidden", a->hidden, &a->x_stride);
+    if (!status) status = lk_cross_entropy_check_stride(op, "weight", a->vocab, "hidden", a->hidden, &a->weight_stride);
+    if (!status) status = lk_cross_entropy_check_stride(op, "dx", a->tokens, "hidden", a->hidden, &a->dx_stride);
+    if (!status) status = lk_cross_entropy_check_stride(op, "dweight", a->vocab, "hidden", a->hidden, &a->dweight_stride);
     if (!status) status = lk_lce_check_range(op, "max_counted", a->max_counted, 0, INT64_MAX);
     if (!status) status = lk_lce_check_range(op, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
     if (!status) status = lk_lce_check_range(op, "panel_vocab", a->panel_vocab, 0, INT64_MAX);
@@ -1696,10 +1690,10 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
         if (device != context->device)
             return lk_fail(LK_ERR_VALUE, op, "context is of device %d; the current one is %d", context->device, device);
     }
-    status = lk_cross_entropy_check_aligned(op, "x", a->x, T_bytes);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "weight", a->weight, T_bytes);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "bias", a->bias, lk_lce_type_bytes(a->bias_dtype));
-    if (!status) status = lk_cross_entropy_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    status = lk_check_aligned(op, "x", a->x, T_bytes);
+    if (!status) status = lk_check_aligned(op, "weight", a->weight, T_bytes);
+    if (!status) status = lk_check_aligned(op, "bias", a->bias, lk_lce_type_bytes(a->bias_dtype));
+    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
     const struct {
         const char *name;
         const void *at;
@@ -1707,11 +1701,11 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
                  {"loss", a->loss}, {"z_loss_out", a->z_loss_out}, {"lse", a->lse}, {"weight_sum", a->weight_sum},
                  {"bad_targets", a->bad_targets}};
     for (const auto &word : words)
-        if (!status) status = lk_cross_entropy_check_aligned(op, word.name, word.at, 4);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "dx", a->dx, T_bytes);
-    if (!status) status = lk_cross_entropy_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
-    if (!status) status = lk_cross_entropy_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
+        if (!status) status = lk_check_aligned(op, word.name, word.at, 4);
+    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_check_aligned(op, "dx", a->dx, T_bytes);
+    if (!status) status = lk_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
+    if (!status) status = lk_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     c->type = own, c->logits_type = a->fast_logits && !c->fused ? own : LK_DTYPE_F32;

@@ -122,6 +122,13 @@ __attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status
     return status;
 }
 
+/* Whether a pointer is aligned to its element; NULL is. */
+LK_HOST lk_status lk_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
+{
+    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
+    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
+}
+
 /* Passes a launch's result on; a CUDA error gets its sentence. */
 LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {

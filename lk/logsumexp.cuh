@@ -456,12 +456,6 @@ LK_HOST lk_status lk_logsumexp_check_options(const char *op, float scale, int pa
     return LK_OK;
 }
 
-LK_HOST lk_status lk_logsumexp_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
-{
-    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
-    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
-}
-
 /* Validates; a becomes the arguments with every default filled in. */
 template <class T>
 LK_HOST lk_status lk_logsumexp_forward_check(const char *op, const lk_logsumexp_forward_args *args,
@@ -477,9 +471,9 @@ LK_HOST lk_status lk_logsumexp_forward_check(const char *op, const lk_logsumexp_
     if (!status)
         status = lk_logsumexp_check_strides(op, "", a->outer, a->cols, a->inner, &a->outer_stride, &a->col_stride, false);
     if (!status) status = lk_logsumexp_check_options(op, a->scale, a->path, a->inner == 1 && a->col_stride == 1, a->outer);
-    if (!status) status = lk_logsumexp_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_logsumexp_check_aligned(op, "lse", a->lse, sizeof(float));
-    if (!status) status = lk_logsumexp_check_aligned(op, "lse_rounded", a->lse_rounded, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "lse", a->lse, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "lse_rounded", a->lse_rounded, sizeof(T));
     return status;
 }
 
@@ -572,10 +566,10 @@ LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp
     status = lk_logsumexp_check_options(op, a->scale, a->path, contiguous, a->outer);
     if (status) return status;
     if (a->path == LK_LOGSUMEXP_CLUSTER) return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
-    status = lk_logsumexp_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_logsumexp_check_aligned(op, "lse", a->lse, sizeof(float));
-    if (!status) status = lk_logsumexp_check_aligned(op, "dlse", a->dlse, sizeof(float));
-    if (!status) status = lk_logsumexp_check_aligned(op, "dx", a->dx, sizeof(T));
+    status = lk_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "lse", a->lse, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "dlse", a->dlse, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "dx", a->dx, sizeof(T));
     return status;
 }
 

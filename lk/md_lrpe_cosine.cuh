@@ -1240,12 +1240,6 @@ template <class T, class Args> LK_HOST lk_status lk_lrpe_check_values(const char
     return LK_OK;
 }
 
-LK_HOST lk_status lk_lrpe_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
-{
-    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
-    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
-}
-
 /* Whether a tensor's vectors are aligned; dim is known to be. */
 template <class T>
 LK_HOST bool lk_lrpe_aligned(const void *pointer, int64_t batch_stride, int64_t head_stride, int64_t token_stride)
@@ -1287,9 +1281,9 @@ LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_
         status = lk_lrpe_choose_path<T>(op, a,
                                         lk_lrpe_aligned<T>(a->x, a->x_batch_stride, a->x_head_stride, a->x_token_stride) &&
                                             lk_lrpe_aligned<T>(a->y, a->y_batch_stride, a->y_head_stride, a->y_token_stride));
-    if (!status) status = lk_lrpe_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_lrpe_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
-    if (!status) status = lk_lrpe_check_aligned(op, "y", a->y, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
+    if (!status) status = lk_check_aligned(op, "y", a->y, sizeof(T));
     return status;
 }
 
@@ -1342,11 +1336,11 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
                          lk_lrpe_aligned<T>(a->x, a->x_batch_stride, a->x_head_stride, a->x_token_stride) &&
                          lk_lrpe_aligned<T>(a->dx, a->dx_batch_stride, a->dx_head_stride, a->dx_token_stride);
     status = lk_lrpe_choose_path<T>(op, a, aligned);
-    if (!status) status = lk_lrpe_check_aligned(op, "dy", a->dy, sizeof(T));
-    if (!status) status = lk_lrpe_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_lrpe_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
-    if (!status) status = lk_lrpe_check_aligned(op, "dx", a->dx, sizeof(T));
-    if (!status) status = lk_lrpe_check_aligned(op, "dtheta", a->dtheta, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "dy", a->dy, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
+    if (!status) status = lk_check_aligned(op, "dx", a->dx, sizeof(T));
+    if (!status) status = lk_check_aligned(op, "dtheta", a->dtheta, sizeof(float));
     return status;
 }
 

@@ -755,12 +755,6 @@ LK_HOST lk_status lk_srms_norm_check_options(const char *op, float eps, int path
     return LK_OK;
 }
 
-LK_HOST lk_status lk_srms_norm_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
-{
-    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
-    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
-}
-
 /* T's own number, and whether a field names f32 while T is another type. */
 LK_HOST int lk_srms_norm_own(lk_f32) { return LK_DTYPE_F32; }
 LK_HOST int lk_srms_norm_own(lk_f16) { return LK_DTYPE_F16; }
@@ -859,10 +853,10 @@ LK_HOST lk_status lk_srms_norm_forward_check(const char *op, const lk_srms_norm_
     if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
     if (!status) status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
     for (int i = 0; i < 4 && !status; i++)
-        status = lk_srms_norm_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
+        status = lk_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
     const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    if (!status) status = lk_srms_norm_check_aligned(op, "weight", a->weight, weight_element);
-    if (!status) status = lk_srms_norm_check_aligned(op, "rstd", a->rstd, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "weight", a->weight, weight_element);
+    if (!status) status = lk_check_aligned(op, "rstd", a->rstd, sizeof(float));
     return status;
 }
 
@@ -941,12 +935,12 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
     if (status) return status;
     for (int i = 0; i < 7 && !status; i++)
-        status = lk_srms_norm_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
-    if (!status) status = lk_srms_norm_check_aligned(op, "rstd", a->rstd, sizeof(float));
+        status = lk_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
+    if (!status) status = lk_check_aligned(op, "rstd", a->rstd, sizeof(float));
     const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
     const size_t dweight_element = a->dweight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    if (!status) status = lk_srms_norm_check_aligned(op, "weight", a->weight, weight_element);
-    if (!status) status = lk_srms_norm_check_aligned(op, "dweight", a->dweight, dweight_element);
+    if (!status) status = lk_check_aligned(op, "weight", a->weight, weight_element);
+    if (!status) status = lk_check_aligned(op, "dweight", a->dweight, dweight_element);
     if (status) return status;
 
     const cudaError_t error = lk_current_device(device);

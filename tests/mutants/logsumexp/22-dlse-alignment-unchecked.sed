@@ -1,2 +1,2 @@
 # file: logsumexp.cuh - a misaligned dlse is accepted
-/lk_logsumexp_check_aligned(op, "dlse"/d
+/lk_check_aligned(op, "dlse"/d
