@@ -343,7 +343,7 @@ typedef struct {
     lk_ce_row *states;     /* [chunk], of panels: of all columns but the target's */
     float *logit;          /* [rows], the target's: fused, like the next four */
     lk_lce_sums *parts;    /* [chunk, runs] */
-    lk_lce_sums *sample;   /* [chunk], of the first 256 columns */
+    lk_lce_sums *sample;   /* [rows], or [chunk] where rows are compacted, of the first 256 columns */
     float *references;     /* [chunk, tiles of 256 columns], what the exponentials of a row in a tile are against */
     float *scale;          /* [chunk], what turns a row of them into dZ */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
@@ -1337,9 +1337,9 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
     const bool sums_dx = fused || (panels && (c->type != LK_DTYPE_F32 || c->compact)), dx = a.dx && sums_dx;
     const bool lent_dx = dx && fused && lk_lce_lent_bytes(c, chunk) >= chunk * a.hidden * 4;
+    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, c->compact ? chunk : rows, sizeof *w.sample);
     const size_t from = used; /* what the factors are made of, then the sums of dx, then v x: none outlives the next */
     w.parts = (lk_lce_sums *)lk_lce_take(base, &used, fused, chunk * lk_ceil_div(a.vocab, panel), sizeof *w.parts);
-    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, chunk, sizeof *w.sample);
     w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
     size_t second = from, third = from;
     w.dx = lent_dx ? (float *)a.dweight : (float *)lk_lce_take(base, &second, dx, chunk * a.hidden, 4);
@@ -2147,6 +2147,21 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_run *r
     return status;
 }
 
+/* What the references are guessed from, of all rows at once: a tile a row keeps few clusters busy. Compacted rows of x are there
+ * a chunk at a time. */
+template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_run *r, lk_lce_fused p)
+{
+    const lk_lce_call &c = r->p.c;
+    lk_status status = LK_OK;
+    if (!c.compact) p.q.rows = c.rows, p.pairs = (int)lk_ceil_div(c.rows, 2 * LK_GEMM_ROWS);
+    if (r->mode != LK_LCE_RESOLVE)
+        status = lk_gemm_map(r->op, &p.x, lk_lce_x<T>(r, p.q), p.q.rows, c.a.hidden, lk_lce_x_stride(r), LK_GEMM_ROWS);
+    p.parts = p.q.p.w.sample, p.tiles = p.runs = p.run_tiles = 1, p.items = p.pairs;
+    p.q.p.c.a.label_smoothing = 1.0f; /* the sums of smoothing too: the tile's mean */
+    p.q.p.c.a.class_weight = NULL, p.q.p.w.class_weight = NULL;
+    return status ? status : lk_lce_launch_tiles(r, lk_lce_fused_kernel<false, false>, p);
+}
+
 /* One chunk whose logits stay in registers. */
 template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chunk)
 {
@@ -2177,10 +2192,8 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
             status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, false> : lk_lce_fused_kernel<false, false>, p);
         return status ? status : lk_lce_launch(r, lk_lce_merge_kernel, blocks, p);
     }
-    lk_lce_fused first = p; /* of the first tile, the sums of smoothing too: its mean */
-    first.parts = q.p.w.sample, first.tiles = first.runs = first.run_tiles = 1, first.items = p.pairs;
-    first.q.p.c.a.label_smoothing = 1.0f, first.q.p.c.a.class_weight = NULL, first.q.p.w.class_weight = NULL;
-    if (!status) status = lk_lce_launch_tiles(r, lk_lce_fused_kernel<false, false>, first);
+    if (!status && (chunk == 0 || c.compact)) status = lk_lce_sample<T>(r, p);
+    if (!c.compact) q.p.w.sample += q.first_row;
     if (!status) status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, true> : lk_lce_fused_kernel<false, true>, p);
     if (!status) status = lk_lce_launch(r, lk_lce_factor_kernel, blocks, p);
     if (!status) status = lk_lce_dbias<T>(r, q);
