@@ -312,7 +312,7 @@ typedef struct {
     lk_lce_args a; /* with every default filled in */
     const float *saved_lse;                          /* backward's */
     bool gives_loss, gradient, compact;
-    bool fused;                                      /* LK_LINEAR_CROSS_ENTROPY_FUSED */
+    bool fused;                                      /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
     int type, logits_type;                           /* LK_DTYPE_* of T and of the logits */
     int64_t rows;                                    /* tokens, or max_counted where rows are compacted */
 } lk_lce_call;
@@ -1331,7 +1331,7 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
     w.logit = (float *)lk_lce_take(base, &used, fused, rows, 4);
     w.scale = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk, 4);
-    w.bias = lk_lce_take(base, &used, a.bias, a.vocab, (size_t)lk_lce_type_bytes(c->logits_type));
+    w.bias = lk_lce_take(base, &used, a.bias, a.vocab, (size_t)lk_lce_type_bytes(fused ? LK_DTYPE_F32 : c->logits_type));
     w.class_weight = (float *)lk_lce_take(base, &used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, &used, a.dbias, w.splits * a.vocab, 4);
     w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
@@ -1363,33 +1363,42 @@ LK_HOST int64_t lk_lce_apart(const lk_lce_call *c, int64_t cols)
     return cols > 8 && (c->type != LK_DTYPE_F32 || c->a.tf32) ? cols % 8 : 0;
 }
 
-/* How long a matmul takes, in microseconds of an H200: whole waves of its 128 x 256 tiles or its bytes, whichever is longer, a
- * tenth of the other, and a launch. What plans are compared by, no more. */
-LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, int64_t m, int64_t n, int64_t k, double bytes_out)
+/* How long a matmul takes, in microseconds of an H200: waves of its 128 x 256 tiles or its bytes, whichever is longer, a tenth
+ * of the other, and a launch. What plans are compared by, no more. whole: waves are; else a part of one is a part of its time,
+ * as it is about where cuBLASLt finds tiles that fit. */
+LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, int64_t n, int64_t k, double bytes_out)
 {
-    const double tiles = (double)lk_ceil_div(m, 128) * (double)lk_ceil_div(n, 256), waves = ceil(tiles / 132.0);
+    const double tiles = (double)lk_ceil_div(m, 128) * (double)lk_ceil_div(n, 256);
+    const double waves = whole ? ceil(tiles / 132.0) : tiles / 132.0;
     const double rate = c->type == LK_DTYPE_F32 ? (c->a.tf32 ? 350e6 : 45e6) : 700e6;
     const double sums = waves * 132.0 * 128.0 * 256.0 * 2.0 * (double)k / rate;
     const double bytes = ((double)(m + n) * (double)k * lk_lce_type_bytes(c->type) + (double)m * (double)n * bytes_out) / 4e6;
     return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
 }
 
-LK_HOST double lk_lce_cost(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice)
+/* whole: so are chunks. Fused, what is done to each element of dx and of x is 17 ns a thousand, which is fitted to how much
+ * longer it took than chunks with 8192 to 131072 columns. */
+LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const lk_lce_args &a = c->a;
-    const bool panels = path != LK_LINEAR_CROSS_ENTROPY_CHUNKS, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const double each = (double)chunk * (double)panel, logit = lk_lce_type_bytes(c->logits_type);
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    const bool panels = twice || path == LK_LINEAR_CROSS_ENTROPY_PANELS;
+    const double each = (double)chunk * (double)panel, logit = lk_lce_type_bytes(fused ? c->type : c->logits_type);
     const double slices = slice ? (double)lk_ceil_div(chunk, slice) : 1.0;
-    const double logits = slices * lk_lce_matmul_cost(c, panel, slice ? lk_lce_min(slice, chunk) : chunk, a.hidden, logit);
+    const int64_t rows = slice ? lk_lce_min(slice, chunk) : chunk;
+    const double logits = slices * lk_lce_matmul_cost(c, whole, panel, rows, a.hidden, logit);
     const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* a warp to a row of panels: a few rows are slow */
-    const double pass = each * 1.5 * logit / rate + 3.0 * slices;
-    const double dx = a.dx ? lk_lce_matmul_cost(c, a.hidden, chunk, panel, panels ? 8.0 : 2.0) : 0.0;
+    const double moves = (double)(c->a.dx != NULL) + (double)(c->a.dweight != NULL);
+    const double pass = fused ? 8.5e-6 * moves * (double)chunk * (double)a.hidden : each * 1.5 * logit / rate + 3.0 * slices;
+    const double dx_bytes = fused ? 4.0 : panels ? 8.0 : 2.0;
+    const double dx = a.dx ? lk_lce_matmul_cost(c, whole, a.hidden, chunk, panel, dx_bytes) : 0.0;
     const double sum = a.dweight_dtype == LK_DTYPE_F32 || lk_lce_sums_dweight(c, chunk) ? 8.0 : 2.0;
-    const double dweight = a.dweight ? lk_lce_matmul_cost(c, a.hidden, panel, chunk, sum) : 0.0;
+    const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
     double cost = logits + pass + dx + dweight;
     if (panels && c->gradient) cost += logits + pass;
     if (twice && a.dx && (a.dweight || a.dbias)) cost += logits + pass;
-    return cost * (double)lk_ceil_div(c->rows, chunk) * (double)lk_ceil_div(a.vocab, panel);
+    const double chunks = whole ? (double)lk_ceil_div(c->rows, chunk) : (double)c->rows / (double)chunk;
+    return cost * chunks * (double)lk_ceil_div(a.vocab, panel);
 }
 
 /* The most tokens a chunk may have within `bytes`, or 0: all of them, else a multiple of 128, fused of 256, that makes the
@@ -1426,10 +1435,11 @@ LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
     return lengths[at] ? lk_lce_equal(c->rows, lengths[at]) : 0;
 }
 
-LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, size_t budget)
+LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, int path, size_t budget)
 {
-    if (c->fused && !c->gradient) return 0; /* no matmul is cuBLASLt's */
-    if (c->fused && budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4; /* or one more chunk */
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    if (fused && !c->gradient) return 0; /* no matmul is cuBLASLt's */
+    if (fused && budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4; /* or one more chunk */
     return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
 }
 
@@ -1460,44 +1470,35 @@ LK_HOST int64_t lk_lce_run_cols(const lk_lce_call *c, int64_t chunk, size_t byte
 /* The smallest budget: that of the leanest plan which the choice below would find. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
+    const lk_lce_args &a = c->a;
     size_t least = SIZE_MAX;
-    if (c->fused) {
-        const int64_t some = c->a.chunk_tokens ? c->a.chunk_tokens : lk_lce_min(c->rows, 128);
-        const int64_t few = c->gradient ? some : c->rows;
-        least = lk_lce_lay_out(c, LK_LINEAR_CROSS_ENTROPY_FUSED, few, lk_lce_run_cols(c, few, 0), 0, NULL).bytes;
-    }
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE; path++) {
-        if (c->a.path && c->a.path != path) continue;
-        const int64_t narrow = c->a.panel_vocab ? c->a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(c->a.vocab, 256));
-        const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? c->a.vocab : narrow;
-        const int64_t few = c->a.chunk_tokens ? c->a.chunk_tokens : lk_lce_min(c->rows, 64);
-        const int64_t most = c->a.chunk_tokens ? c->a.chunk_tokens : c->rows;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
+        const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, undivided = fused && !c->gradient;
+        if (fused ? !c->fused : a.path && a.path != path) continue;
+        const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
+        const int64_t panel = fused ? lk_lce_run_cols(c, c->rows, 0) : path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
+        const int64_t most = a.chunk_tokens && !undivided ? a.chunk_tokens : c->rows;
+        const int64_t few = a.chunk_tokens || undivided ? most : lk_lce_min(c->rows, fused ? 128 : 64);
         const int64_t slice = lk_lce_slice(c, path, 0);
         const size_t part = lk_lce_lay_out(c, path, few, panel, slice, NULL).bytes;
-        const size_t whole = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes;
-        if (part < least) least = part;
-        if (whole < least) least = whole;
+        const size_t all = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes, bytes = part < all ? part : all;
+        size_t budget = bytes;
+        for (size_t room; (room = budget - lk_lce_cublas_share(c, path, budget)) < bytes;) budget += bytes - room;
+        if (budget < least) least = budget;
     }
-    size_t budget = least;
-    for (size_t room; (room = budget - lk_lce_cublas_share(c, budget)) < least;) budget += least - room;
-    return budget;
+    return least;
 }
 
-/* The cheapest plan within so many bytes, cuBLASLt's not among them: its path, its lengths and its bytes. */
-LK_HOST void lk_lce_search(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
+/* The cheapest plan that keeps logits within so many bytes, cuBLASLt's not among them: its path, its lengths and its bytes.
+ * Without one its path is 0. */
+LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
 {
     const int64_t vocab = c->a.vocab;
     double best = INFINITY;
     int64_t slice = lk_lce_slice(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, 0);
-    if (c->fused) {
-        const int path = LK_LINEAR_CROSS_ENTROPY_FUSED;
-        const int64_t chunk = c->gradient ? lk_lce_chunk(c, path, lk_lce_run_cols(c, c->rows, 0), 0, room) : c->rows;
-        best = 0.0, slice = 0;
-        plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = lk_lce_run_cols(c, chunk, room);
-    } else if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
-               lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows) {
+    if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+        lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows)
         best = 0.0, plan->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS, plan->chunk_tokens = c->rows, plan->panel_vocab = vocab;
-    }
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && best > 0.0; path++) {
         if (c->a.path && c->a.path != path) continue;
         const int64_t most = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || c->a.panel_vocab ? 1 : lk_ceil_div(vocab, 256);
@@ -1506,7 +1507,7 @@ LK_HOST void lk_lce_search(const lk_lce_call *c, size_t room, lk_linear_cross_en
             const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : narrow;
             for (int at = 0; lk_lce_slice(c, path, at) >= 0; at++) {
                 const int64_t some = lk_lce_slice(c, path, at), chunk = lk_lce_chunk(c, path, panel, some, room);
-                const double cost = chunk ? lk_lce_cost(c, path, chunk, panel, some) : INFINITY;
+                const double cost = chunk ? lk_lce_cost(c, true, path, chunk, panel, some) : INFINITY;
                 const bool room_for_more = some && chunk < c->rows && some > lk_lce_lent(c, chunk); /* tokens in their place */
                 if (!(cost < best) || (room_for_more && !c->a.slice_tokens)) continue;
                 best = cost, plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, slice = some;
@@ -1518,6 +1519,30 @@ LK_HOST void lk_lce_search(const lk_lce_call *c, size_t room, lk_linear_cross_en
     if (slice && !c->a.slice_tokens) slice = lk_lce_equal(plan->chunk_tokens, slice);
     plan->slice_tokens = lk_lce_min(slice, plan->chunk_tokens);
     plan->workspace_bytes = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, slice, NULL).bytes;
+}
+
+/* The cheapest plan within the budget, as above. Fused and not, they are of unlike chunks, so that a whole wave or chunk more
+ * would say little. */
+LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    const int path = LK_LINEAR_CROSS_ENTROPY_FUSED;
+    lk_linear_cross_entropy_plan fused = {};
+    *plan = {};
+    if (c->fused) {
+        const size_t room = budget - lk_lce_cublas_share(c, path, budget);
+        const int64_t chunk = c->gradient ? lk_lce_chunk(c, path, lk_lce_run_cols(c, c->rows, 0), 0, room) : c->rows;
+        fused.chunk_tokens = chunk, fused.panel_vocab = lk_lce_run_cols(c, chunk, room);
+        fused.workspace_bytes = lk_lce_lay_out(c, path, chunk, fused.panel_vocab, 0, NULL).bytes;
+        fused.path = chunk && fused.workspace_bytes <= room ? path : 0;
+    }
+    const bool only = fused.path && (!c->gradient || c->a.path == path);
+    if (!only) lk_lce_search_kept(c, budget - lk_lce_cublas_share(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, budget), plan);
+    if (fused.path && plan->path) { /* kept logits' last columns are products of their own: 80 ns a token with 50257 */
+        const double apart = lk_lce_apart(c, c->a.vocab) ? 0.08 * (double)c->rows : 0.0;
+        const double cost = lk_lce_cost(c, false, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens);
+        if (cost + apart <= lk_lce_cost(c, false, path, fused.chunk_tokens, c->a.vocab, 0)) return;
+    }
+    if (fused.path) *plan = fused;
 }
 
 /* The plan within the budget. Plans leave a part of it unused, and fewer bytes may have another one: the plan is one that the
@@ -1534,12 +1559,14 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     const size_t least = lk_lce_minimum(c);
     if (budget < least)
         return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", least, budget);
+    bool fused = false;
     for (size_t before = 0; before != budget;) {
         before = budget;
-        lk_lce_search(c, budget - lk_lce_cublas_share(c, budget), plan);
+        lk_lce_search(c, budget, plan);
+        fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
         const size_t left = budget - plan->workspace_bytes;
         plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-        if (c->fused && !c->gradient) plan->cublas_bytes = 0;
+        if (fused && !c->gradient) plan->cublas_bytes = 0;
         plan->workspace_bytes += plan->cublas_bytes;
         budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
     }
@@ -1548,12 +1575,12 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
     plan->matmuls = 1 + gradients;
-    if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !c->fused) plan->matmuls++;
+    if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !fused) plan->matmuls++;
     if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
-    plan->exact = c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
+    plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : lk_lce_sums_dweight(c, plan->chunk_tokens) ? 2 : 1;
-    const char *const kept = c->fused ? c->gradient ? "bf16 exponentials of" : "no kept" : plan->exact ? "f32" : "16-bit";
-    const int apart = c->fused && !c->gradient ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
+    const char *const kept = fused ? c->gradient ? "bf16 exponentials of" : "no kept" : plan->exact ? "f32" : "16-bit";
+    const int apart = fused && !c->gradient ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
     char last[40] = "", part[60] = "";
     if (w.slice)
         snprintf(part, sizeof part, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
@@ -1628,23 +1655,23 @@ LK_HOST lk_lce_call lk_lce_call_of(const lk_linear_cross_entropy_backward_args *
     return c;
 }
 
-/* What the fused path is for. */
-LK_HOST lk_status lk_lce_check_fused(const char *op, const lk_lce_call *c)
+/* What the fused path is for, where that is not this call; NULL: it is. */
+LK_HOST const char *lk_lce_not_fused(const lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
     const int64_t longest = (int64_t)1 << 38; /* a tensor map's strides are below 2^40 bytes */
     const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0 && a.weight_stride <= longest;
     const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
-    const char *only = NULL;
-    if (c->type != LK_DTYPE_BF16) only = "bf16";
-    else if (!c->gives_loss) only = "forward and forward_backward";
-    else if (c->gradient && a.label_smoothing > 0.0f) only = "gradients without label_smoothing";
-    else if (c->rows >= 1 << 30) only = "fewer than 2^30 tokens";
-    else if (!x || !weight)
-        only = "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
-    else if (c->rows > 0 && (lk_current_device(&device) != cudaSuccess || !lk_gemm_available(&device))) only = "sm_90a";
-    return only ? lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s", only) : LK_OK;
+    if (c->type != LK_DTYPE_BF16) return "bf16";
+    if (!c->gives_loss) return "forward and forward_backward";
+    if (c->gradient && a.label_smoothing > 0.0f) return "gradients without label_smoothing";
+    if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
+    if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
+    if (c->rows == 0) return NULL;
+    if (lk_current_device(&device) == cudaSuccess) return lk_gemm_available(&device) ? NULL : "sm_90a";
+    (void)cudaGetLastError(); /* a query works without a device */
+    return "sm_90a";
 }
 
 /* Validates all but the workspace, fills in the defaults. query: the context may be NULL. */
@@ -1707,11 +1734,15 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
     if (!status) status = lk_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
     if (!status) status = lk_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    c->type = own, c->logits_type = a->fast_logits && !c->fused ? own : LK_DTYPE_F32;
+    c->type = own, c->logits_type = a->fast_logits ? own : LK_DTYPE_F32;
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
-    if (!status && c->fused) status = lk_lce_check_fused(op, c);
+    const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of kept logits */
+    c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && !lengths);
+    const char *const only = c->fused && !status ? lk_lce_not_fused(c) : NULL;
+    if (only && a->path)
+        status = lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s", only);
+    if (only) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
     return status;
@@ -1920,7 +1951,7 @@ LK_HOST lk_status lk_lce_move_rows(const lk_lce_run *r, const lk_lce_move &move)
 /* Elements between rows of dZ: 16-bit dZ in the place of f32 logits has rows of twice as many. */
 LK_HOST int64_t lk_lce_dz_stride(const lk_lce_run *r)
 {
-    if (r->p.w.slice || r->p.c.fused) return r->p.w.logits_stride;
+    if (r->p.w.slice || r->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return r->p.w.logits_stride;
     return r->p.w.logits_stride * lk_lce_type_bytes(r->p.c.logits_type) / lk_lce_type_bytes(r->p.c.type);
 }
 
@@ -1997,13 +2028,14 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_run *r, const lk_lce_
     const lk_lce_args &a = r->p.c.a;
     const lk_lce_pieces &w = r->p.w;
     const int64_t panel_row = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? 0 : q.first_col; /* one panel's sums */
+    const bool fused = r->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_lce_product m = {};
     m.key.type = w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.scalars_on_device = r->p.c.type != LK_DTYPE_F32;
     m.key.transpose_b = 1;
     m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
-    m.key.lda = r->p.c.fused ? w.x_stride : lk_lce_x_stride(r), m.key.ldb = lk_lce_dz_stride(r);
+    m.key.lda = fused ? w.x_stride : lk_lce_x_stride(r), m.key.ldb = lk_lce_dz_stride(r);
     m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
-    m.a = r->p.c.fused ? w.x : lk_lce_x<T>(r, q), m.b = w.logits;
+    m.a = fused ? w.x : lk_lce_x<T>(r, q), m.b = w.logits;
     m.d = w.dweight ? (void *)(w.dweight + panel_row * a.hidden)
                     : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_type_bytes(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
@@ -2209,7 +2241,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
 template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_run *r)
 {
     const lk_lce_args &a = r->p.c.a;
-    const bool whole = r->plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = r->p.c.fused;
+    const bool whole = r->plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = r->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool twice = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
     lk_status status = LK_OK;
     if (r->p.c.rows > 0)
@@ -2245,6 +2277,7 @@ LK_HOST lk_status lk_linear_cross_entropy(const char *op, const Args *args, cuda
     if (status) return status;
     r.context = (lk_lce_context *)a.context;
     const lk_linear_cross_entropy_plan &plan = r.plan;
+    if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) r.p.c.logits_type = LK_DTYPE_F32; /* fast_logits are for those it keeps */
     if (r.p.c.rows > 0)
         r.p.w = lk_lce_lay_out(&r.p.c, plan.path, plan.chunk_tokens, plan.panel_vocab, plan.slice_tokens, a.workspace);
     r.p.share = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * r.device.sms), LK_LCE_THREADS);

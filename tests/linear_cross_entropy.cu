@@ -1546,7 +1546,7 @@ static void goal_plans(void)
         printf("     vocab %6lld, dweight %s, %4zu MiB: %s\n", (long long)a.vocab, i % 2 ? "f32 " : "bf16", budget >> 20,
                of.text);
         const bool good = status == LK_OK && of.matmuls == 3 && of.exact && of.chunk_tokens >= 2048 &&
-                          of.workspace_bytes <= budget && of.cublas_bytes >= (size_t)20 << 20 &&
+                          of.workspace_bytes <= budget && of.cublas_bytes >= (size_t)(of.path == FUSED ? 8 : 20) << 20 &&
                           of.minimum_bytes <= (size_t)24 << 20;
         if (!test_that(good))
             test_detail("vocab %lld: %s, %s, smallest %zu, cuBLASLt %zu", (long long)a.vocab, lk_status_string(status), of.text,
