@@ -30,7 +30,7 @@
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each token.
  *            Ignored token: loss, z-loss and lse are 0; it adds nothing to dweight and dbias, and its dx is 0. Its x must be
  *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are
- *            read, or path is FUSED.
+ *            read, or the plan is FUSED.
  *            Bad target: loss and the token's dx are NaN, and so is a reduced loss; it adds nothing to dweight and dbias; lse
  *            and z-loss are those of its logits. It counts in valid_rows, with class weight 0.
  *            bias: -inf masks a column: its dweight, dbias and part of dx are 0. A target there has loss +inf.
@@ -43,7 +43,8 @@
  *            not added to and is written last, or else in the workspace. Whatever fits is found by a model of an H200's times;
  *            path, chunk_tokens, slice_tokens and panel_vocab overrule it. Each plan is exact: dweight is a sum of floats over
  *            all tokens, rounded once; it lives in the caller's f32 dweight, in dweight itself where one chunk has all tokens,
- *            or in f32 of the workspace. At 12288 tokens, hidden 4096, vocab 131072 in bf16 (6144 MiB of f32 logits):
+ *            or in f32 of the workspace. At 12288 tokens, hidden 4096, vocab 131072 in bf16 (6144 MiB of f32 logits), where
+ *            logits are kept:
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
  *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
@@ -53,26 +54,38 @@
  *                   2    the smallest, 4 matmuls                    6    the smallest, 5 matmuls
  *            The fourth matmul computes a panel's logits again when lse is known; the fifth does that once more, so that a
  *            panel of dweight can be summed over all chunks while none of dx is held. forward takes 1 matmul in any plan.
- *            LK_LINEAR_CROSS_ENTROPY_FUSED has kernels of its own (bf16 on sm_90a, by TMA and wgmma, see lk_gemm.cuh), which
- *            are taken only where path says so, for they have run on the simulator and not on a GPU yet. forward keeps no
- *            logits: the columns of a tile are added to the states of its rows while they are in registers, which takes 16
- *            bytes a token and run of columns (here 12 MiB). forward_backward keeps
- *            e^(z - reference) in bf16 where other plans have f32 logits, and there is no pass over it: it is dZ but for
- *            a factor of the row, which dx's sums, in f32 of the workspace or in dweight, and a copy of x take. Here 1130 MiB
- *            hold a third of the tokens (f32 dweight), and 3178 MiB all (either).
+ *            LK_LINEAR_CROSS_ENTROPY_FUSED has kernels of its own (bf16 on sm_90a, by TMA and wgmma, see lk_gemm.cuh). forward
+ *            keeps no logits: the columns of a tile are added to the states of its rows while they are in registers, which
+ *            takes 16 bytes a token and run of columns (here 12 MiB). forward_backward keeps e^(z - reference) in bf16 where
+ *            other plans have f32 logits, and there is no pass over it: it is dZ but for a factor of the row, which dx's sums,
+ *            in f32 of the workspace or in dweight, and a copy of x take. Here 160 MiB hold a 24th of the tokens, 512 MiB a
+ *            seventh, 1130 MiB a third (f32 dweight; the sums of bf16 dweight in chunks take 2048 MiB besides), and 3178 MiB
+ *            all (either).
+ *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
+ *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 40000
+ *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
+ *            do: on another one, and where there is none, they give the plan that keeps logits.
+ *            On an H200, as shares of the bare matmuls' speed at 12288 tokens of hidden 4096: forward of 131072 columns 0.98
+ *            (panels: 0.84); forward_backward in the same 216 to 1130 MiB (f32 dweight), 911 and 3178 MiB (bf16; FUSED was not
+ *            measured in less of them):
+ *                vocab            8192  16384  32768  50257  65536  131072   bf16: 32768  131072
+ *                FUSED           0.876  0.901  0.954  0.926  0.964   0.962         0.987   0.970
+ *                kept logits     0.941  0.958  0.969  0.821  0.946   0.937         1.001   0.931
+ *            Power is its limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
+ *            without anything but the matmul it takes 4 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8) or a tenth.
- *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float): with
- *            50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256. hidden has no
- *            such help: expect matmuls that slow where it is not a multiple of 8.
+ *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float, nor
+ *            for FUSED's logits): with 50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as
+ *            with 50256. hidden has no such help: expect matmuls that slow where it is not a multiple of 8.
  * Numerics   Matmuls of bf16 and f16 sum in float, those of f32 are true float unless tf32 is set. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy besides the rounding of a sum of hidden products; dZ has one rounding to T, dx,
  *            dweight and dbias another. Only where those last columns are apart and there are no panels is their part of dx,
- *            a sum of at most 7 products, rounded to T before the rest is added to it. fast_logits keeps the logits in T: half
- *            the bytes, and errors of half an ulp of T in each. The mean's division and a single upstream are not in 16-bit dZ,
- *            which would round them alike for all tokens, but in the matmuls' alpha, unless there is dlse. f16: dZ is stored
- *            times a power of 2 that brings the largest of what else scales it to about 2^12, and alpha takes that back, so
- *            that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class weight and 2 z_loss |lse| are
- *            above 15 together, dZ may overflow.
+ *            a sum of at most 7 products, rounded to T before the rest is added to it. fast_logits keeps the logits in T, where
+ *            they are kept: half the bytes, and errors of half an ulp of T in each. The mean's division and a single upstream
+ *            are not in 16-bit dZ, which would round them alike for all tokens, but in the matmuls' alpha, unless there is
+ *            dlse. f16: dZ is stored times a power of 2 that brings the largest of what else scales it to about 2^12, and alpha
+ *            takes that back, so that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class weight and
+ *            2 z_loss |lse| are above 15 together, dZ may overflow.
  *            In panels and FUSED the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh. FUSED
  *            rounds the exponentials to bf16, and x times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks
  *            have up to 2.5e-3 in each (relative Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A
@@ -128,7 +141,7 @@ typedef struct {
     int64_t slice_tokens;   /* tokens of a chunk whose logits are there at a time; 0: all, and dZ takes their place */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* how many products of 2 tokens hidden vocab operations each */
-    int exact;              /* not 0: f32 logits, and the sums of dweight over tokens are float and rounded once */
+    int exact;              /* not 0: no 16-bit logits, and the sums of dweight over tokens are float and rounded once */
     char text[220];         /* all that in words */
 } lk_linear_cross_entropy_plan;
 
@@ -755,7 +768,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
  * A tile beyond that takes its own maximum for that row, says so in `references`, and is brought in line later. */
 
 #define LK_LCE_GROUP 12 /* pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096,
-                           to stay in L2, by its size; not measured */
+                           to stay in L2. 6, 16 and 24 take as long on an H200 */
 
 typedef struct {
     CUtensorMap x, weight;
@@ -1476,7 +1489,8 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
         const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, undivided = fused && !c->gradient;
         if (fused ? !c->fused : a.path && a.path != path) continue;
         const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
-        const int64_t panel = fused ? lk_lce_run_cols(c, c->rows, 0) : path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
+        const int64_t kept = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
+        const int64_t panel = fused ? lk_lce_run_cols(c, c->rows, 0) : kept;
         const int64_t most = a.chunk_tokens && !undivided ? a.chunk_tokens : c->rows;
         const int64_t few = a.chunk_tokens || undivided ? most : lk_lce_min(c->rows, fused ? 128 : 64);
         const int64_t slice = lk_lce_slice(c, path, 0);
@@ -2179,8 +2193,8 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_run *r
     return status;
 }
 
-/* What the references are guessed from, of all rows at once: a tile a row keeps few clusters busy. Compacted rows of x are there
- * a chunk at a time. */
+/* What the references are guessed from, of all rows at once: a tile a row keeps few clusters busy. Compacted rows of x are
+ * there a chunk at a time. */
 template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_run *r, lk_lce_fused p)
 {
     const lk_lce_call &c = r->p.c;
@@ -2241,8 +2255,9 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
 template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_run *r)
 {
     const lk_lce_args &a = r->p.c.a;
-    const bool whole = r->plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = r->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    const bool twice = r->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    const int path = r->plan.path;
+    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_status status = LK_OK;
     if (r->p.c.rows > 0)
         status = lk_lce_launch(r, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, r->p.share), r->p);
