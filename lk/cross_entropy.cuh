@@ -752,9 +752,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int rank = (int)(blockIdx.x << LK_CROSS_ENTROPY_THREADS_LOG2 | threadIdx.x) & ((1 << team_log2) - 1);
     const int row = (int)(blockIdx.x >> over);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* by one thread for itself, since registers are for loads */
-    lk_cluster_begin();
+    LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
+    lk_lse_cluster_begin(inbox);
     lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, target);
-    s = lk_lse_cluster<LK_CROSS_ENTROPY_THREADS>(s, p.a.logit_scale);
+    s = lk_lse_cluster(inbox, s, p.a.logit_scale);
     LK_SHARED(lk_ce_sums, sums, [1]);
     if (rank == 0) {
         *sums = {};

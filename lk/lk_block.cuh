@@ -63,35 +63,65 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
     }
 }
 
-/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. By
- * shuffles, because a merge costs two exponentials, and a chain of them (as in cub::BlockReduce) is what a short row would
- * wait for.
- * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; before it, anywhere,
- * lk_cluster_begin(). scale: as in lk_lse.
+/* Where the block with rank 0 gets the states of all warps of its cluster; words of 8 bytes, the maximum in the low half. */
+template <int THREADS> struct lk_lse_inbox {
+    lk_mbarrier full; /* all of them are there */
+    uint64_t word[8 * THREADS / 32];
+};
+
+/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
+ * cluster they come by st.async, for which only the reader waits: before a cluster's barrier every warp would wait for a fence
+ * of the whole GPU.
+ * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; lk_lse_cluster_begin, which
+ * stands for lk_cluster_begin() too, anywhere before. scale: as in lk_lse.
  * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
- * Shared memory: its own. A peer may end after the call: nobody writes into its memory. */
-template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse s, float scale = 1.0f)
+ * Shared memory: inbox. A peer may end after the call: nobody writes into its memory. */
+template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
 {
-    constexpr int WARPS = THREADS / 32;
-    LK_SHARED(lk_lse, inbox, [8 * WARPS]);
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
-    lk_lse *slot = &inbox[rank * WARPS + warp];
-    if (blocks > 1) {
-        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
-        slot = (lk_lse *)lk_mapa(slot, 0);
+    const unsigned blocks = lk_cluster_nctarank();
+    if (blocks > 1 && lk_cluster_ctarank() == 0 && threadIdx.x == 0) {
+        lk_mbarrier_init(&inbox->full, 1);
+        lk_fence_mbarrier_init();
+        lk_mbarrier_arrive_expect_tx(&inbox->full, blocks * (THREADS / 32 * 8));
     }
-    if (threadIdx.x % 32 == 0) *slot = s;
+    lk_cluster_begin();
+}
+template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
+{
+    constexpr int WARPS = THREADS / 32, MOST = (8 * WARPS + 31) / 32; /* words that a lane reads */
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    uint64_t *slot = &inbox->word[rank * WARPS + warp];
+    const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
     if (blocks > 1) {
-        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
-        if (rank != 0) return s;
-        lk_barrier_cluster_wait();
+        lk_barrier_cluster_wait(); /* the block with rank 0 runs and has its barrier */
+        if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
+        if (rank != 0 || warp != 0) return s;
+        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
     } else {
-        __syncthreads(); /* likewise */
+        if (lane == 0) *slot = word;
+        __syncthreads(); /* orders the writes into the inbox before its reads */
+        if (warp != 0) return s;
     }
-    if (warp != 0) return s;
-    s = lk_lse_empty();
-    for (int i = (int)threadIdx.x; i < blocks * WARPS; i += 32) s = lk_lse_merge(s, inbox[i], scale);
-    return blocks > 1 ? lk_lse_warp(s, 32, scale) : lk_lse_warp(s, WARPS, scale);
+    /* The maximum of all comes first: an exponential for each state, none waiting for another, where lk_lse_merge has two. */
+    lk_lse part[MOST];
+    s.max = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+        const int i = lane + 32 * k;
+        part[k] = lk_lse_empty();
+        if (i < blocks * WARPS)
+            part[k] = {__uint_as_float((uint32_t)inbox->word[i]), __uint_as_float((uint32_t)(inbox->word[i] >> 32))};
+        s.max = fmaxf(s.max, part[k].max);
+    }
+    const int team = blocks > 1 ? 32 : WARPS;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) s.max = fmaxf(s.max, __shfl_xor_sync(0xffffffffu, s.max, offset));
+    s.sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
+    return {s.max, lk_sum_warp(s.sum, team)};
 }
 
 #endif /* CUDA or the simulator */

@@ -137,13 +137,14 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     const int64_t row = blockIdx.x >> blocks_log2;
     const T *x = (const T *)a.x + row * a.outer_stride;
     const lk_lse_share<T> share = lk_lse_aim(x, lk_split_row(x, a.cols), rank, size_log2);
+    LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
-    lk_cluster_begin();
+    lk_lse_cluster_begin(inbox);
     lk_griddepcontrol_wait();
     lk_lse_start(raw, share, size_log2);
     lk_lse s = lk_lse_read<false>(raw, share, a.scale, rank, size_log2, 32);
     lk_griddepcontrol_launch_dependents();
-    s = lk_lse_cluster<LK_LOGSUMEXP_THREADS>(s);
+    s = lk_lse_cluster(inbox, s);
     if (rank == 0) lk_logsumexp_put<T>(a, row, s);
 }
 

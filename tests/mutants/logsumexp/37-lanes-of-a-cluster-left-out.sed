@@ -1,0 +1,2 @@
+# file: lk_block.cuh - in a cluster, the lanes beyond a block's warps are not merged
+s/blocks > 1 ? 32 : WARPS/WARPS/
