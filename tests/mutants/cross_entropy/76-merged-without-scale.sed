@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - the states of a plain row's warps are merged as if logit_scale were 1
-s/lk_lse_cluster<LK_CROSS_ENTROPY_THREADS>(s, p.a.logit_scale)/lk_lse_cluster<LK_CROSS_ENTROPY_THREADS>(s)/
+s/lk_lse_cluster(inbox, s, p.a.logit_scale)/lk_lse_cluster(inbox, s)/
