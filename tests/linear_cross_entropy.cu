@@ -17,7 +17,27 @@
  *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes (TF32: 2^-9 in dx, dweight);
  *                 dx also half an ulp of T of what the columns give that the plan has apart
  */
+#include <cuda_runtime.h>
+
+/* lk asks these what device there is: the plans of other ones are looked at too. */
+enum { THIS_DEVICE = -1, NO_DEVICE = 0 }; /* else a compute capability, 80 */
+static int device_seen = THIS_DEVICE;
+static inline cudaError_t seen_device(int *id)
+{
+    return device_seen == NO_DEVICE ? cudaErrorNoDevice : cudaGetDevice(id);
+}
+static inline cudaError_t seen_attribute(int *value, cudaDeviceAttr attribute, int id)
+{
+    const bool major = attribute == cudaDevAttrComputeCapabilityMajor, minor = attribute == cudaDevAttrComputeCapabilityMinor;
+    if (device_seen == THIS_DEVICE || !(major || minor)) return cudaDeviceGetAttribute(value, attribute, id);
+    *value = major ? device_seen / 10 : device_seen % 10;
+    return cudaSuccess;
+}
+#define cudaGetDevice seen_device
+#define cudaDeviceGetAttribute seen_attribute
 #include "lk/linear_cross_entropy.cuh"
+#undef cudaGetDevice
+#undef cudaDeviceGetAttribute
 
 #include "tests/test.h"
 
@@ -233,6 +253,13 @@ static void draw_values(problem *p, uint64_t *r)
     p->slice = chunks[test_below(r, 4)];
 }
 
+/* Nothing that path 0 would not take the fused plan for. */
+static void leave_open(problem *p)
+{
+    p->chunk = p->panel = p->slice = 0, p->on[SMOOTHING] = p->on[SMOOTHING] && p->direction == FORWARD;
+    for (int t = X; t <= WEIGHT; t++) p->at[t] = 0, p->stride[t] = (p->hidden + 7) / 8 * 8 + (p->stride[t] ? 8 : 0);
+}
+
 static problem drawn(int type, int direction, int path, int64_t tokens, int64_t hidden, int64_t vocab, int seed)
 {
     problem p = plain(type, direction, path, tokens, hidden, vocab);
@@ -240,6 +267,7 @@ static problem drawn(int type, int direction, int path, int64_t tokens, int64_t 
     uint64_t random = p.seed;
     for (int s = 0; s < SWITCHES; s++) p.on[s] = chance(&random, 3);
     draw_values(&p, &random), draw_places(&p, &random);
+    if (path == LK_LINEAR_CROSS_ENTROPY_AUTO && type == TEST_BF16 && chance(&random, 2)) leave_open(&p);
     return p;
 }
 
@@ -252,6 +280,7 @@ typedef struct {
     double weight, lse, class_loss, z_loss, lse_slack, class_slack, z_slack, most; /* most: the largest |z| */
 } outcome;
 
+static plan_t plan; /* of the last setup */
 static test_buffer buffers[TENSORS + 1];
 static layout laid[TENSORS];
 static unsigned char *kept[TENSORS];
@@ -427,7 +456,7 @@ static void differentiate(const problem *p)
 {
     const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p);
     /* fused, dweight has roundings of the exponentials and of v x; a row that is brought in line has one more */
-    const double times = p->path == FUSED ? 3 : 1;
+    const double times = plan.path == FUSED ? 3 : 1;
     const double half = times * (p->type == TEST_F32 ? u : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8);
     double most = 0; /* of all |f| and |dlse|: f16's dZ is stored relative to it */
     for (int64_t token = 0; token < p->tokens; token++) {
@@ -536,8 +565,6 @@ static lk_status tune(const problem *p)
     if (p->direction == FORWARD) return forward_tune_of[p->type](&forward, test.stream);
     return p->direction == BOTH ? both_tune_of[p->type](&both, test.stream) : backward_tune_of[p->type](&backward, test.stream);
 }
-
-static plan_t plan; /* of the last setup */
 
 static void set_workspace(void *at, size_t bytes)
 {
@@ -741,11 +768,13 @@ static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
 
 static bool possible(int at, int did)
 {
-    static const char *const not_fused[] = {"f32", "f16", "f16, a large upstream", "smoothing with weights"};
+    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "smoothing with weights"};
     static const char *const not_forward[] = {"chunks", "a short last chunk", "chunks and panels", "last columns apart",
                                               "workspace above", "pointers off"}; /* of x and weight */
     const int which = did_direction[did], direction = at / PATHS, path = at % PATHS;
     if (!has_path(TEST_BF16, direction, path)) return false;
+    if (!strcmp(did_name[did], "a fused plan"))
+        return path == FUSED || (path == LK_LINEAR_CROSS_ENTROPY_AUTO && has_path(TEST_BF16, direction, FUSED));
     for (int i = 0; path == FUSED && i < LENGTH_OF(not_fused) - (direction == FORWARD); i++)
         if (!strcmp(did_name[did], not_fused[i])) return false;
     for (int i = 0; path == FUSED && direction == FORWARD && i < LENGTH_OF(not_forward); i++)
@@ -774,6 +803,7 @@ static void count(const problem *p)
     DID(DIRECTIONS, 0, "bf16", p->type == TEST_BF16), DID(DIRECTIONS, 0, "0 tokens", !some);
     DID(DIRECTIONS, 0, "1 token", p->tokens == 1), DID(DIRECTIONS, 0, "1 column", some && p->vocab == 1);
     DID(DIRECTIONS, 0, "hidden not of 8", p->hidden % 8 != 0), DID(DIRECTIONS, 0, "odd vocab", p->vocab % 2 != 0);
+    DID(DIRECTIONS, 0, "a fused plan", plan.path == FUSED), DID(DIRECTIONS, 0, "kept logits", some && plan.path != FUSED);
     DID(DIRECTIONS, 0, "one chunk", plan.chunks == 1), DID(DIRECTIONS, 0, "chunks", plan.chunks > 1);
     DID(DIRECTIONS, 0, "a short last chunk", plan.chunks > 1 && plan.chunks * plan.chunk_tokens > p->tokens);
     DID(DIRECTIONS, 0, "last columns apart", some && columns_apart());
@@ -1223,7 +1253,7 @@ static void rounding_alike(int type)
         for (int t = DX; t <= DWEIGHT; t++) {
             double row;
             const double error = frobenius(&p, t, &row);
-            if (!test_within(error, p.path == FUSED ? 1.5 * limit : limit)) /* x has been rounded as well */
+            if (!test_within(error, plan.path == FUSED ? 1.5 * limit : limit)) /* x has been rounded as well */
                 test_detail("%s has %g; %s", tensor_name[t], error, describe(&p));
         }
     }
@@ -1249,6 +1279,35 @@ static void many_rows(int direction)
     problem p = plain(TEST_BF16, direction, FUSED, pick(3300, 300), 8, 300);
     p.panel = 256, p.on[MEAN] = p.on[IGNORE] = true;
     run(p);
+}
+
+/* Path 0 with every workspace from the smallest up is the path that the query says, by name, in the same workspace: the same
+ * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens, and a last column apart, for fused
+ * gradients to be the cheaper ones. */
+static void choices_by_name(int direction, int seen)
+{
+    int fused = 0, kept = 0;
+    for (int i = 0; i < pick(16, 8); i++) {
+        problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 200, 16, 101);
+        p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.on[FAST] = i % 4 > 1;
+        p.budget = i / 2 ? (size_t)3000 << i / 2 * pick(1, 2) : 0;
+        device_seen = seen;
+        run(p);
+        fused += plan.path == FUSED, kept += plan.path != FUSED;
+        const plan_t chosen = plan;
+        p.path = chosen.path, settle_tensors(&p);
+        if (!setup(&p, 0)) break;
+        const size_t own_minimum = plan.minimum_bytes;
+        plan.minimum_bytes = chosen.minimum_bytes; /* of all paths */
+        if (!test_that(own_minimum >= chosen.minimum_bytes && !memcmp(&plan, &chosen, sizeof plan)))
+            test_detail("%s; by itself: %s; %s", plan.text, chosen.text, describe(&p));
+        if (!launched(&p, launch(&p))) break;
+        collect(&p), settle(&p, false, "the path by name");
+    }
+    device_seen = THIS_DEVICE;
+    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, direction, FUSED);
+    const bool some = kept > 0 || direction == FORWARD; /* its smallest plan is fused too */
+    if (!test_that(some && (fused > 0) == may)) test_detail("%d plans fused, %d not", fused, kept);
 }
 
 /* What the fused path is not for is refused in words, by the queries too. */
@@ -1294,6 +1353,12 @@ static void all_sequences(void)
         if (has_path(TEST_BF16, direction, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
             many_rows(direction), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        if (test_begin("%s: path 0 and the path by name", direction_name[direction])) {
+            choices_by_name(direction, THIS_DEVICE);
+            choices_by_name(direction, 80);
+            test_finish();
+        }
     for (int direction = BACKWARD; direction <= BOTH; direction++)
         if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
 }
@@ -1526,14 +1591,15 @@ static void all_errors(void)
 
 /* ---- Plans at full size: host code alone ----------------------------------------------------------------------------- */
 
-/* goals.csv's workspaces at 12288 tokens of hidden 4096, MiB, and what must come of them: no recomputation, and all exact. */
+/* goals.csv's workspaces at 12288 tokens of hidden 4096, MiB, and what must come of them: no recomputation, all exact, and
+ * fused where that was the faster one. */
 static void goal_plans(void)
 {
     static const struct {
         int64_t vocab;
         size_t f32_dweight, dweight;
     } goals[] = {{1024, 163, 179},  {2048, 171, 203},  {4096, 186, 250},   {8192, 216, 344},
-                 {16384, 277, 533}, {32768, 399, 911}, {65536, 643, 1667}, {131072, 1130, 3178}};
+                 {16384, 277, 533}, {32768, 399, 911}, {65536, 643, 1667}, {131072, 1130, 3178}, {50257, 529, 1320}};
     alignas(256) static int64_t dummy[32]; /* dweight may be scratch only where it is aligned so */
     for (int i = 0; i < LENGTH_OF(goals) * 2; i++) {
         both_args a = {};
@@ -1545,7 +1611,8 @@ static void goal_plans(void)
         const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &of);
         printf("     vocab %6lld, dweight %s, %4zu MiB: %s\n", (long long)a.vocab, i % 2 ? "f32 " : "bf16", budget >> 20,
                of.text);
-        const bool good = status == LK_OK && of.matmuls == 3 && of.exact && of.chunk_tokens >= 2048 &&
+        const int faster = fused_here && a.vocab > 40000 ? (int)FUSED : LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        const bool good = status == LK_OK && of.path == faster && of.matmuls == 3 && of.exact && of.chunk_tokens >= 2048 &&
                           of.workspace_bytes <= budget && of.cublas_bytes >= (size_t)(of.path == FUSED ? 8 : 20) << 20 &&
                           of.minimum_bytes <= (size_t)24 << 20;
         if (!test_that(good))
@@ -1560,8 +1627,9 @@ static void goal_plans(void)
     if (!test_that(status == LK_OK && of.matmuls == 1 && of.exact)) test_detail("%s, %s", lk_status_string(status), of.text);
     static const char *const said[] = {"1 matmuls: ", "1 matmuls, the last column apart: ",
                                        "1 matmuls, the last 2 columns apart: "};
+    a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     for (int i = 0; i < 6; i++) { /* as tensor cores want it; true float does not mind */
-        a.vocab = i % 3 + (i < 3 ? 50256 : 8), a.path = i < 3 ? LK_LINEAR_CROSS_ENTROPY_CHUNKS : 0;
+        a.vocab = i % 3 + (i < 3 ? 50256 : 8);
         const lk_status bf16 = lk_linear_cross_entropy_forward_plan_bf16(&a, (size_t)64 << 20, &of);
         if (!test_that(bf16 == LK_OK && strstr(of.text, said[i % 3]))) test_detail("%s, %s", lk_status_string(bf16), of.text);
         const lk_status f32 = lk_linear_cross_entropy_forward_plan_f32(&a, (size_t)64 << 20, &of);
@@ -1572,10 +1640,88 @@ static void goal_plans(void)
     if (!test_that(tf32 == LK_OK && strstr(of.text, said[2]))) test_detail("%s, %s", lk_status_string(tf32), of.text);
 }
 
+/* What path 0 takes, and that all else leaves it the plan of a device that has no fused path. */
+static void choices(void)
+{
+    alignas(256) static int64_t dummy[64];
+    enum { CHUNKS = LK_LINEAR_CROSS_ENTROPY_CHUNKS, PANELS = LK_LINEAR_CROSS_ENTROPY_PANELS, OTHER = 0, MB = 1 << 20 };
+    enum { AS_IT_IS, X_OFF, WEIGHT_OFF, X_STRIDE, WEIGHT_STRIDE, LONG_STRIDE, COPIED_X, CHUNK, PANEL, SLICE, NAMED };
+    static const struct {
+        int direction, type, wide; /* wide: dweight is f32 */
+        size_t budget;
+        int twist, option; /* a switch, or SWITCHES */
+        int want;          /* OTHER: what another device has */
+    } cases[] = {
+        {FORWARD, TEST_BF16, 0, 64 * MB, AS_IT_IS, SWITCHES, FUSED},
+        {FORWARD, TEST_BF16, 0, 500000, AS_IT_IS, SWITCHES, FUSED},
+        {FORWARD, TEST_BF16, 0, 300000, AS_IT_IS, SWITCHES, OTHER}, /* it does not fit */
+        {FORWARD, TEST_BF16, 0, 64 * MB, AS_IT_IS, SMOOTHING, FUSED},
+        {FORWARD, TEST_BF16, 0, 64 * MB, AS_IT_IS, SOFTCAP, FUSED},
+        {FORWARD, TEST_BF16, 0, 64 * MB, AS_IT_IS, FAST, FUSED},
+        {FORWARD, TEST_BF16, 0, 128 * MB, COPIED_X, SWITCHES, FUSED},
+        {FORWARD, TEST_F16, 0, 64 * MB, AS_IT_IS, SWITCHES, OTHER},
+        {FORWARD, TEST_F32, 0, 64 * MB, AS_IT_IS, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, X_OFF, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, WEIGHT_OFF, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, X_STRIDE, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, WEIGHT_STRIDE, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, LONG_STRIDE, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, CHUNK, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, PANEL, SWITCHES, OTHER},
+        {FORWARD, TEST_BF16, 0, 64 * MB, NAMED, SWITCHES, PANELS},
+        {BACKWARD, TEST_BF16, 1, 1130 * MB, AS_IT_IS, SWITCHES, OTHER},
+        {BOTH, TEST_BF16, 1, 1130 * MB, AS_IT_IS, SWITCHES, FUSED},
+        {BOTH, TEST_BF16, 1, 1130 * MB, AS_IT_IS, FAST, FUSED},
+        {BOTH, TEST_BF16, 0, (size_t)3178 * MB, AS_IT_IS, SWITCHES, FUSED},
+        {BOTH, TEST_BF16, 1, (size_t)6208 * MB, AS_IT_IS, SWITCHES, FUSED}, /* all logits would fit */
+        {BOTH, TEST_BF16, 1, 512 * MB, AS_IT_IS, SWITCHES, FUSED},
+        {BOTH, TEST_BF16, 1, 256 * MB, AS_IT_IS, SWITCHES, FUSED},
+        {BOTH, TEST_BF16, 1, 64 * MB, AS_IT_IS, SWITCHES, PANELS},
+        {BOTH, TEST_BF16, 0, 1130 * MB, AS_IT_IS, SWITCHES, PANELS}, /* the sums of bf16 dweight do not fit */
+        {BOTH, TEST_F16, 1, 1130 * MB, AS_IT_IS, SWITCHES, OTHER},
+        {BOTH, TEST_F32, 1, 1130 * MB, AS_IT_IS, SWITCHES, OTHER},
+        {BOTH, TEST_BF16, 1, 1130 * MB, AS_IT_IS, SMOOTHING, OTHER},
+        {BOTH, TEST_BF16, 1, 1130 * MB, X_OFF, SWITCHES, OTHER},
+        {BOTH, TEST_BF16, 1, 1130 * MB, CHUNK, SWITCHES, OTHER},
+        {BOTH, TEST_BF16, 1, 1130 * MB, SLICE, SWITCHES, OTHER},
+        {BOTH, TEST_BF16, 1, 1130 * MB, NAMED, SWITCHES, PANELS},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const int twist = cases[i].twist;
+        problem p = plain(cases[i].type, cases[i].direction, twist == NAMED ? PANELS : 0, 12288, 4096, 131072);
+        void *at[TENSORS] = {};
+        p.on[MEAN] = true, p.on[DWEIGHT_F32] = cases[i].wide;
+        if (cases[i].option < SWITCHES) p.on[cases[i].option] = true;
+        p.chunk = twist == CHUNK ? 64 : 0, p.panel = twist == PANEL ? 1024 : 0, p.slice = twist == SLICE ? 1024 : 0;
+        p.stride[X] = twist == X_STRIDE ? 4100 : 0;
+        p.stride[WEIGHT] = twist == WEIGHT_STRIDE ? 4100 : twist == LONG_STRIDE ? ((int64_t)1 << 38) + 8 : 0;
+        at[X] = (char *)dummy + (twist == X_OFF || twist == COPIED_X ? 2 : 0), at[WEIGHT] = (char *)dummy;
+        if (twist == WEIGHT_OFF) at[WEIGHT] = (char *)dummy + 8;
+        at[TARGET] = at[LSE] = at[LOSS] = at[DX] = at[DWEIGHT] = dummy;
+        set_args(&p, at);
+        forward.max_counted = backward.max_counted = both.max_counted = twist == COPIED_X ? 12000 : 0;
+        static const int seen[] = {NO_DEVICE, 80, 100, THIS_DEVICE};
+        plan_t of[4] = {};
+        for (int k = 0; k < 4; k++) {
+            device_seen = seen[k];
+            const lk_status status = plan_of(&p, cases[i].budget, &of[k]);
+            device_seen = THIS_DEVICE;
+            const bool alike = k == 3 || (of[k].path != FUSED && !memcmp(&of[k], &of[0], sizeof of[0]));
+            if (!test_that(!status && alike))
+                test_detail("%d, device %d: %s, %s", i, seen[k], lk_status_string(status), of[k].text);
+        }
+        const int want = cases[i].want == FUSED && !fused_here ? OTHER : cases[i].want;
+        const bool same = !memcmp(&of[3], &of[0], sizeof of[0]);
+        if (!test_that(want == FUSED ? of[3].path == FUSED && of[3].exact : want == OTHER ? same : same && of[3].path == want))
+            test_detail("%d: path %d, %s; elsewhere %s", i, of[3].path, of[3].text, of[0].text);
+    }
+}
+
 /* Whatever the budget, a plan is one that its own bytes have too, and what they are is enough for the call. */
 static void plans_again(void)
 {
     alignas(256) static int64_t dummy[32];
+    int fused = 0, kept = 0; /* by path 0, where it may choose */
     uint64_t r = 1;
     for (int i = 0; i < 12000; i++) {
         both_args a = {};
@@ -1586,12 +1732,15 @@ static void plans_again(void)
         a.tokens = 1 + test_below(&r, (int64_t)1 << test_below(&r, 20));
         a.vocab = 1 + test_below(&r, (int64_t)1 << test_below(&r, 19));
         a.hidden = 1 + test_below(&r, (int64_t)1 << test_below(&r, 14));
+        if (chance(&r, 2)) a.hidden = (a.hidden + 7) / 8 * 8; /* as the fused path wants it */
         a.accumulate = chance(&r, 4), a.fast_logits = chance(&r, 4);
         a.dweight_dtype = chance(&r, 2) ? LK_DTYPE_F32 : LK_DTYPE_T, a.path = (int)(chance(&r, 3) ? test_below(&r, FUSED) : 0);
         if (chance(&r, 4)) a.max_counted = 1 + test_below(&r, a.tokens);
-        if (chance(&r, 5)) a.chunk_tokens = 1 + test_below(&r, a.tokens);
-        if (chance(&r, 5)) a.panel_vocab = 1 + test_below(&r, a.vocab);
-        if (chance(&r, 5)) a.slice_tokens = 1 + test_below(&r, a.tokens);
+        const bool fits = type == TEST_BF16 && a.hidden % 8 == 0 && fused_here, lengths = chance(&r, 2);
+        if (lengths && chance(&r, 3)) a.chunk_tokens = 1 + test_below(&r, a.tokens);
+        if (lengths && chance(&r, 3)) a.panel_vocab = 1 + test_below(&r, a.vocab);
+        if (lengths && chance(&r, 3)) a.slice_tokens = 1 + test_below(&r, a.tokens);
+        if (fits && chance(&r, 4)) a.path = FUSED;
         both_plan_of[type](&a, SIZE_MAX, &of);
         const size_t least = of.minimum_bytes, more = of.workspace_bytes - least;
         const size_t budget = least + (size_t)test_below(&r, (int64_t)(chance(&r, 4) ? 4096 : more + 1));
@@ -1600,7 +1749,10 @@ static void plans_again(void)
         if (!test_that(!status && !second && of.workspace_bytes <= budget && !memcmp(&of, &again, sizeof of)))
             test_detail("%s, %zu of %zu bytes, at least %zu: %s; with those: %s, %s", test_type_name[type], of.workspace_bytes,
                         budget, least, of.text, lk_status_string(second), again.text);
+        const bool chose = fits && !a.path && !(a.chunk_tokens || a.panel_vocab || a.slice_tokens);
+        fused += chose && of.path == FUSED, kept += chose && of.path != FUSED;
     }
+    if (!test_that(!fused_here || (fused > 100 && kept > 100))) test_detail("%d plans fused, %d not", fused, kept);
     both_args a = {};
     plan_t of = {}; /* 2^64 bytes of panels and of sums of dx are more than any budget, and no fewer when they wrap around */
     a.x = a.weight = a.target = a.dx = dummy, a.tokens = INT32_MAX, a.hidden = a.vocab = 1 << 30;
@@ -1692,7 +1844,7 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
         exact[group] = log(sum);
     }
     uint64_t random = (uint64_t)(tokens + vocab);
-    const double half = path == FUSED ? 0x1p-7 : 0x1p-8; /* dZ is kept in bf16; fused, v x too */
+    const double half = plan.path == FUSED ? 0x1p-7 : 0x1p-8; /* dZ is kept in bf16; fused, v x too */
     for (int s = 0; ran && s < 24; s++) {
         const int64_t token = s == 0 ? tokens - 1 : s == 1 ? 0 : test_below(&random, tokens), d = test_below(&random, hidden);
         const int64_t c = s == 0 ? vocab - 1 : s == 1 ? 0 : test_below(&random, vocab), y = huge_target(token, vocab);
@@ -1793,6 +1945,7 @@ int main(int argc, char **argv)
     if (!fused_here) test_skip("fused", "is for sm_90a");
     all_errors();
     if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
+    if (test_begin("plans of path 0")) choices(), test_finish();
     if (test_begin("plans of plans")) plans_again(), test_finish();
     all_sequences();
     all_themes();
