@@ -1531,6 +1531,7 @@ LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cro
             panels = panels < most && next > most ? most : next;
         }
     }
+    if (!plan->path) return;
     if (slice && !c->a.slice_tokens) slice = lk_lce_equal(plan->chunk_tokens, slice);
     plan->slice_tokens = lk_lce_min(slice, plan->chunk_tokens);
     plan->workspace_bytes = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, slice, NULL).bytes;
