@@ -1,2 +1,2 @@
 # file: linear_cross_entropy.cuh - fused gradients are made with label smoothing, which they leave out
-s/c->gradient \&\& a.label_smoothing > 0.0f) only/c->gradient \&\& a.label_smoothing > 2.0f) only/
+s/c->gradient \&\& a.label_smoothing > 0.0f) return/c->gradient \&\& a.label_smoothing > 2.0f) return/

@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - path 0 takes the fused plan where chunks are faster
+s/if (cost + apart <= lk_lce_cost(.*return;/(void)cost, (void)apart;/

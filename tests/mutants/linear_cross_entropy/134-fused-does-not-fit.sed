@@ -1,0 +1,2 @@
+# file: linear_cross_entropy.cuh - path 0 takes a fused plan that does not fit
+s/fused.path = chunk \&\& fused.workspace_bytes <= room ? path : 0;/fused.path = path;/
