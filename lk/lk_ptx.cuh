@@ -68,15 +68,6 @@ LK_DEVICE void lk_griddepcontrol_launch_dependents(void)
 #endif
 }
 
-/* fence.acq_rel.gpu (9.7.13.4): what this thread wrote is seen by whoever sees a later atomic of it and then has such a fence.
- * __threadfence is the sequentially consistent one, which waits for more. */
-LK_DEVICE void lk_fence_acq_rel_gpu(void)
-{
-#if !defined(LK_SIMT) && LK_ARCH >= 800
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-#endif
-}
-
 /* %cluster_ctarank (10.19): this block's number within its cluster, 0 where there are no clusters. */
 LK_DEVICE unsigned lk_cluster_ctarank(void)
 {
@@ -793,6 +784,16 @@ template <int groups> LK_DEVICE void lk_cp_async_wait_group(const char *file = _
     simt_cp_async_wait(groups, file, line);
 #elif LK_ARCH >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+#endif
+}
+
+/* prefetch.global.L2 (9.7.9.15): asks for the bytes around an address to be brought into the L2. It reads nothing. */
+LK_DEVICE void lk_prefetch_l2(const void *global)
+{
+#if !defined(LK_SIMT)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#else
+    (void)global;
 #endif
 }
 
