@@ -1076,14 +1076,24 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         if (!lk_is_finite(r.lse)) v = NAN;
     }
     lk_bf16 *const e = (lk_bf16 *)w.logits + row * w.logits_stride;
-    for (int first = 0; y >= 0 && first < p.tiles; first += 32) { /* few rows have a tile out of line */
+    for (int first = 0; y >= 0 && first < p.tiles; first += 32) { /* few tiles are out of line, or, with large logits, most */
         const float from = first + lane < p.tiles ? w.references[row * p.tiles + first + lane] : -INFINITY;
         const float mine = from > -INFINITY ? rise * lk_ex2(rate * (from - base)) : 1.0f;
         for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
             const int tile = first + __ffs((int)out) - 1;
+            const int64_t col = (int64_t)tile * LK_GEMM_COLS + lane * 8;
             const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
-            for (int64_t col = (int64_t)tile * LK_GEMM_COLS + lane; col < (tile + 1) * LK_GEMM_COLS && col < a.vocab; col += 32)
-                lk_put(e + col, factor * lk_to_float(e[col]));
+            float x[8] = {};
+            lk_vec<lk_bf16> v;
+            if (col >= w.logits_stride) continue;
+            if (factor != 0.0f) { /* as it is where the tile is far below */
+                v.raw = *(const uint4 *)(e + col);
+                lk_unpack(x, v);
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] *= factor;
+            lk_pack(&v, x);
+            *(uint4 *)(e + col) = v.raw;
         }
     }
     __syncwarp(); /* the target's place is not written over */
