@@ -1,2 +1,2 @@
 # file: srms_norm.cuh - the sums for dweight of a thread's vectors go where its neighbours' are
-s/partial\[first + u \* 32 \* N + j\] =/partial[first + u * N + j] =/
+s|partial + first + u \* 32 \* N;|partial + first + u * N;|
