@@ -676,13 +676,13 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
         if (u * 32 >= count) break;
         const float(&sum)[N] = sums[WEIGHT ? u : 0];
         float *to = partial + first + u * 32 * N;
-        if (HOT) { /* rows of whole vectors start at multiples of 16 bytes here too */
+        if constexpr (HOT) { /* rows of whole vectors start at multiples of 16 bytes here too */
 #pragma unroll
             for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
-            continue;
-        }
+        } else {
 #pragma unroll
-        for (int j = 0; j < N; j++) to[j] = sum[j];
+            for (int j = 0; j < N; j++) to[j] = sum[j];
+        }
     }
 }
 
