@@ -486,7 +486,6 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
 
 typedef struct {
     const lk_ce_terms *terms; /* [rows] */
-    const lk_ce_tally *tally; /* the counts that the gradients had; NULL: they are summed too */
     float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
     int64_t *valid_rows;      /* likewise */
     float *weight_sum;
@@ -539,7 +538,6 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
         s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
     s = lk_ce_sums_warp(s);
     if (rank != 0) return;
-    if (p.tally) s.count = p.tally->valid_rows, s.weight = p.tally->weight_sum;
     const float valid = (float)s.count, over = p.weighted ? s.weight : valid;
     if (p.mean) {
         const float nothing = p.zero_when_empty ? 0.0f : NAN;
@@ -1321,16 +1319,20 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         }
         rest = lk_ce_gathered<!plain>(mail, rest, scale, team, seat & (team - 1), owner, &logit);
         if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale); /* against the reference of all */
         all = rest;
-        if (y >= 0 && plain) {
-            all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
-            all.target = logit;
-        } else if (y >= 0) {
+        if (!plain && y >= 0) { /* of the others as they are: a sum of 0 raised to +inf is no longer 0 if raised again */
             const float v[1] = {logit}, w[1] = {a.label_smoothing > 0.0f ? up.weight : 1.0f};
             all = lk_ce_row_add(rest, v, w, scale);
-            all.target = logit;
         }
+        /* Against the reference of all: in two steps where rest.max may be far below the largest of the others, since what
+         * they sum to may be above 2^-126 where the factor is not. */
+        if (plain && y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, 0.5f * rest.max + 0.5f * logit), scale);
+        if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale);
+        if (plain && y >= 0) {
+            all = rest;
+            all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
+        }
+        if (y >= 0) all.target = logit;
         if (plain && owner && row < a.rows) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, up.weight, all);
         if (!plain && owner) aside->row = all, aside->counted = y != -1, aside->bad = y == -2, aside->weight = up.weight;
         const float inverse = __fdividef(1.0f, all.sum);
@@ -1395,6 +1397,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
  * are there at once, half the time goes into instructions. With eight vectors a lane there are too few warps, and rows of
  * several warps are slower than the slots above. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
+#define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
 
 /* A lane's share: `count` vectors, `step` elements apart. Element `place` of vector `seat` is the target's, -1: of none. */
 template <class T> struct lk_ce_short {
@@ -1448,7 +1451,7 @@ LK_DEVICE float lk_ce_short_terms(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>],
 
 /* given: backward. */
 template <class T, bool given>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
@@ -1495,7 +1498,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
         if (y >= 0 && proper) single = aside.own * (unit * lk_ex2(fmaf(rate, logit, -base))) - aside.rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
-        float v[N], reference = -INFINITY; /* of the first vectors; others may be above it, if not by much */
+        float v[N], reference = logit; /* and of the first vectors; others may be above it, if not by much */
         lk_unpack(v, raw[0]);
 #pragma unroll
         for (int j = 0; j < N; j++) reference = fmaxf(reference, v[j]);
@@ -1504,29 +1507,26 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
             if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
         float base = rate * lk_lse_reference(reference);
         const float sum = lk_ce_short_terms<T>(e, raw, rate, base);
-        lk_ce_row rest = lk_ce_row_empty();
-        rest.sum = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, lk_lse_reference(reference), -base));
-        if (!__all_sync(0xffffffffu, (lk_is_finite(reference) && sum < LK_LSE_LIMIT) || !read)) {
+        float others = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, lk_lse_reference(reference), -base));
+        if (!__all_sync(0xffffffffu, (lk_is_finite(rate * reference) && sum < LK_LSE_LIMIT) || !read)) {
             const lk_lse slow = lk_ce_gather_slowly<T>(p, row, NULL, y, read);
+            lk_ce_row rest = lk_ce_row_empty();
             rest.max = slow.max, rest.sum = slow.sum;
             rest = lk_ce_row_warp<false>(rest, scale, team);
-            reference = rest.max, base = rate * lk_lse_reference(reference);
+            if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale);
+            others = rest.sum, reference = rest.max, base = rate * lk_lse_reference(reference);
             lk_ce_short_load(raw, own, read);
             lk_ce_short_terms<T>(e, raw, rate, base);
         }
-        rest.max = reference;
-        if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(reference, logit), scale); /* against the reference of all */
-        all = rest;
-        const float target = lk_ex2(rate * (logit - lk_lse_reference(all.max)));
+        const float low = lk_lse_reference(reference), target = lk_ex2(rate * (logit - low));
+        all.max = reference, all.sum = others;
         if (y >= 0) all.sum += target, all.target = logit;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
             float lse = 0.0f;
             if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-            const float low = lk_lse_reference(reference), unit = lk_ex2(rate * (low - lk_lse_reference(all.max)));
-            rise = lk_ce_prepare(p, up, lse, (float)a.vocab, &aside).rise;
-            rise *= unit * lk_ex2(-fmaf(rate, low, -base)) * inverse;
-            single = aside.own * (target * inverse) - aside.rest * (rest.sum * inverse);
+            rise = lk_ce_prepare(p, up, lse, (float)a.vocab, &aside).rise * lk_ex2(-fmaf(rate, low, -base)) * inverse;
+            single = aside.own * (target * inverse) - aside.rest * (others * inverse);
         } else if (y != -1) {
             rise = NAN;
         }
@@ -1674,14 +1674,13 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, lk_cross_entropy_count_kernel<512>, cluster, cluster, 512, 0, stream, count);
 }
 
-/* The reduced loss of the terms that the rows have left. */
+/* The reduced loss of the terms that the rows have left, and the counts. */
 template <class Args>
 LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const Args *a, const lk_ce_terms *terms,
-                                       const lk_ce_tally *tally, cudaStream_t stream)
+                                       cudaStream_t stream)
 {
-    lk_cross_entropy_sum_plan sum = {terms, tally, a->loss, a->z_loss_out, NULL, NULL, a->rows, 0, a->zero_when_empty, 0};
-    sum.mean = a->reduction == LK_REDUCTION_MEAN, sum.weighted = a->class_weight != NULL;
-    if (!tally) sum.valid_rows = a->valid_rows, sum.weight_sum = a->weight_sum;
+    const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->rows,
+                                           a->reduction == LK_REDUCTION_MEAN, a->zero_when_empty, a->class_weight != NULL};
     const int cluster = lk_cross_entropy_adders(device, a->rows);
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024>, cluster, cluster, 1024, 0, stream, sum);
 }
@@ -1757,7 +1756,7 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
         const int64_t blocks = over >= 0 ? a.rows << over : lk_ceil_div(a.rows, (int64_t)1 << -over);
         status = lk_launch_pdl(op, &device, kernel, blocks, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &a, plan.terms, NULL, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &a, plan.terms, stream);
     return status;
 }
 
@@ -1991,7 +1990,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     if (counted) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
     if (tally) plan.valid_rows = &tally->valid_rows, plan.weight_sum = &tally->weight_sum;
     if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &given, plan.terms, tally, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &given, plan.terms, stream);
     return status;
 }
 
