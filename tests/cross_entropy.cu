@@ -101,15 +101,19 @@ static bool exclude(int s, int t)
 /* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes:
  * forward's blocks have 8 warps, the gradients' smallest have two. */
 enum {
-    FIRST, LAST, VECTOR, LAST_VECTOR, LANE, WARP, BLOCK, WARP_OF_2, BLOCK_OF_2, EVEN, SPARSE, AT_TARGET, BUT_ONE, ALL, WHERES
+    FIRST, LAST, VECTOR, LAST_VECTOR, LANE, WARP, BLOCK, WARP_OF_2, BLOCK_OF_2, EVEN, SPARSE, AT_TARGET, BUT_ONE, ALL,
+    BUT_TARGET, WHERES
 };
 static const char *const where_name[] = {"first",     "last",          "a vector", "the last vector", "a lane's",
                                          "a warp's",  "a block's",     "a warp's of 2", "2 warps'",   "even",
-                                         "1 in 97",   "the target",    "all but one",   "all"};
+                                         "1 in 97",   "the target",    "all but one",   "all",
+                                         "all but the target"};
 /* STEP, CLIFF: 40, 200 above the others, less and more than what a sum against a value that is not the maximum can hold.
+ * TOWER, of gradients: a step, and the target so far above it that 2^126 is between its exponential and the lowest's.
  * TIES: whole numbers, 0 of either sign. CONFIDENT: p at the target is about 1 - 1e-6. */
-enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, PLACED, TIES = PLACED, CONFIDENT, SPECIALS };
-static const char *const special_name[] = {"nothing", "-inf", "+inf", "nan", "step of 40", "cliff of 200", "ties", "confident"};
+enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, TOWER, PLACED, TIES = PLACED, CONFIDENT, SPECIALS };
+static const char *const special_name[] = {"nothing",      "-inf",  "+inf", "nan",      "step of 40",
+                                           "cliff of 200", "tower", "ties", "confident"};
 
 /* Nothing to divide a mean by: every row ignored, or every class weight 0. */
 enum { SOME, ALL_IGNORED, ALL_WEIGHTLESS };
@@ -147,6 +151,7 @@ static void settle_tensors(problem *p)
 {
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s) && (s != HALF || p->type == TEST_F32);
+    if (!back && p->special == TOWER) p->special = CLIFF;
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back;
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
@@ -341,6 +346,7 @@ static bool is_special(const problem *p, int64_t row, int64_t c, int64_t y)
     case SPARSE: return c % 97 == 5;
     case AT_TARGET: return c == y;
     case BUT_ONE: return c != row * 7 % p->vocab;
+    case BUT_TARGET: return c != y;
     }
     return true;
 }
@@ -357,6 +363,7 @@ static void fill_logits(const problem *p)
             double v = p->offset + p->spread * test_uniform(&random);
             if (p->special == TIES) v = floor(v / 2), v = v == 0 && c % 2 ? -0.0 : v;
             else if (p->special == CONFIDENT) v = c == y ? p->offset + (14 + log((double)p->vocab)) / scale_of(p) : v;
+            else if (p->special == TOWER) v += (c == y ? 100 : is_special(p, row, c, y) ? 45 : 0) / scale_of(p);
             else if (p->special && is_special(p, row, c, y))
                 v = p->special == STEP ? v + 40 : p->special == CLIFF ? v + 200 : (double)special[p->special];
             test_put(p->type, host, row * laid[LOGITS].stride + c, (float)v);
@@ -553,9 +560,9 @@ static bool setup(const problem *p, int run)
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
     const lk_status status = query(p->type, p->direction, &bytes);
-    /* The tally, which has the count that comes before the gradients, and 16 bytes a block, which has a row at least. */
+    /* The tally, which has the count that comes before the gradients, and 16 bytes a row. */
     const bool total = loss && reduced && (p->has[LOSS] || p->has[Z_LOSS]), tally = p->direction == BOTH && p->on[MEAN];
-    const size_t sums = total ? (size_t)(p->rows > 0 ? p->rows : 1) * 16 + 255 : 0;
+    const size_t sums = total ? (size_t)p->rows * 16 + 255 : 0;
     const bool good = status == LK_OK && bytes <= (total || tally ? 256 : 0) + sums;
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
@@ -733,6 +740,7 @@ static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluste
                                             "both auto", "warp", "block", "cluster"};
 static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
 static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
+static long short_rows_with[COUNTED][SWITCHES], short_rows_of[COUNTED][TEST_TYPES], short_rows_not_whole[COUNTED];
 
 static bool cluster_here(void)
 {
@@ -752,7 +760,27 @@ static bool possible(int at, int did)
            (which == DIRECTIONS || (which == FORWARD ? gives_loss(direction) : gives_gradient(direction)));
 }
 
+/* Gradients of short rows of whole vectors have a kernel of their own, and these switches. */
+static bool short_here(int at) { return gives_gradient(at / PATHS) && at % PATHS <= LK_CROSS_ENTROPY_WARP; }
+static bool short_switch(int s)
+{
+    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != HALF;
+}
+
 /* Called when the rows are examined. */
+static void count_short(const problem *p, int at)
+{
+    const layout l = laid[LOGITS], d = laid[DLOGITS];
+    bool plain_row = short_here(at) && p->rows > 0 && p->vocab * l.bytes <= 2048 && d.end == p->vocab;
+    for (int s = 0; s < SWITCHES; s++) plain_row = plain_row && (short_switch(s) || !p->on[s]);
+    const bool whole = p->vocab * l.bytes % 16 == 0 && p->at[LOGITS] * l.bytes % 16 == 0 &&
+                       p->at[home_of(p, DLOGITS)] * l.bytes % 16 == 0 &&
+                       (p->rows < 2 || (l.stride * l.bytes % 16 == 0 && d.stride * l.bytes % 16 == 0));
+    short_rows_not_whole[at] += plain_row && !whole;
+    short_rows_of[at][p->type] += plain_row && whole;
+    for (int s = 0; s < SWITCHES; s++) short_rows_with[at][s] += plain_row && whole && p->on[s];
+}
+
 static void count(const problem *p)
 {
     const layout l = laid[LOGITS], d = laid[DLOGITS];
@@ -767,6 +795,7 @@ static void count(const problem *p)
         for (int t = s + 1; t < SWITCHES; t++) pairs[at][s][t] += p->on[s] && p->on[t];
     }
     counts.runs[at]++;
+    count_short(p, at);
 #define DID(which, name, yes)                                                                                                  \
     (did_name[i] = name, did_direction[i] = which, counts.of[at][i] += possible(at, i) && (yes), i++)
     DID(DIRECTIONS, "f32", p->type == TEST_F32), DID(DIRECTIONS, "f16", p->type == TEST_F16);
@@ -793,7 +822,7 @@ static void count(const problem *p)
     DID(BACKWARD, "padding", some && d.end > p->vocab);
     DID(BACKWARD, "dtype spelt out", p->spelt && !p->on[HALF]), DID(BACKWARD, "upstream NULL", !p->has[UPSTREAM]);
     DID(DIRECTIONS, "around 1e4", fabs(p->offset) == 1e4 && some), DID(DIRECTIONS, "all alike", p->spread == 0 && some);
-    for (int s = 1; s < SPECIALS; s++) DID(DIRECTIONS, special_name[s], p->special == s && some);
+    for (int s = 1; s < SPECIALS; s++) DID(s == TOWER ? BACKWARD : DIRECTIONS, special_name[s], p->special == s && some);
     for (int w = 0; w < WHERES; w++) DID(DIRECTIONS, where_name[w], p->special && p->special < PLACED && p->where == w && some);
 #undef DID
     static_assert(TEST_MOST_OPTIONS >= 37 + SPECIALS + WHERES, "the list above");
@@ -813,6 +842,15 @@ static void all_counts(void)
                 if (switch_of(at / PATHS, s) && switch_of(at / PATHS, t) && !exclude(s, t) && !test_that(pairs[at][s][t] > 0))
                     test_detail("%s never ran \"%s\" with \"%s\"", counted_paths[at], switch_name[s], switch_name[t]);
         }
+        if (!short_here(at)) continue;
+        for (int s = 0; s < SWITCHES; s++)
+            if (short_switch(s) && switch_of(at / PATHS, s) && !test_that(short_rows_with[at][s] > 0))
+                test_detail("%s never ran short rows with \"%s\"", counted_paths[at], switch_name[s]);
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (!test_that(short_rows_of[at][type] > 0))
+                test_detail("%s never ran short rows of %s", counted_paths[at], test_type_name[type]);
+        if (!test_that(short_rows_not_whole[at] > 0))
+            test_detail("%s never ran short rows that are not of whole vectors", counted_paths[at]);
     }
 }
 
@@ -900,14 +938,11 @@ static void places(int type, int direction, int path)
             }
 }
 
-/* Many blocks. Of short rows so many that the sum over them is a cluster's, in --small once: 4096 threads take TSan long. */
+/* Many blocks. */
 static void many_rows(int type, int direction, int path)
 {
 #if defined(LK_SIMT)
-    /* 16500: counted by a cluster. 1100 blocks: more than the last one adds up at once. */
-    const bool most = path == LK_CROSS_ENTROPY_WARP && (!test.small || (type == TEST_F16 && direction != BACKWARD));
-    const bool blocks = path == LK_CROSS_ENTROPY_BLOCK && (!test.small || (type == TEST_F16 && direction == FORWARD));
-    const int64_t shapes[][2] = {{most ? 16500 : blocks ? 1100 : pick(400, 40), 3}, {1000, 24}, {300, 100}};
+    const int64_t shapes[][2] = {{pick(400, 40), 3}, {1000, 24}, {300, 100}};
 #else
     const int64_t shapes[][2] = {{100003, 3}, {100003, 24}, {20001, 600}};
 #endif
@@ -919,6 +954,26 @@ static void many_rows(int type, int direction, int path)
         if (i == 0) p.has[VALID] = p.has[WEIGHT_SUM] = true;
         check(&p);
     }
+}
+
+/* Losses reduced over so many rows that a thread adds several, several times what it loads at once (from 4097 rows on), as one
+ * of a cluster (from 16385 on), and both. Losses of +inf, of which a thread has several; and NaN. */
+static void reduced(int type, int direction, int path)
+{
+    const int64_t rows[] = {1030, 4500, 16500, 33000};
+    const int special[] = {NOTHING, MINUS_INF, PLUS_INF};
+    for (int i = 0; i < LENGTH_OF(rows); i++)
+        for (int mean = 0; mean < 2; mean++)
+            for (int j = 0; j < LENGTH_OF(special); j++) {
+                if (test.small && (i == 2 ? j || mean != (type + direction / 2) % 2 || !type : i == 3 || (i + j) % 3 != type))
+                    continue;
+                problem p = plain(type, direction, path, rows[i], 3);
+                p.on[mean ? MEAN : SUM] = p.on[IGNORE] = p.on[Z] = true;
+                p.has[Z_LOSS] = p.has[VALID] = p.has[WEIGHT_SUM] = p.has[BAD_COUNT] = true;
+                p.special = special[j], p.where = special[j] == MINUS_INF ? AT_TARGET : FIRST;
+                p.on[WEIGHTS] = special[j] != MINUS_INF; /* 0 times +inf is NaN */
+                check(&p);
+            }
 }
 
 /* With a cliff that every thread sees after its first vector, too. */
@@ -942,7 +997,8 @@ static void long_rows(int type, int direction, int path)
 static void specials(int type, int direction, int path)
 {
     const int64_t vocab[] = {24, pick(701, 257), 4099};
-    for (int special = 1; special < SPECIALS; special++)
+    int special = 1;
+    for (; special < SPECIALS; special++)
         for (int where = 0; where < (special < PLACED ? (int)WHERES : 2); where++)
             for (int i = 0; i < LENGTH_OF(vocab); i++) {
                 const int turn = special + where + type + path;
@@ -954,9 +1010,15 @@ static void specials(int type, int direction, int path)
                 if (special == MINUS_INF && where % 2) p.on[SMOOTHING] = false; /* its loss is +inf whatever else is wrong */
                 check(&p);
             }
-    problem p = drawn(type, direction, path, 2, 2603, 700, PACKED);
-    make_plain(&p);
-    p.special = CLIFF, p.where = LAST_VECTOR; /* which no sum against a value of the first step holds */
+    for (special = CLIFF; special <= TOWER; special++) {
+        problem p = drawn(type, direction, path, 2, 2603, 700, PACKED);
+        make_plain(&p);
+        p.special = special, p.where = LAST_VECTOR; /* which a sum against a value of the first step cannot hold, and can */
+        check(&p);
+    }
+    problem p = drawn(type, direction, path, 3, 1, 700, PACKED); /* a target at +inf, and no others */
+    p.special = PLUS_INF, p.where = FIRST, p.on[WANT_ENTROPY] = p.has[LSE] = true;
+    p.on[SOFTCAP] = p.on[BAD] = p.on[IGNORE] = false;
     check(&p);
 }
 
@@ -972,6 +1034,29 @@ static void full_warps(int type, int direction, int path)
             if (seed == 2) p.special = CLIFF, p.where = LAST_VECTOR;
             check(&p);
         }
+}
+
+/* Short rows of whole vectors, 1 to as many as their kernel takes: a block's and three more. */
+static void short_rows(int type, int direction, int path)
+{
+    const int vec = 16 / test_type_bytes[type], vecs[] = {1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 64, 65, 128};
+    static const int where[] = {FIRST, LAST, VECTOR, LAST_VECTOR, EVEN, AT_TARGET, BUT_ONE, ALL, BUT_TARGET};
+    for (int i = 0; i < LENGTH_OF(vecs); i++)
+        for (int special = 0; special < SPECIALS; special++)
+            for (int j = 0; j < (special && special < PLACED ? LENGTH_OF(where) : 4); j++) {
+                if ((i + special + j + path) % pick(4, 16)) continue;
+                int rows = LK_CROSS_ENTROPY_THREADS;
+                for (int lanes = vecs[i]; lanes > LK_CROSS_ENTROPY_SHORT; lanes -= lanes / 2) rows /= 2;
+                const int place = (i + j) % 2 ? GAPS : PACKED, seed = 2500 + special * 20 + j;
+                problem p = drawn(type, direction, path, j % 3 ? 5 : rows + 3, vecs[i] * vec, seed, place);
+                make_plain(&p);
+                p.on[HALF] = false, p.on[ZERO_PADDING] = p.on[ZERO_PADDING] && place == PACKED;
+                p.on[SCALE] = j % 4 == 3;
+                p.at[LOGITS] = 8 * (i % 2), p.at[DLOGITS] = 8 * (j % 2);
+                p.special = special, p.where = where[j];
+                if (special == NOTHING) p.offset = j ? 1e4 * (j - 2) : 0;
+                check(&p);
+            }
 }
 
 /* Around +-1e4: to 1e-5 with smoothing, weights and entropy, gradients without a saved lse too. */
@@ -1065,7 +1150,8 @@ static void all_themes(void)
     static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"switches", switches},
                                    {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
                                    {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
-                                   {"rows held in part", held_in_part}, {"full warps", full_warps}, {"graph", graphs}};
+                                   {"rows held in part", held_in_part}, {"full warps", full_warps},
+                                   {"reduced", reduced},     {"short rows", short_rows}, {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
@@ -1076,6 +1162,8 @@ static void all_themes(void)
             for (int i = 0; i < LENGTH_OF(themes); i++) {
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
+                if (themes[i].run == short_rows && !short_here(at)) continue;
+                if (themes[i].run == reduced && (!gives_loss(direction) || path != LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && (!gives_gradient(direction) || path == LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && path == LK_CROSS_ENTROPY_CLUSTER && test.small) continue; /* too long */
                 if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
