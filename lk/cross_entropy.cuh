@@ -629,8 +629,8 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
 }
 
 /* Has the first vectors of a share, `step` elements apart, brought into the L2. Nothing of an ignored row is to be read, so
- * that rows wait for their targets first; `early`, the first blocks of a launch of short rows, fill that time so. 4096 rows of
- * 1024 on an H200 are 512 blocks: forward gains 5 % by 132 early ones, backward 7 % by 264, and twice as many cost as much. */
+ * that rows wait for their targets first; `early`, the first blocks of a launch of short rows, fill that time so. On an H200,
+ * 4096 rows of 1024 are 512 blocks: forward gains 5 % by 132 early ones, backward 7 % by 264, and twice as many cost as much. */
 template <class T> LK_DEVICE void lk_ce_prefetch(int early, const T *first, int count, int step)
 {
     if (blockIdx.x >= (unsigned)early) return;
@@ -946,7 +946,8 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
     const float rate = p.a.logit_scale * LK_LOG2E;
     if (!read) held = half = 0, single = -INFINITY;
     lk_cp_async_wait_group<1>();
-    float reference = single;
+    if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
+    float reference = single; /* of the others: a warp's with a target far above would flush what other warps have */
     if (held > 0) {
         float v[LK_VEC<T>];
         lk_unpack(v, slot[0]);
@@ -1400,7 +1401,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
 
-/* A lane's share: `count` vectors, `step` elements apart. Element `place` of vector `seat` is the target's, -1: of none. */
+/* A lane's share: `count` vectors, `step` elements apart. Element `place` of vector `seat` is the target's; -1: of none. */
 template <class T> struct lk_ce_short {
     const T *first;
     int count, step, seat, place;
@@ -1461,7 +1462,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> p.team_log2;
     const T *const logits = (const T *)a.logits + row * a.logits_stride;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
-    lk_ce_short<T> own = {logits + rank * N, 0, team * N, -1, -1};
+    lk_ce_short<T> own = {logits + rank * N, 0, team * N, -1, 0};
     if (row < a.rows) own.count = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
     lk_griddepcontrol_wait();
 
@@ -1874,16 +1875,17 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
                                                    lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
 {
     lk_cross_entropy_forward_backward_args &a = plan.a;
-    if (lk_cross_entropy_short<T>(&a)) {
+    plan.ordered = sizeof(D) != sizeof(T) && a.dlogits == a.logits;
+    plan.padded_end = !a.zero_padding ? a.vocab : plan.ordered ? a.logits_stride : a.dlogits_stride;
+    const bool brief = lk_cross_entropy_short<T>(&a);
+    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
+    if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
         plan.early = 2 * device->sms;
         return lk_launch_pdl(op, device, lk_cross_entropy_short_kernel<T, given>,
                              lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2), 1, LK_CROSS_ENTROPY_THREADS, 0,
                              stream, plan);
     }
-    plan.ordered = sizeof(D) != sizeof(T) && a.dlogits == a.logits;
-    plan.padded_end = !a.zero_padding ? a.vocab : plan.ordered ? a.logits_stride : a.dlogits_stride;
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t blocks = lk_ceil_div(vecs, LK_CROSS_ENTROPY_MANY * LK_CROSS_ENTROPY_BLOCK_MOST);
     const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
