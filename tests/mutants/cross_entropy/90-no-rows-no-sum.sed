@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - without rows a reduced loss is not written
-s/if (!status \&\& (plan.to.tally || (a.rows > 0/if (!status \&\& a.rows > 0 \&\& (plan.to.tally || (a.rows > 0/
+s/if (!status && reduced) status = lk_cross_entropy_sum/if (!status \&\& reduced \&\& a.rows > 0) status = lk_cross_entropy_sum/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - forward_backward: the reference of a warp has its target, far above what other warps have
+/if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put/d

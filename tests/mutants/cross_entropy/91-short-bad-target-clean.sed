@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - short rows: a bad target leaves no NaN
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/^            rise = NAN;/            rise = 0.0f;/

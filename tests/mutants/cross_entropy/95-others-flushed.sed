@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - forward_backward: the others of a target far above them are raised in one step
+/0.5f \* rest.max + 0.5f \* logit/d

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - forward_backward: a sum of nothing is raised to a target at +inf twice
+s/all = lk_ce_row_add(rest, v, w, scale);/all = lk_ce_row_add(lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale), v, w, scale);/
