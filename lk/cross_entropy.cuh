@@ -1533,6 +1533,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             rise = NAN;
         }
     }
+    __syncwarp(); /* in place: every lane has read the target's logit, which its owner overwrites */
 #pragma unroll
     for (int u = 0; u < U; u++) {
         lk_vec<T> packed;
