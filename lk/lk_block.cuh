@@ -78,11 +78,9 @@ template <int THREADS> struct lk_lse_inbox {
  * Shared memory: inbox. A peer may end after the call: nobody writes into its memory. */
 template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
 {
-    const unsigned blocks = lk_cluster_nctarank();
-    if (blocks > 1 && lk_cluster_ctarank() == 0 && threadIdx.x == 0) {
+    if (lk_cluster_nctarank() > 1 && lk_cluster_ctarank() == 0 && threadIdx.x == 0) {
         lk_mbarrier_init(&inbox->full, 1);
         lk_fence_mbarrier_init();
-        lk_mbarrier_arrive_expect_tx(&inbox->full, blocks * (THREADS / 32 * 8));
     }
     lk_cluster_begin();
 }
@@ -95,6 +93,7 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *in
     const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
     if (blocks > 1) {
         lk_barrier_cluster_wait(); /* the block with rank 0 runs and has its barrier */
+        if (rank == 0 && threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&inbox->full, (unsigned)blocks * WARPS * 8);
         if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
         if (rank != 0 || warp != 0) return s;
         lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
