@@ -65,14 +65,13 @@
  *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 40000
  *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
  *            do: on another one, and where there is none, they give the plan that keeps logits.
- *            On an H200, as shares of the bare matmuls' speed at 12288 tokens of hidden 4096: forward of 131072 columns 0.98
- *            (panels: 0.84); forward_backward in the same 216 to 1130 MiB (f32 dweight), 911 and 3178 MiB (bf16; FUSED was not
- *            measured in less of them):
- *                vocab            8192  16384  32768  50257  65536  131072   bf16: 32768  131072
- *                FUSED           0.876  0.901  0.954  0.926  0.964   0.962         0.987   0.970
- *                kept logits     0.941  0.958  0.969  0.821  0.946   0.937         1.001   0.931
+ *            On an H200, as shares of the bare matmuls' speed at 12288 tokens of hidden 4096: forward of 131072 columns 0.99;
+ *            forward_backward in the same 216 to 1130 MiB (f32 dweight), 911 to 3178 MiB (bf16), within 0.02 from run to run:
+ *                vocab            8192  16384  32768  50257  65536  131072   bf16: 32768  65536  131072
+ *                FUSED           0.920         0.949  0.925  0.970   0.976                0.992   0.969
+ *                kept logits     0.965  0.939  0.924                 0.932         0.988          0.960
  *            Power is its limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
- *            without anything but the matmul it takes 4 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
+ *            without anything but the matmul it takes 4 to 6 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8) or a tenth.
  *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float, nor
  *            for FUSED's logits): with 50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as
@@ -1563,7 +1562,7 @@ LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_
     }
     const bool only = fused.path && (!c->gradient || c->a.path == path);
     if (!only) lk_lce_search_kept(c, budget - lk_lce_cublas_share(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, budget), plan);
-    if (fused.path && plan->path) { /* kept logits' last columns are products of their own: 80 ns a token with 50257 */
+    if (fused.path && plan->path) { /* kept logits' last columns are products of their own, taken for 80 ns a token: a guess */
         const double apart = lk_lce_apart(c, c->a.vocab) ? 0.08 * (double)c->rows : 0.0;
         const double cost = lk_lce_cost(c, false, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens);
         if (cost + apart <= lk_lce_cost(c, false, path, fused.chunk_tokens, c->a.vocab, 0)) return;

@@ -1464,11 +1464,14 @@ static void too_many_rows(int type, int direction)
     backward_args b = {};
     test_buffer_size(&x_buffer, 256, 0, 0), test_buffer_size(&theta_buffer, 256, 0, 0);
     f.batch = b.batch = 1, f.dim = b.dim = 1, f.shape[0] = b.shape[0] = 1, f.path = b.path = LK_MD_LRPE_COSINE_ROW;
-    f.heads = ((int64_t)1 << 34) + 8, b.heads = ((int64_t)1 << 33) + 8; /* 8 and 4 warps a block, 2^31 - 1 blocks at most */
     f.x = f.y = b.dx = test_buffer_device(&x_buffer), b.dy = f.x, f.theta = b.theta = test_buffer_device(&theta_buffer);
-    const lk_status status = direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream);
-    if (!test_that(status == (lk_status)cudaErrorInvalidConfiguration))
-        test_detail("status %s: %s", lk_status_string(status), lk_last_error());
+    for (int log2 = 31; log2 <= 32; log2++) { /* blocks: CUDA has 2^31 - 1 at most, and 2^32 + 1 are 1 in 32 bits */
+        f.heads = 8 * (((int64_t)1 << log2) + 1), b.heads = f.heads / 2; /* 8 and 4 warps a block */
+        const lk_status status =
+            direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream);
+        if (!test_that(status == (lk_status)cudaErrorInvalidConfiguration))
+            test_detail("2^%d blocks: status %s: %s", log2, lk_status_string(status), lk_last_error());
+    }
 }
 #endif
 
