@@ -26,7 +26,8 @@
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits at once, with the fields of both.
  *            A reduced loss also wants a workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says of how
- *            many bytes. lk_ce_row below is the state of a row (empty, add, merge, finish) for kernels of your own.
+ *            many bytes: 4 a row, 4 more with z_loss and 4 more with class_weight. lk_ce_row below is the state of a row
+ *            (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh.
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each row.
  *            Ignored row (use_ignore_index and target = ignore_index): it is not read; loss, z-loss, lse and entropy are 0,
@@ -375,15 +376,18 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 
 /* ---- Sums over all rows ------------------------------------------------------------------------------------------------- */
 
-/* A reduced loss is a launch behind the rows, which leave their terms in the workspace: 2.3 us on an H200. The other way, where
- * the block that draws the last of as many tickets as there are blocks adds up, is as fast in forward, and costs
- * forward_backward of 4096 rows 5 us more of 41 at 8192 columns and 8 of 533 at 131072. */
+/* A reduced loss is a launch behind the rows, which leave their terms in the workspace. The other way, where the block that
+ * draws the last of as many tickets as there are blocks adds up, is as fast in forward, and costs forward_backward of 4096 rows
+ * on an H200 5 us more of 41 at 8192 columns and 8 of 533 at 131072. */
 
-/* The terms of a row: the class term, the z-loss, w[y], and whether it counts. */
-typedef struct alignas(16) {
-    float loss, z, weight;
-    int count;
+/* The terms of the rows, each kind an array [rows] at a multiple of 256 bytes: few blocks read them all. An ignored row leaves
+ * -0 for its class term, which adds nothing to a sum. No other row leaves -0, so that those that do not are the rows counted. */
+typedef struct {
+    float *loss;   /* the class terms; NULL: no reduced loss is wanted */
+    float *z;      /* the z-losses; NULL without z_loss */
+    float *weight; /* w[y], 0 where y is ignored or bad; NULL without class weights */
 } lk_ce_terms;
+#define LK_CE_IGNORED 0x80000000u /* the bits of -0 */
 
 /* The counts of all rows, where a mean's gradients want them before the rows. The first bytes of the workspace; behind them lie
  * the rows' terms. */
@@ -392,21 +396,16 @@ typedef struct alignas(256) {
     float weight_sum;
 } lk_ce_tally;
 
-template <class Int> LK_DEVICE Int lk_ce_count_warp(Int count)
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) count += __shfl_xor_sync(0xffffffffu, count, offset);
-    return count;
-}
-
-/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of such blocks, once a
- * kernel, with a state that is its warp's; before it, anywhere, lk_cluster_begin(). Who holds the result, blocks * THREADS / 32
- * states: the first warp of the block with rank 0; the others get NULL. A peer may end after the call. */
-template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s)
+/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of MOST such blocks at most,
+ * once a kernel, with a state that is its warp's; before it, anywhere, lk_cluster_begin() unless MOST is 1. Who holds the
+ * result, blocks * THREADS / 32 states: the first warp of the block with rank 0; the others get NULL. A peer may end after the
+ * call. */
+template <int THREADS, int MOST = 8, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
     constexpr int WARPS = THREADS / 32;
-    LK_SHARED(State, inbox, [8 * WARPS]);
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warp = (int)threadIdx.x / 32;
+    LK_SHARED(State, inbox, [MOST * WARPS]);
+    const int warp = (int)threadIdx.x / 32;
+    const int blocks = MOST > 1 ? (int)lk_cluster_nctarank() : 1, rank = MOST > 1 ? (int)lk_cluster_ctarank() : 0;
     State *slot = &inbox[rank * WARPS + warp];
     if (blocks > 1) {
         lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
@@ -423,80 +422,11 @@ template <int THREADS, class State> LK_DEVICE const State *lk_ce_collect(State s
     return warp == 0 ? inbox : NULL;
 }
 
-typedef struct {
-    lk_cross_entropy_forward_args a; /* the targets, and where the counts go */
-    lk_ce_tally *tally;              /* here too; NULL: not */
-} lk_cross_entropy_count_plan;
-
-typedef struct {
-    float weight;
-    int64_t count;
-} lk_ce_counts;
-
-/* A thread's share of the count: U rows at once, since a look at one alone takes as long. */
-template <class Int>
-LK_DEVICE lk_ce_counts lk_ce_count(const lk_cross_entropy_forward_args &a, const Int *target, int rank, int threads)
-{
-    constexpr int U = 8;
-    lk_ce_counts s = {};
-    for (int64_t first = rank; first < a.rows; first += U * threads) {
-        int64_t y[U];
-        float w[U] = {};
-        int count = 0;
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u * threads < a.rows) y[u] = target[first + u * threads];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (first + u * threads >= a.rows) continue;
-            const lk_ce_label label = lk_ce_label_of(a, y[u]);
-            if (a.class_weight && label.y >= 0) w[u] = a.class_weight[label.y];
-            count += label.counted;
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) s.weight += w[u];
-        s.count += count;
-    }
-    return s;
-}
-
-/* The counts over all rows, by one block or one cluster. */
-template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross_entropy_count_plan p)
-{
-    const lk_cross_entropy_forward_args &a = p.a;
-    const int threads = (int)lk_cluster_nctarank() * THREADS, rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
-    lk_griddepcontrol_launch_dependents();
-    lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_counts s;
-    if (a.target_dtype == LK_TARGET_INT32) s = lk_ce_count(a, (const int32_t *)a.target, rank, threads);
-    else s = lk_ce_count(a, (const int64_t *)a.target, rank, threads);
-    s = {lk_sum_warp(s.weight), lk_ce_count_warp(s.count)};
-    const lk_ce_counts *inbox = lk_ce_collect<THREADS>(s);
-    if (!inbox) return;
-    s = {};
-    for (int i = rank; i < threads / 32; i += 32) s = {s.weight + inbox[i].weight, s.count + inbox[i].count};
-    s = {lk_sum_warp(s.weight), lk_ce_count_warp(s.count)};
-    if (rank != 0) return;
-    if (!a.class_weight) s.weight = (float)s.count;
-    if (p.tally) p.tally->valid_rows = s.count, p.tally->weight_sum = s.weight;
-    if (a.valid_rows) *a.valid_rows = s.count;
-    if (a.weight_sum) *a.weight_sum = s.weight;
-}
-
-typedef struct {
-    const lk_ce_terms *terms; /* [rows] */
-    float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
-    int64_t *valid_rows;      /* likewise */
-    float *weight_sum;
-    int64_t rows;
-    int mean, zero_when_empty, weighted; /* weighted: by class weights */
-} lk_cross_entropy_sum_plan;
-
-typedef struct {
+/* What a warp, or all of them, has of the sums. A warp's count is below 2^32 while the rows' targets fit in memory. */
+template <class Int> struct alignas(16) lk_ce_sums {
     float loss, z, weight;
-    int64_t count;
-} lk_ce_sums;
+    Int count;
+};
 
 /* Kahan's sum. An infinite one stays as it is. */
 LK_DEVICE void lk_ce_grow(float *sum, float *lost, float x)
@@ -506,43 +436,172 @@ LK_DEVICE void lk_ce_grow(float *sum, float *lost, float x)
     *sum = grown;
 }
 
-LK_DEVICE lk_ce_sums lk_ce_sums_warp(lk_ce_sums s)
+/* The sums over all threads, from those of each, for the threads that lk_ce_collect gives the states; the others get false. */
+template <int THREADS, int MOST>
+LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce_sums<int64_t> *all)
 {
-    return {lk_sum_warp(s.loss), lk_sum_warp(s.z), lk_sum_warp(s.weight), lk_ce_count_warp(s.count)};
+    own.loss = lk_sum_warp(own.loss);
+    if (z) own.z = lk_sum_warp(own.z);
+    if (weight) own.weight = lk_sum_warp(own.weight);
+    own.count = __reduce_add_sync(0xffffffffu, own.count);
+    const lk_ce_sums<unsigned> *inbox = lk_ce_collect<THREADS, MOST>(own);
+    if (!inbox) return false;
+    constexpr int WARPS = THREADS / 32, team = MOST * WARPS < 32 ? MOST * WARPS : 32;
+    const int warps = MOST > 1 ? (int)lk_cluster_nctarank() * WARPS : WARPS;
+    lk_ce_sums<int64_t> s = {};
+#pragma unroll
+    for (int k = 0; k < MOST * WARPS; k += 32) {
+        const int i = k + (int)threadIdx.x;
+        if (i < warps)
+            s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
+    }
+    s.loss = lk_sum_warp(s.loss, team);
+    if (z) s.z = lk_sum_warp(s.z, team);
+    if (weight) s.weight = lk_sum_warp(s.weight, team);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) s.count += __shfl_xor_sync(0xffffffffu, s.count, offset);
+    *all = s;
+    return true;
 }
 
-/* A reduced loss from the terms of all rows, by one block or one cluster. */
-template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
+typedef struct {
+    lk_cross_entropy_forward_args a; /* the targets, and where the counts go */
+    lk_ce_tally *tally;              /* here too; NULL: not */
+} lk_cross_entropy_count_plan;
+
+/* A thread's share of the count: U rows at once, since a look at one alone takes as long. */
+template <int THREADS, int MOST, class Int>
+LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_args &a, const Int *target)
 {
-    constexpr int U = 4; /* loads in flight a thread */
-    const int threads = (int)lk_cluster_nctarank() * THREADS, rank = (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x;
-    lk_griddepcontrol_launch_dependents();
-    lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_sums s = {}, lost = {};
-    for (int64_t first = rank; first < p.rows; first += U * threads) {
-        lk_ce_terms next[U] = {};
+    constexpr int U = 16, BATCH = U * THREADS;
+    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
+    const int64_t ignored = a.ignore_index;
+    const bool every = !a.use_ignore_index;
+    lk_ce_sums<unsigned> s = {};
+    float lost = 0.0f;
+    for (int64_t first = rank * BATCH; first < a.rows; first += step) {
+        const Int *at = target + first + threadIdx.x;
+        const int left = (int)(a.rows - first < BATCH ? a.rows - first : BATCH) - (int)threadIdx.x;
+        Int y[U] = {};
+        if (a.rows - first >= BATCH) { /* as in lk_ce_add_up */
 #pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u * threads < p.rows) next[u] = p.terms[first + u * threads];
+            for (int u = 0; u < U; u++) y[u] = at[u * THREADS];
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (u * THREADS < left) y[u] = at[u * THREADS];
+        }
+        unsigned counted = 0; /* a bit each */
+#pragma unroll
+        for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
+        s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
+        if (!a.class_weight) continue;
+        float w[U] = {}, sum = 0.0f;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            lk_ce_grow(&s.loss, &lost.loss, next[u].loss), lk_ce_grow(&s.z, &lost.z, next[u].z);
-            lk_ce_grow(&s.weight, &lost.weight, next[u].weight), s.count += next[u].count;
+            const lk_ce_label label = lk_ce_label_of(a, y[u]);
+            if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight[label.y];
         }
+#pragma unroll
+        for (int u = 0; u < U; u++) sum += w[u];
+        lk_ce_grow(&s.weight, &lost, sum);
     }
-    const lk_ce_sums *inbox = lk_ce_collect<THREADS>(lk_ce_sums_warp(s));
-    if (!inbox) return;
-    s = {};
-    for (int i = rank; i < threads / 32; i += 32)
-        s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
-    s = lk_ce_sums_warp(s);
-    if (rank != 0) return;
-    const float valid = (float)s.count, over = p.weighted ? s.weight : valid;
+    return s;
+}
+
+/* The counts over all rows, by one block or one cluster of MOST blocks at most. */
+template <int THREADS, int MOST>
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross_entropy_count_plan p)
+{
+    const lk_cross_entropy_forward_args &a = p.a;
+    lk_griddepcontrol_launch_dependents();
+    if (MOST > 1) lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_sums<unsigned> own;
+    lk_ce_sums<int64_t> s;
+    if (a.target_dtype == LK_TARGET_INT32) own = lk_ce_count<THREADS, MOST>(a, (const int32_t *)a.target);
+    else own = lk_ce_count<THREADS, MOST>(a, (const int64_t *)a.target);
+    if (!lk_ce_sum_up<THREADS, MOST>(own, false, a.class_weight != NULL, &s) || threadIdx.x != 0) return;
+    if (!a.class_weight) s.weight = (float)s.count;
+    if (p.tally) p.tally->valid_rows = s.count, p.tally->weight_sum = s.weight;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = s.weight;
+}
+
+typedef struct {
+    lk_ce_terms terms;
+    float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
+    int64_t *valid_rows;      /* likewise */
+    float *weight_sum;
+    int64_t rows;
+    int mean, zero_when_empty;
+} lk_cross_entropy_sum_plan;
+
+/* A thread's share of the sum of an array of terms, and of the count of those that are not -0. Groups of four are read at once,
+ * U of them in flight; what is left below four goes to the first threads. Nothing behind the last row is read. */
+template <int THREADS, int MOST> LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
+{
+    constexpr int U = 4, BATCH = U * THREADS;
+    const uint4 *groups = (const uint4 *)terms;
+    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
+    const int64_t whole = rows >> 2;
+    const bool rest = rank == 0 && threadIdx.x < (unsigned)rows % 4;
+    float sum = 0.0f, lost = 0.0f;
+#pragma unroll 1
+    for (int64_t first = rank * BATCH; first < whole; first += step) {
+        const uint4 *at = groups + first + threadIdx.x;
+        const int64_t left = whole - first;
+        uint4 next[U];
+        if (left >= BATCH) { /* where loads are not predicated, all of them start before the first is waited for */
+#pragma unroll
+            for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                next[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
+                if ((int)threadIdx.x + u * THREADS < (int)left) next[u] = at[u * THREADS];
+            }
+        }
+        float part = 0.0f;
+        unsigned counted = 0; /* a bit each */
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const uint4 t = next[u];
+            part += (__uint_as_float(t.x) + __uint_as_float(t.y)) + (__uint_as_float(t.z) + __uint_as_float(t.w));
+            counted |= (unsigned)(t.x != LK_CE_IGNORED) << 4 * u | (unsigned)(t.y != LK_CE_IGNORED) << (4 * u + 1) |
+                       (unsigned)(t.z != LK_CE_IGNORED) << (4 * u + 2) | (unsigned)(t.w != LK_CE_IGNORED) << (4 * u + 3);
+        }
+        lk_ce_grow(&sum, &lost, part);
+        *count += (unsigned)__popc(counted);
+    }
+    if (!rest) return sum;
+    const float single = terms[whole * 4 + threadIdx.x];
+    *count += __float_as_uint(single) != LK_CE_IGNORED;
+    return sum + single;
+}
+
+/* A reduced loss from the terms of all rows, by one block or one cluster of MOST blocks at most. */
+template <int THREADS, int MOST>
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
+{
+    const bool z = p.terms.z != NULL, weighted = p.terms.weight != NULL;
+    lk_griddepcontrol_launch_dependents();
+    if (MOST > 1) lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_sums<unsigned> own = {};
+    lk_ce_sums<int64_t> s;
+    unsigned again = 0; /* the same rows, of which the class terms have the count */
+    own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, p.rows, &own.count);
+    if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, p.rows, &again);
+    if (weighted) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
+    if (!lk_ce_sum_up<THREADS, MOST>(own, z, weighted, &s) || threadIdx.x != 0) return;
+    const float valid = (float)s.count, over = weighted ? s.weight : valid;
     if (p.mean) {
         const float nothing = p.zero_when_empty ? 0.0f : NAN;
-        if (over != 0.0f) s.loss = __fdiv_rn(s.loss, over), s.z = __fdiv_rn(s.z, valid);
-        else s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
+        if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
+        else s.loss = __fdiv_rn(s.loss, over);
+        if (over != 0.0f && z) s.z = __fdiv_rn(s.z, valid);
     }
     if (p.loss) *p.loss = s.loss + s.z;
     if (p.z_loss_out) *p.z_loss_out = s.z;
@@ -557,9 +616,9 @@ template <int THREADS> LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entrop
 
 typedef struct {
     lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
-    lk_ce_terms *terms; /* [rows], for a reduced loss; NULL: not */
-    int team_log2;      /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
-    int early;          /* see lk_ce_prefetch */
+    lk_ce_terms terms; /* for a reduced loss */
+    int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
+    int early;         /* see lk_ce_prefetch */
 } lk_cross_entropy_forward_plan;
 
 /* Adds the logits x of columns col, col + 1, ... to the state. */
@@ -602,7 +661,7 @@ template <class Args> LK_DEVICE lk_ce_row lk_ce_take_but(lk_ce_row s, float x, i
 /* Writes a row's results, and its terms of the sums over all where they are wanted; one thread of the row. weight: w[y]; all:
  * entropy and argmax too. */
 template <bool all, class Args>
-LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms *terms, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms terms, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1};
@@ -614,7 +673,10 @@ LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms *terms, int64_t row, lk_ce_l
     if (a.lse) a.lse[row] = r.lse;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
-    if (terms) terms[row] = {r.class_loss, r.z_loss, label.counted && !label.bad ? weight : 0.0f, label.counted};
+    if (!terms.loss) return;
+    terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
+    if (terms.z) terms.z[row] = r.z_loss;
+    if (terms.weight) terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
 }
 
 /* lk_split_row in 32 bits. */
@@ -811,7 +873,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
 
 typedef struct {
     lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
-    lk_ce_terms *terms;        /* [rows], for a reduced loss; NULL: not */
+    lk_ce_terms terms;         /* for a reduced loss */
     const float *given;        /* backward: lse [rows] */
     const int64_t *valid_rows; /* for mean */
     const float *weight_sum;   /* for mean with class weights */
@@ -1654,18 +1716,33 @@ template <class Args> LK_HOST bool lk_cross_entropy_reduced(const Args *a)
 {
     return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
 }
+/* The floats between the arrays of terms. */
+LK_HOST int64_t lk_cross_entropy_terms_stride(int64_t rows)
+{
+    const int64_t most = (int64_t)1 << 58; /* more rows than there can be */
+    return lk_ceil_div(rows < most ? rows : most, 64) * 64;
+}
 template <class Args> LK_HOST size_t lk_cross_entropy_bytes(const Args *a, bool counts)
 {
-    const int64_t most = (int64_t)1 << 58, rows = a->rows < most ? a->rows : most; /* more than there can be */
-    const bool terms = lk_cross_entropy_reduced(a) && rows > 0;
+    const bool terms = lk_cross_entropy_reduced(a) && a->rows > 0;
     if (!terms && !counts) return 0;
-    return sizeof(lk_ce_tally) + (terms ? (size_t)lk_ceil_div(rows * (int64_t)sizeof(lk_ce_terms), 256) * 256 : 0);
+    const int kinds = terms ? 1 + (a->z_loss > 0.0f) + (a->class_weight != NULL) : 0;
+    return sizeof(lk_ce_tally) + (size_t)kinds * (size_t)lk_cross_entropy_terms_stride(a->rows) * sizeof(float);
 }
 
-/* Blocks that add up something of all rows: one, or a cluster. */
-LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows)
+/* Where the terms of a reduced loss lie, behind the tally. */
+template <class Args> LK_HOST lk_ce_terms lk_cross_entropy_terms(const Args *a)
 {
-    return device->arch >= 90 && rows > 16384 ? 8 : 1;
+    const int64_t stride = lk_cross_entropy_terms_stride(a->rows);
+    float *const loss = (float *)((lk_ce_tally *)a->workspace + 1), *const z = a->z_loss > 0.0f ? loss + stride : NULL;
+    return {loss, z, a->class_weight ? (z ? z : loss) + stride : NULL};
+}
+
+/* Blocks that add up something of all rows, of so many bytes each: one, or a cluster where its barrier takes less time than one
+ * SM's reads beyond 128 KiB. */
+LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64_t bytes)
+{
+    return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
 }
 
 /* The counts of all rows, for the caller and, in the tally, for gradients. */
@@ -1678,19 +1755,23 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
     count.a.ignore_index = a->ignore_index, count.a.use_ignore_index = a->use_ignore_index;
     count.a.target_dtype = a->target_dtype, count.a.valid_rows = a->valid_rows, count.a.weight_sum = a->weight_sum;
     count.tally = tally;
-    const int cluster = lk_cross_entropy_adders(device, a->rows);
-    return lk_launch_pdl(op, device, lk_cross_entropy_count_kernel<512>, cluster, cluster, 512, 0, stream, count);
+    const int cluster = lk_cross_entropy_adders(device, a->rows, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    void (*kernel)(lk_cross_entropy_count_plan) = lk_cross_entropy_count_kernel<256, 1>;
+    if (cluster > 1) kernel = lk_cross_entropy_count_kernel<256, 8>;
+    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, count);
 }
 
-/* The reduced loss of the terms that the rows have left, and the counts. */
+/* The reduced loss of the terms that the rows have left, and the counts. Few rows are added up by few warps: each has its own
+ * start, reduction and way through the barrier, which take longer there than the read. */
 template <class Args>
-LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const Args *a, const lk_ce_terms *terms,
+LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const Args *a, lk_ce_terms terms,
                                        cudaStream_t stream)
 {
     const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->rows,
-                                           a->reduction == LK_REDUCTION_MEAN, a->zero_when_empty, a->class_weight != NULL};
-    const int cluster = lk_cross_entropy_adders(device, a->rows);
-    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024>, cluster, cluster, 1024, 0, stream, sum);
+                                           a->reduction == LK_REDUCTION_MEAN, a->zero_when_empty};
+    if (a->rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, sum);
+    const int cluster = lk_cross_entropy_adders(device, a->rows, sizeof(float));
+    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);
 }
 
 LK_HOST lk_status lk_cross_entropy_check_workspace(const char *op, const void *workspace, size_t given, size_t bytes)
@@ -1746,11 +1827,11 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, &a, NULL, stream);
 
     int cluster;
-    lk_cross_entropy_forward_plan plan = {a, NULL, lk_cross_entropy_team<T>(&device, &a, &cluster), 0};
+    lk_cross_entropy_forward_plan plan = {a, {}, lk_cross_entropy_team<T>(&device, &a, &cluster), 0};
     if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    if (reduced) plan.terms = (lk_ce_terms *)((lk_ce_tally *)a.workspace + 1);
+    if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) plan.a.loss = plan.a.z_loss_out = NULL;
-    const bool rowwise = plan.terms || plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets;
+    const bool rowwise = reduced || plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets;
     if (!status && a.rows > 0 && rowwise) {
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
         /* Loads in flight a thread and blocks an SM as in lk_logsumexp_forward, where they were measured. */
@@ -1994,7 +2075,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     const bool counted = mean || (!reduced && (a.valid_rows || a.weight_sum));
     lk_ce_tally *tally = mean ? (lk_ce_tally *)a.workspace : NULL;
     const lk_cross_entropy_forward_backward_args given = a;
-    if (reduced) plan.terms = (lk_ce_terms *)((lk_ce_tally *)a.workspace + 1);
+    if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;
     if (counted) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
     if (tally) plan.valid_rows = &tally->valid_rows, plan.weight_sum = &tally->weight_sum;

@@ -388,15 +388,15 @@ static void fill_targets(const problem *p)
     }
 }
 
-/* The float inputs that are drawn. Zeros are among class weights and upstreams; a NaN upstream is its row's alone, and of no
- * consequence where there is nothing to divide by. */
+/* The float inputs that are drawn. Zeros are among class weights and upstreams, -0 too where all class weights are 0, so that
+ * rows have a loss of -0; a NaN upstream is its row's alone, and of no consequence where there is nothing to divide by. */
 static void fill_floats(const problem *p, int t)
 {
     uint64_t random = p->seed + (uint64_t)t * 0x100000001;
     for (int64_t row = 0; row < laid[t].rows; row++)
         for (int64_t c = 0; c < laid[t].cols; c++) {
             double v = test_uniform(&random);
-            if (t == WEIGHT) v = p->empty == ALL_WEIGHTLESS || chance(&random, 9) ? 0 : 1 + v / 2;
+            if (t == WEIGHT) v = p->empty == ALL_WEIGHTLESS ? (c % 2 ? -0.0 : 0.0) : chance(&random, 9) ? 0 : 1 + v / 2;
             if (t == UPSTREAM && (p->empty || (row == 2 && p->on[UPSTREAM_ROWS]))) v = NAN;
             if (t == UPSTREAM && row == 3) v = 0;
             if (row < p->rows && t != WEIGHT && p->on[IGNORE] && laid[t].rows == p->rows && p->rows > 1 &&
@@ -560,9 +560,9 @@ static bool setup(const problem *p, int run)
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
     const lk_status status = query(p->type, p->direction, &bytes);
-    /* The tally, which has the count that comes before the gradients, and 16 bytes a row. */
+    /* The tally, which has the count that comes before the gradients, and 4 bytes a row for each kind of term. */
     const bool total = loss && reduced && (p->has[LOSS] || p->has[Z_LOSS]), tally = p->direction == BOTH && p->on[MEAN];
-    const size_t sums = total ? (size_t)p->rows * 16 + 255 : 0;
+    const size_t sums = total ? (size_t)(1 + p->on[Z] + p->has[WEIGHT]) * ((size_t)p->rows * 4 + 255) : 0;
     const bool good = status == LK_OK && bytes <= (total || tally ? 256 : 0) + sums;
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
@@ -956,11 +956,12 @@ static void many_rows(int type, int direction, int path)
     }
 }
 
-/* Losses reduced over so many rows that a thread adds several, several times what it loads at once (from 4097 rows on), as one
- * of a cluster (from 16385 on), and both. Losses of +inf, of which a thread has several; and NaN. */
+/* Losses reduced over rows that are a part of what a block of few threads loads at once, that and more, many enough for a
+ * cluster, for a block of many threads alone, and for several loads of a cluster's; none a multiple of four, the last of all
+ * counts. Losses of +inf, of which a thread has several; and NaN. */
 static void reduced(int type, int direction, int path)
 {
-    const int64_t rows[] = {1030, 4500, 16500, 33000};
+    const int64_t rows[] = {1030, 5003, 33005, 16501, 140003};
     const int special[] = {NOTHING, MINUS_INF, PLUS_INF};
 #if defined(__SANITIZE_THREAD__)
     const int shapes = 2; /* libtsan has no room for a cluster's 8192 threads */
@@ -971,6 +972,7 @@ static void reduced(int type, int direction, int path)
         for (int mean = 0; mean < 2; mean++)
             for (int j = 0; j < LENGTH_OF(special); j++) {
                 if (test.small && (i == 2 ? j || mean != (type + direction / 2) % 2 || !type : (i + j) % 3 != type)) continue;
+                if (i == 4 && (j || mean != type % 2)) continue; /* too long */
                 problem p = plain(type, direction, path, rows[i], 3);
                 p.on[mean ? MEAN : SUM] = p.on[IGNORE] = p.on[Z] = true;
                 p.has[Z_LOSS] = p.has[VALID] = p.has[WEIGHT_SUM] = p.has[BAD_COUNT] = true;
@@ -978,9 +980,12 @@ static void reduced(int type, int direction, int path)
                 p.on[WEIGHTS] = special[j] != MINUS_INF; /* 0 times +inf is NaN */
                 check(&p);
             }
-    problem p = plain(type, direction, path, 16500, 3); /* the counts alone, by a cluster */
-    p.on[IGNORE] = p.on[BAD] = p.on[WEIGHTS] = p.has[VALID] = p.has[WEIGHT_SUM] = true;
-    if (!test.small || type == TEST_F32) check(&p);
+    for (int weights = 0; weights < 2; weights++) { /* the counts alone, by a block that loads several times and by a cluster */
+        problem p = plain(type, direction, path, weights ? 33001 : 9001, 3);
+        p.on[IGNORE] = p.on[BAD] = p.has[VALID] = p.has[WEIGHT_SUM] = true, p.on[WEIGHTS] = weights;
+        p.on[INT32] = type == TEST_F16;
+        if (!test.small || type != TEST_BF16) check(&p);
+    }
 }
 
 /* With a cliff that every thread sees after its first vector, too. */
@@ -1403,8 +1408,8 @@ static void good_calls(int type)
         at[t] = test_buffer_device(&buffers[t]);
     }
     set_args(&p, at);
-    if (!test_that(query(type, FORWARD, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 512 &&
-                   query(type, BOTH, &both.workspace_bytes) == LK_OK && both.workspace_bytes == 512))
+    if (!test_that(query(type, FORWARD, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 4 * 256 &&
+                   query(type, BOTH, &both.workspace_bytes) == LK_OK && both.workspace_bytes == 4 * 256))
         test_detail("the queries of 4 rows say %zu and %zu bytes, %s", forward.workspace_bytes, both.workspace_bytes,
                     lk_last_error());
     test_buffer_size(&buffers[WORKSPACE], both.workspace_bytes + 256, 0, 0x3c); /* room to move it */
@@ -1508,6 +1513,9 @@ template <class Args> static void loss_errors(int type, int direction, Args &a)
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
     BAD_CALL(LK_OK, "more than is asked", a.workspace_bytes += 1);
+    BAD_CALL(LK_OK, "no z-loss", (a.z_loss = 0, a.workspace_bytes -= 256));
+    BAD_CALL(LK_OK, "no z-loss, no class weights", (a.z_loss = 0, a.class_weight = NULL, a.workspace_bytes -= 512));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", (a.z_loss = 0, a.class_weight = NULL, a.workspace_bytes -= 513));
     BAD_CALL(LK_OK, "none where none is needed", (a.reduction = 0, a.workspace = NULL, a.workspace_bytes = 0));
     BAD_CALL(LK_OK, "a sum that nobody wants", (a.reduction = 2, a.loss = a.z_loss_out = NULL, a.workspace = NULL));
     BAD_CALL(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));

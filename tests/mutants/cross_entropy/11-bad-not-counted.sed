@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - a bad target does not count in the mean
-s/count += label.counted;/count += label.counted \&\& !label.bad;/
+s/(unsigned)(every | (y\[u\] != ignored)) << u/(unsigned)((every | (y[u] != ignored)) \& (y[u] >= 0) \& (y[u] < a.vocab)) << u/

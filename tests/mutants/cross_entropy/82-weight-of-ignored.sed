@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - an ignored row counts in the sum of the weights
-s/label.counted \&\& !label.bad ? weight : 0.0f, label.counted}/!label.bad ? weight : 0.0f, label.counted}/
+s/label.counted \&\& !label.bad ? weight : 0.0f/!label.bad ? weight : 0.0f/

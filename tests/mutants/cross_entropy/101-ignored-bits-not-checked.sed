@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - a reduced loss counts the first row of each group of four even if it is ignored
+s/(unsigned)(t.x != LK_CE_IGNORED)/(unsigned)true/

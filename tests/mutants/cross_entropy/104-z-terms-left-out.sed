@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - a reduced loss is without its z-loss
+s/if (z) own.z = lk_ce_add_up/if (z \&\& p.rows < 0) own.z = lk_ce_add_up/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - a mean is over no class weights
+s/if (weighted) own.weight = lk_ce_add_up/if (weighted \&\& p.rows < 0) own.weight = lk_ce_add_up/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - a row whose loss is -0 counts as ignored
+s/r.class_loss == 0.0f ? 0.0f : r.class_loss;/r.class_loss;/

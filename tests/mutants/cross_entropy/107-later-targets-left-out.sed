@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - the count has what its blocks load first, and no more
+s/first < a.rows; first += step/first < a.rows \&\& first < step; first += step/

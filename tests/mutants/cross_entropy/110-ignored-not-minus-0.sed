@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - an ignored row leaves 0 for its class term
+s/!label.counted ? __uint_as_float(LK_CE_IGNORED) :/!label.counted ? 0.0f :/
