@@ -381,7 +381,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
  * on an H200 5 us more of 41 at 8192 columns and 8 of 533 at 131072. */
 
 /* The terms of the rows, each kind an array [rows] at a multiple of 256 bytes: few blocks read them all. An ignored row leaves
- * -0 for its class term, which adds nothing to a sum. No other row leaves -0, so that those that do not are the rows counted. */
+ * -0 for its class term, which adds nothing to a sum. No other row leaves -0, and those that do not are the rows counted. */
 typedef struct {
     float *loss;   /* the class terms; NULL: no reduced loss is wanted */
     float *z;      /* the z-losses; NULL without z_loss */
