@@ -374,6 +374,28 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
     return lk_ce_label_of(a, y);
 }
 
+/* The same in two steps, so that what stands between them does not wait for the target: its words, 0 of a row that is not
+ * there; and what they say. */
+typedef struct {
+    uint32_t low, high;
+} lk_ce_word;
+
+template <class Args> LK_DEVICE lk_ce_word lk_ce_request(const Args &a, int64_t row)
+{
+    const uint32_t *target = (const uint32_t *)a.target;
+    const bool wide = a.target_dtype == LK_TARGET_INT64;
+    lk_ce_word word = {0, 0};
+    if (row < a.rows) word.low = target[wide ? 2 * row : row];
+    if (row < a.rows && wide) word.high = target[2 * row + 1];
+    return word;
+}
+template <class Args> LK_DEVICE lk_ce_label lk_ce_received(const Args &a, int64_t row, lk_ce_word word)
+{
+    if (row >= a.rows) return {-1, false, false};
+    const int64_t wide = (int64_t)((uint64_t)word.high << 32 | word.low);
+    return lk_ce_label_of(a, a.target_dtype == LK_TARGET_INT64 ? wide : (int64_t)(int32_t)word.low);
+}
+
 /* ---- Sums over all rows ------------------------------------------------------------------------------------------------- */
 
 /* A reduced loss is a launch behind the rows, which leave their terms in the workspace. The other way, where the block that
@@ -692,11 +714,11 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
 /* Has the first vectors of a share, `step` elements apart, brought into the L2. Nothing of an ignored row is to be read, so
  * that rows wait for their targets first; `early`, the first blocks of a launch of short rows, fill that time so. On an H200,
  * 4096 rows of 1024 are 512 blocks: forward gains 5 % by 132 early ones and loses 6 % by 264, backward gains 7 % by 264. */
-template <class T> LK_DEVICE void lk_ce_prefetch(int early, const T *first, int count, int step)
+template <int U, class T> LK_DEVICE void lk_ce_prefetch(int early, const T *first, int count, int step)
 {
     if (blockIdx.x >= (unsigned)early) return;
 #pragma unroll
-    for (int u = 0; u < 8; u++)
+    for (int u = 0; u < U; u++)
         if (u < count) lk_prefetch_l2(first + u * step);
 }
 
@@ -723,7 +745,7 @@ LK_DEVICE lk_lse lk_ce_read(const lk_cross_entropy_forward_plan &p, int64_t row,
     }
     lk_griddepcontrol_wait();
     lk_ce_label label = {-1, false, false};
-    lk_ce_prefetch(p.early, share.first, share.count, LK_VEC<T> << team_log2);
+    lk_ce_prefetch<8>(p.early, share.first, share.count, LK_VEC<T> << team_log2);
     if (row < a.rows) label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_vec<T> raw[U];
@@ -751,13 +773,14 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
 }
 
 /* A team of up to 32 lanes owns a plain row. */
+#define LK_CROSS_ENTROPY_WARP_THREADS 128
 template <class T, int U>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 4)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 8)
     lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
 {
     /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
-    const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
+    const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_WARP_THREADS + threadIdx.x) >> team_log2;
     lk_ce_target<T> target = {};
     const lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, &target);
     if (rank == 0 && row < p.a.rows) lk_ce_put_plain(p, row, target, s);
@@ -1464,155 +1487,190 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
 /* ---- Short rows --------------------------------------------------------------------------------------------------------- */
 
 /* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes holds a row in registers, as
- * exponentials once they are taken, so that an element costs one in forward_backward too. On an H200, 4096 rows of 1024:
- * forward_backward takes 6.8 us, from the slots above 7.9, and with eight vectors a lane 7.7; rows of 2048 by two warps take
- * 13.0 us, from the slots 12.4. */
+ * exponentials once they are taken, so that an element costs one in forward_backward too. At this size a row costs
+ * instructions, most of them not its elements': full, a team of 32, lets the compiler know every step, and what a row needs
+ * beside its logits is asked for before them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
 
-/* A lane's share: `count` vectors, `step` elements apart. Element `place` of vector `seat` is the target's; -1: of none. */
-template <class T> struct lk_ce_short {
-    const T *first;
-    int count, step, seat, place;
-};
-
-/* The vectors of a share, with -inf for the target's element and for vectors that are not there or not to be read. */
-template <class T>
-LK_DEVICE void lk_ce_short_load(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], const lk_ce_short<T> &own, bool read)
+/* -inf in every element of a vector. */
+template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
 {
-    constexpr int each = LK_VEC<T> / 4; /* elements of a word */
-    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << own.place % each * 16;
-    uint32_t mask[4];
     float x[LK_VEC<T>];
     lk_vec<T> none;
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) x[j] = -INFINITY;
     lk_pack(&none, x);
+    return none;
+}
+
+/* Puts -inf in element `place` of vector `seat`; -1: nowhere. */
+template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int seat, int place)
+{
+    constexpr int each = LK_VEC<T> / 4; /* elements of a word */
+    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << place % each * 16, none = lk_ce_nothing<T>().raw.x;
+    uint32_t mask[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) mask[i] = own.place / each == i ? one : 0;
+    for (int i = 0; i < 4; i++) mask[i] = place / each == i ? one : 0;
 #pragma unroll
     for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
-        raw[u] = none;
-        if (read && u < own.count) raw[u] = lk_load_vec(own.first + u * own.step);
-    }
-#pragma unroll
-    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
-        if (u != own.seat) continue;
-        raw[u].raw.x = (raw[u].raw.x & ~mask[0]) | (none.raw.x & mask[0]);
-        raw[u].raw.y = (raw[u].raw.y & ~mask[1]) | (none.raw.y & mask[1]);
-        raw[u].raw.z = (raw[u].raw.z & ~mask[2]) | (none.raw.z & mask[2]);
-        raw[u].raw.w = (raw[u].raw.w & ~mask[3]) | (none.raw.w & mask[3]);
+        if (u != seat) continue;
+        raw[u].raw.x = (raw[u].raw.x & ~mask[0]) | (none & mask[0]);
+        raw[u].raw.y = (raw[u].raw.y & ~mask[1]) | (none & mask[1]);
+        raw[u].raw.z = (raw[u].raw.z & ~mask[2]) | (none & mask[2]);
+        raw[u].raw.w = (raw[u].raw.w & ~mask[3]) | (none & mask[3]);
     }
 }
 
-/* e = 2^(rate v - base) of a share's elements; returns their sum. */
-template <class T>
-LK_DEVICE float lk_ce_short_terms(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>],
-                                  const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float rate, float base)
+/* The larger elements of two vectors; of a number and a NaN, the number. */
+LK_DEVICE void lk_ce_max(lk_vec<lk_f32> *a, lk_vec<lk_f32> b)
+{
+    float x[4], y[4];
+    lk_unpack(x, *a);
+    lk_unpack(y, b);
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = fmaxf(x[j], y[j]);
+    lk_pack(a, x);
+}
+template <class Pair> LK_DEVICE void lk_ce_max_pairs(uint4 *a, uint4 b)
+{
+    Pair x[4], y[4];
+    memcpy(x, a, 16);
+    memcpy(y, &b, 16);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = __hmax2(x[i], y[i]);
+    memcpy(a, x, 16);
+}
+LK_DEVICE void lk_ce_max(lk_vec<lk_f16> *a, lk_vec<lk_f16> b) { lk_ce_max_pairs<__half2>(&a->raw, b.raw); }
+LK_DEVICE void lk_ce_max(lk_vec<lk_bf16> *a, lk_vec<lk_bf16> b) { lk_ce_max_pairs<__nv_bfloat162>(&a->raw, b.raw); }
+
+/* e = 2^(rate v - base) of a share's elements, or apart, for a base out of range, 2^(rate (v - base)); returns their sum. */
+template <bool apart, class T>
+LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>],
+                                   const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float rate, float base)
 {
     float sum[4] = {};
 #pragma unroll
     for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         lk_unpack(e[u], raw[u]);
 #pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) sum[j % 4] += e[u][j] = lk_ex2(fmaf(rate, e[u][j], -base));
+        for (int j = 0; j < LK_VEC<T>; j++)
+            sum[j % 4] += e[u][j] = lk_ex2(apart ? rate * (e[u][j] - base) : fmaf(rate, e[u][j], -base));
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 /* given: backward. */
-template <class T, bool given>
+template <class T, bool given, bool full>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
     const lk_cross_entropy_forward_backward_args &a = p.a;
-    const int team = 1 << p.team_log2, rank = (int)threadIdx.x & (team - 1), vecs = (int)a.vocab / N;
-    const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> p.team_log2;
-    const T *const logits = (const T *)a.logits + row * a.logits_stride;
-    T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
-    lk_ce_short<T> own = {logits + rank * N, 0, team * N, -1, 0};
-    if (row < a.rows) own.count = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
+    const int team_log2 = full ? 5 : p.team_log2, team = 1 << team_log2, rank = (int)threadIdx.x & (team - 1), step = team * N;
+    const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
+    const bool there = row < a.rows;
+    const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
+    const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
     lk_griddepcontrol_wait();
+    if (full && !there) return;
 
-    int y = -1; /* the target; or why there is none: -1 ignored, -2 bad */
-    if (given) lk_ce_prefetch(p.early, own.first, own.count, own.step);
-    if (row < a.rows) {
-        const lk_ce_label label = lk_ce_look_up(a, row);
-        y = label.bad ? -2 : label.y;
-    }
+    const lk_ce_word word = lk_ce_request(a, row);
+    float f = 1.0f, dlse = 0.0f, lse = 0.0f, over = 1.0f;
+    int64_t valid = 1;
+    if (there && given) lse = p.given[row];
+    if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
+    if (there && a.dlse) dlse = a.dlse[row];
+    if (mean && p.valid_rows) valid = *p.valid_rows;
+    if (mean && a.class_weight) over = *p.weight_sum;
+    lk_ce_prefetch<U>(p.early, first, count, step);
+    const lk_ce_label label = lk_ce_received(a, row, word);
+    const int y = label.bad ? -2 : label.y; /* the target; or why there is none: -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
-    if (y >= 0 && (y / N & (team - 1)) == rank) own.seat = y / N >> p.team_log2, own.place = y % N;
-    const bool owner = y < 0 ? rank == 0 : own.seat >= 0;
     lk_vec<T> raw[U];
-    lk_ce_short_load(raw, own, read);
-    const float logit = y >= 0 ? lk_to_float(logits[y]) : -INFINITY;
-    const lk_ce_upstream up = lk_ce_ask(p, row, y);
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (read && u < count) raw[u] = lk_load_vec(first + u * step);
+    T element = {};
+    float weight = 1.0f;
+    if (y >= 0) element = logits[y];
+    if (y >= 0 && a.class_weight) weight = a.class_weight[y];
+    const int seat = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
+    const bool owner = y < 0 ? rank == 0 : seat >= 0;
+    if (!read || count < U) {
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
+    }
+    lk_ce_blank(raw, seat, y % N);
 
     /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
-    const float scale = a.logit_scale, rate = scale * LK_LOG2E;
+    const float scale = a.logit_scale, rate = scale * LK_LOG2E, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
+    float e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight, own = 2.0f * a.z_loss * f * scale;
+    if (mean) {
+        if (!a.class_weight) over = (float)valid;
+        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, (float)valid) : 0.0f;
+    }
     lk_ce_row all = lk_ce_row_empty();
-    lk_ce_gradient_aside aside = {};
-    float e[U][N], rise = 0.0f, single = NAN;
+    float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: what base was rounded by, which is known exactly */
     if constexpr (given) {
-        float base = 0.0f, unit = 0.0f;
-        const bool proper = lk_is_finite(up.lse);
-        if (y >= 0 && proper) {
-            unit = lk_ce_unit(up.lse, scale, &base);
-            rise = unit * lk_ce_prepare(p, up, up.lse, (float)a.vocab, &aside).rise;
-        } else if (y != -1) {
-            rise = NAN;
-        }
-        const float others = unit * lk_sum_warp(lk_ce_short_terms<T>(e, raw, rate, base), team);
-        if (y >= 0 && proper) single = aside.own * (unit * lk_ex2(fmaf(rate, logit, -base))) - aside.rest * others;
-        if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
+        const bool proper = y >= 0 && lk_is_finite(lse);
+        if (proper) missed = lk_ce_unit(lse, scale, &base);
+        own = (a.z_loss > 0.0f ? own * lse : 0.0f) + dlse * scale;
+        rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
+        sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
-        float v[N], reference = logit; /* and of the first vectors; others may be above it, if not by much */
-        lk_unpack(v, raw[0]);
+        lk_vec<T> most = raw[0];
 #pragma unroll
-        for (int j = 0; j < N; j++) reference = fmaxf(reference, v[j]);
+        for (int u = 1; u < U; u++) lk_ce_max(&most, raw[u]);
+        float v[N], top = logit;
+        lk_unpack(v, most);
+#pragma unroll
+        for (int j = 0; j < N; j++) top = fmaxf(top, v[j]);
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2)
-            if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
-        float base = rate * lk_lse_reference(reference);
-        const float sum = lk_ce_short_terms<T>(e, raw, rate, base);
-        float others = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, lk_lse_reference(reference), -base));
-        if (!__all_sync(0xffffffffu, (lk_is_finite(rate * reference) && sum < LK_LSE_LIMIT) || !read)) {
-            const lk_lse slow = lk_ce_gather_slowly<T>(p, row, NULL, y, read);
-            lk_ce_row rest = lk_ce_row_empty();
-            rest.max = slow.max, rest.sum = slow.sum;
-            rest = lk_ce_row_warp<false>(rest, scale, team);
-            if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale);
-            others = rest.sum, reference = rest.max, base = rate * lk_lse_reference(reference);
-            lk_ce_short_load(raw, own, read);
-            lk_ce_short_terms<T>(e, raw, rate, base);
+            if (offset < team) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+        all.max = top, low = lk_lse_reference(top), base = rate * low;
+        if (lk_is_finite(base)) {
+            missed = lk_ex2(-fmaf(rate, low, -base));
+            sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
+        } else {
+            sum = lk_ce_exponentials<true, T>(e, raw, rate, low);
         }
-        const float low = lk_lse_reference(reference), target = lk_ex2(rate * (logit - low));
-        all.max = reference, all.sum = others;
+    }
+    const float others = lk_sum_warp(sum, team) * missed;
+    if constexpr (given) {
+        if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
+        if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    } else {
+        const float target = lk_ex2(rate * (logit - low));
+        all.sum = others;
         if (y >= 0) all.sum += target, all.target = logit;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
-            float lse = 0.0f;
-            if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-            rise = lk_ce_prepare(p, up, lse, (float)a.vocab, &aside).rise * lk_ex2(-fmaf(rate, low, -base)) * inverse;
-            single = aside.own * (target * inverse) - aside.rest * (others * inverse);
+            own = a.z_loss > 0.0f ? own * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
+            own += dlse * scale;
+            rise = (rest + own) * missed * inverse;
+            single = own * (target * inverse) - rest * (others * inverse);
         } else if (y != -1) {
             rise = NAN;
         }
     }
+    T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
     __syncwarp(); /* in place: every lane has read the target's logit, which its owner overwrites */
 #pragma unroll
     for (int u = 0; u < U; u++) {
+        if (u >= count) continue;
         lk_vec<T> packed;
-        if (u >= own.count) continue;
 #pragma unroll
         for (int j = 0; j < N; j++) e[u][j] *= rise;
         lk_pack(&packed, e[u]);
-        *(uint4 *)(dlogits + rank * N + u * own.step) = packed.raw;
+        *(uint4 *)(out + u * step) = packed.raw;
     }
     if (owner && y >= 0) lk_put(dlogits + y, single);
     lk_griddepcontrol_launch_dependents();
-    if (!given && owner && row < a.rows) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, up.weight, all);
+    if (!given && owner && there) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, weight, all);
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
@@ -1841,9 +1899,10 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
         else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
         else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
         else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-        const int over = plan.team_log2 - LK_CROSS_ENTROPY_THREADS_LOG2; /* beyond a block, then within one */
-        const int64_t blocks = over >= 0 ? a.rows << over : lk_ceil_div(a.rows, (int64_t)1 << -over);
-        status = lk_launch_pdl(op, &device, kernel, blocks, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+        const int threads = plain && plan.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
+        const int64_t size = (int64_t)1 << plan.team_log2; /* of a team */
+        const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
+        status = lk_launch_pdl(op, &device, kernel, blocks, cluster, threads, 0, stream, plan);
     }
     if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &a, plan.terms, stream);
     return status;
@@ -1969,7 +2028,9 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
         plan.early = 2 * device->sms;
-        return lk_launch_pdl(op, device, lk_cross_entropy_short_kernel<T, given>,
+        return lk_launch_pdl(op, device,
+                             plan.team_log2 == 5 ? lk_cross_entropy_short_kernel<T, given, true>
+                                                 : lk_cross_entropy_short_kernel<T, given, false>,
                              lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2), 1, LK_CROSS_ENTROPY_THREADS, 0,
                              stream, plan);
     }

@@ -358,12 +358,14 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
     return sum[0] + sum[1];
 }
 
-/* Most threads a block, and the vectors of a row that a thread of forward holds. */
+/* Threads of a large block, and the vectors of a row that a thread of forward holds. */
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
-/* Blocks an SM, which bounds a thread's registers: up to sm_90 64 are enough for 8 packed vectors of 16-bit elements, of f32 on
- * sm_90. Measured on an H200, f32, 16384 rows of 4096: 0.97 of the ceiling, with 92 registers 0.72. */
-#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed) ((packed) && (sizeof(T) == 2 ? LK_ARCH < 1000 : LK_ARCH == 900) ? 2 : 1)
+/* Most threads of such an SM's blocks, which bounds a thread's registers: up to sm_90 64 are enough for 8 packed vectors of
+ * 16-bit elements, of f32 on sm_90. Measured on an H200, f32, 16384 rows of 4096: 0.97 of the ceiling, with 92 registers 0.72.
+ * On sm_90 one block may have them all. */
+#define LK_SRMS_NORM_FORWARD_MOST(packed) ((packed) && LK_ARCH == 900 ? 1024 : LK_SRMS_NORM_THREADS)
+#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed) ((packed) && sizeof(T) == 2 && LK_ARCH < 900 ? 2 : 1)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
@@ -387,7 +389,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
  * reads twice. */
 template <class T, class R, bool PACKED>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
     constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED), N = LK_VEC<T>;
@@ -826,7 +828,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     if (path == LK_SRMS_NORM_CLUSTER) {
         l.cluster = 2;
         while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > most * traits.held) l.cluster *= 2;
-        p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), N) * N);
+        p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), 8 * N) * 8 * N); /* whole lines of 128 bytes */
     }
     const int64_t share = lk_ceil_div(units, l.cluster);
     int64_t threads = lk_ceil_div(share, traits.wanted);
@@ -891,7 +893,11 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
     const bool packed = !other && !a->residual;
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, LK_SRMS_NORM_THREADS, 0, 128};
+    const int64_t vecs = a->cols / LK_VEC<T>;
+    int most = LK_SRMS_NORM_THREADS;
+    if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
+    if (!packed && vecs > 2048 && vecs <= 8192) most = 256;
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 0, 128};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);

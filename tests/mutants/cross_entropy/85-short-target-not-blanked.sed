@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - short rows: the target counts among the others
-s/^        if (u != own.seat) continue;/        continue;/
+s/^        if (u != seat) continue;/        continue;/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - short rows: the target of 16 bits is blanked in the lower half of its word
-s/own.place % each \* 16/0/
+s/: 0xffffu << place % each \* 16/: 0xffffu/

@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - short rows: the reference leaves out the target
-s/reference = logit; \/\* and of/reference = -INFINITY; \/* of/
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/top = logit;/top = -INFINITY;/

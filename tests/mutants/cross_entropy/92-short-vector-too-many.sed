@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - short rows: every lane has as many vectors as the first
-/^    lk_cross_entropy_short_kernel(/,/^}/ s/(rank < (vecs & (team - 1)));/((vecs \& (team - 1)) != 0);/
+s/ \/ N - rank + team - 1) >> team_log2/ \/ N + team - 1) >> team_log2/

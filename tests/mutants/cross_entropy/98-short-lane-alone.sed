@@ -1,2 +1,2 @@
-# file: cross_entropy.cuh - short rows: backward's sum of the others is a lane's
-s/lk_sum_warp(lk_ce_short_terms<T>(e, raw, rate, base), team)/lk_ce_short_terms<T>(e, raw, rate, base)/
+# file: cross_entropy.cuh - short rows: a row's sum of the others is a lane's
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/lk_sum_warp(sum, team) \* missed/sum * missed/

@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - short rows: a base beyond what a float holds is taken as it is
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/if (lk_is_finite(base)) {/if (rate == rate) {/
