@@ -712,8 +712,9 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
 }
 
 /* Has the first vectors of a share, `step` elements apart, brought into the L2. Nothing of an ignored row is to be read, so
- * that rows wait for their targets first; `early`, the first blocks of a launch of short rows, fill that time so. On an H200,
- * 4096 rows of 1024 are 512 blocks: forward gains 5 % by 132 early ones and loses 6 % by 264, backward gains 7 % by 264. */
+ * that rows wait for their targets first; `early`, the first blocks of a launch of short rows, fill that time so, and are ahead
+ * of the others from then on, which lets the ones compute while the others load. On an H200, 4096 rows of 1024: forward gains
+ * 5 % by 132 early blocks of 1024, backward 3 % and forward_backward 7 % by 264 of 512; all of them early lose. */
 template <int U, class T> LK_DEVICE void lk_ce_prefetch(int early, const T *first, int count, int step)
 {
     if (blockIdx.x >= (unsigned)early) return;
@@ -729,42 +730,9 @@ template <class T> struct lk_ce_target {
     T logit; /* undefined where there is no target */
 };
 
-/* The state of the shares of the lanes of a warp, or of a team of fewer, in a plain row, with max = v: see lk_ce_row. An
- * ignored row is not read, and its state undefined.
- * Who calls: every thread, also those of no row (row >= rows). Who holds the result: every lane, and rank 0 the target. */
-template <class T, int U>
-LK_DEVICE lk_lse lk_ce_read(const lk_cross_entropy_forward_plan &p, int64_t row, int rank, int team_log2,
-                            lk_ce_target<T> *target)
-{
-    const lk_cross_entropy_forward_args &a = p.a;
-    const T *logits = NULL;
-    lk_lse_share<T> share = {};
-    if (row < a.rows) {
-        logits = (const T *)a.logits + row * a.logits_stride;
-        share = lk_lse_aim(logits, lk_ce_split(logits, (int)a.vocab), rank, team_log2);
-    }
-    lk_griddepcontrol_wait();
-    lk_ce_label label = {-1, false, false};
-    lk_ce_prefetch<8>(p.early, share.first, share.count, LK_VEC<T> << team_log2);
-    if (row < a.rows) label = lk_ce_look_up(a, row);
-    if (!label.counted) share.count = share.split.edge = 0;
-    lk_vec<T> raw[U];
-    lk_lse_start(raw, share, team_log2);
-    if (rank == 0) {
-        target->label = label, target->weight = 1.0f;
-        if (label.y >= 0) target->logit = logits[label.y];
-        if (label.y >= 0 && a.class_weight) target->weight = a.class_weight[label.y];
-    }
-    const int lanes = team_log2 < 5 ? 1 << team_log2 : 32;
-    const lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, team_log2, lanes, label.counted);
-    lk_griddepcontrol_launch_dependents();
-    return s;
-}
-
-/* Writes the results of a plain row; one thread of it. */
+/* Writes the results of a plain row; one thread of it. s has max = v: see lk_ce_row. */
 template <class T>
-LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target,
-                                     lk_lse s)
+LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
 {
     lk_ce_row state = lk_ce_row_empty();
     state.max = s.max, state.sum = s.sum;
@@ -772,7 +740,8 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
     lk_ce_put<false>(p.a, p.terms, row, target.label, target.weight, state);
 }
 
-/* A team of up to 32 lanes owns a plain row. */
+/* A team of up to 32 lanes owns a plain row. Blocks are small: 4096 rows of 2048 by blocks of 256 threads take 7 % more on an
+ * H200. An ignored row is not read. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 8)
@@ -781,9 +750,30 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 8)
     /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_WARP_THREADS + threadIdx.x) >> team_log2;
+    const lk_cross_entropy_forward_args &a = p.a;
+    const T *logits = NULL;
+    lk_lse_share<T> share = {};
+    if (row < a.rows) { /* lanes without a row still take part in the warp's reduction */
+        logits = (const T *)a.logits + row * a.logits_stride;
+        share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
+    }
+    lk_griddepcontrol_wait();
+    lk_ce_label label = {-1, false, false};
+    lk_ce_prefetch<8>(p.early, share.first, share.count, LK_VEC<T> << team_log2);
+    if (row < a.rows) label = lk_ce_look_up(a, row);
+    if (!label.counted) share.count = share.split.edge = 0;
+    lk_vec<T> raw[U];
+    lk_lse_start(raw, share, team_log2);
     lk_ce_target<T> target = {};
-    const lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, &target);
-    if (rank == 0 && row < p.a.rows) lk_ce_put_plain(p, row, target, s);
+    if (rank == 0) {
+        target.label = label, target.weight = 1.0f;
+        if (label.y >= 0) target.logit = logits[label.y];
+        if (label.y >= 0 && a.class_weight) target.weight = a.class_weight[label.y];
+    }
+    const int lanes = team_log2 < 5 ? 1 << team_log2 : 32;
+    const lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, team_log2, lanes, label.counted);
+    lk_griddepcontrol_launch_dependents();
+    if (rank == 0 && row < a.rows) lk_ce_put_plain(p, row, target, s);
 }
 
 /* A cluster of blocks owns a plain row; without clusters, a block. */
@@ -791,16 +781,33 @@ template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_cross_entropy_forward_block_kernel(lk_cross_entropy_forward_plan p)
 {
-    const int team_log2 = U == 8 ? LK_CROSS_ENTROPY_THREADS_LOG2 : p.team_log2; /* U = 8 is for rows of one block */
-    const int over = team_log2 - LK_CROSS_ENTROPY_THREADS_LOG2;
-    const int rank = (int)(blockIdx.x << LK_CROSS_ENTROPY_THREADS_LOG2 | threadIdx.x) & ((1 << team_log2) - 1);
-    const int row = (int)(blockIdx.x >> over);
+    const int over = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank()), size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + over;
+    const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
+    const int64_t row = blockIdx.x >> over; /* U = 8 is for rows of one block */
+    const lk_cross_entropy_forward_args &a = p.a;
+    const T *logits = (const T *)a.logits + row * a.logits_stride;
+    lk_lse_share<T> share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* by one thread for itself, since registers are for loads */
     LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
+    lk_vec<T> raw[U];
     lk_lse_cluster_begin(inbox);
-    lk_lse s = lk_ce_read<T, U>(p, row, rank, team_log2, target);
-    s = lk_lse_cluster(inbox, s, p.a.logit_scale);
-    if (rank == 0 && row < p.a.rows) lk_ce_put_plain(p, row, *target, s);
+    lk_griddepcontrol_wait();
+    if (U == 2) lk_griddepcontrol_launch_dependents(); /* as in logsumexp */
+    const lk_ce_label label = lk_ce_look_up(a, row);
+    if (!label.counted) share.count = share.split.edge = 0;
+    lk_lse_start(raw, share, size_log2);
+    T logit = {}; /* the target's, which nobody waits for yet */
+    if (rank == 0) {
+        target->label = label, target->weight = 1.0f;
+        if (label.y >= 0) logit = logits[label.y];
+        if (label.y >= 0 && a.class_weight) target->weight = a.class_weight[label.y];
+    }
+    lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, size_log2, 32);
+    if (U != 2) lk_griddepcontrol_launch_dependents();
+    s = lk_lse_cluster(inbox, s, a.logit_scale);
+    if (rank != 0) return;
+    target->logit = logit;
+    lk_ce_put_plain(p, row, *target, s);
 }
 
 /* What a thread puts into shared memory while the row is read, since registers are for loads: what only the thread with rank 0

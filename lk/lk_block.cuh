@@ -73,16 +73,18 @@ template <int THREADS> struct lk_lse_inbox {
  * cluster they come by st.async, for which only the reader waits: before a cluster's barrier every warp would wait for a fence
  * of the whole GPU.
  * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; lk_lse_cluster_begin, which
- * stands for lk_cluster_begin() too, anywhere before. scale: as in lk_lse.
+ * waits for the cluster's peers to run, anywhere before. scale: as in lk_lse.
  * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
  * Shared memory: inbox. A peer may end after the call: nobody writes into its memory. */
 template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
 {
-    if (lk_cluster_nctarank() > 1 && lk_cluster_ctarank() == 0 && threadIdx.x == 0) {
-        lk_mbarrier_init(&inbox->full, 1);
-        lk_fence_mbarrier_init();
-    }
+    const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
+    if (lk_cluster_nctarank() == 1) return;
+    if (reader) lk_mbarrier_init(&inbox->full, 1);
+    if (reader) lk_fence_mbarrier_init();
     lk_cluster_begin();
+    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
+    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * 8);
 }
 template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
 {
@@ -92,8 +94,6 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *in
     uint64_t *slot = &inbox->word[rank * WARPS + warp];
     const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
     if (blocks > 1) {
-        lk_barrier_cluster_wait(); /* the block with rank 0 runs and has its barrier */
-        if (rank == 0 && threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&inbox->full, (unsigned)blocks * WARPS * 8);
         if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
         if (rank != 0 || warp != 0) return s;
         lk_mbarrier_wait_parity_cluster(&inbox->full, 0);

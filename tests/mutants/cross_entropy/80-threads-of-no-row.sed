@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - lanes without a row write what they find
-/^    lk_cross_entropy_forward_warp_kernel(/,/^}/ s/if (rank == 0 && row < p.a.rows)/if (rank == 0)/
+/^    lk_cross_entropy_forward_warp_kernel(/,/^}/ s/if (rank == 0 && row < a.rows)/if (rank == 0)/

@@ -1,2 +1,2 @@
 # file: lk_block.cuh - rank 0 takes its inbox for full when the words of one block are missing
-s/(unsigned)blocks \* WARPS \* 8/(unsigned)(blocks - 1) * WARPS * 8/
+/void lk_lse_cluster_begin/,/^}/ s/lk_cluster_nctarank() \* (THREADS/(lk_cluster_nctarank() - 1) * (THREADS/
