@@ -1288,9 +1288,9 @@ static void choices_by_name(int direction, int seen)
 {
     int fused = 0, kept = 0;
     for (int i = 0; i < pick(16, 8); i++) {
-        problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 200, 16, 101);
+        problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 600, 16, 101);
         p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.on[FAST] = i % 4 > 1;
-        p.budget = i / 2 ? (size_t)3000 << i / 2 * pick(1, 2) : 0;
+        p.budget = i / 2 ? (size_t)12000 << i / 2 * pick(1, 2) : 0;
         device_seen = seen;
         run(p);
         fused += plan.path == FUSED, kept += plan.path != FUSED;
