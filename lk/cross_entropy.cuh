@@ -376,7 +376,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 
 /* The same in two steps, so that what stands between them does not wait for the target: its words, 0 of a row that is not
  * there; and what they say. */
-typedef struct {
+typedef struct alignas(8) {
     uint32_t low, high;
 } lk_ce_word;
 
@@ -912,6 +912,7 @@ typedef struct {
     int slots;                 /* a thread */
     int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
     int early;                 /* of short rows: see lk_ce_prefetch */
+    int inside;                /* not 0: of short rows, which count for a mean themselves */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
 } lk_cross_entropy_gradient_plan;
@@ -1499,6 +1500,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
  * beside its logits is asked for before them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
+#define LK_CROSS_ENTROPY_INSIDE 8192 /* rows at most where each cluster counts them all: 4 targets a thread */
 
 /* -inf in every element of a vector. */
 template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
@@ -1515,7 +1517,7 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
 template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int seat, int place)
 {
     constexpr int each = LK_VEC<T> / 4; /* elements of a word */
-    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << place % each * 16, none = lk_ce_nothing<T>().raw.x;
+    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << (unsigned)place % each * 16, none = lk_ce_nothing<T>().raw.x;
     uint32_t mask[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) mask[i] = place / each == i ? one : 0;
@@ -1567,8 +1569,10 @@ LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>]
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* given: backward. */
-template <class T, bool given, bool full>
+/* given: backward. inside: forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each
+ * cluster counts all rows while its logits are on their way, in place of a launch in front, and its warps tell each other by
+ * st.async. Every warp waits for all words, one of no row too: then nobody writes into a block that has ended. */
+template <class T, bool given, bool full, bool inside>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
@@ -1579,11 +1583,38 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const bool there = row < a.rows;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
-    const bool mean = a.reduction == LK_REDUCTION_MEAN;
+    const bool mean = !inside && a.reduction == LK_REDUCTION_MEAN; /* with a count from in front */
+    constexpr int PEERS = 8, WARPS = LK_CROSS_ENTROPY_THREADS / 32, STEP = PEERS * LK_CROSS_ENTROPY_THREADS;
+    constexpr int SHARE = LK_CROSS_ENTROPY_INSIDE / STEP; /* a thread's */
+    LK_SHARED(lk_ce_mail, mail, [1]);
+    if (inside) {
+        if (threadIdx.x == 0) lk_mbarrier_init(&mail->full, 1), lk_fence_mbarrier_init();
+        lk_barrier_cluster_arrive_relaxed();
+        lk_barrier_cluster_wait(); /* all peers run and have their barriers */
+        if (threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&mail->full, PEERS * WARPS * 8);
+    }
     lk_griddepcontrol_wait();
-    if (full && !there) return;
+    if (full && !inside && !there) return;
 
     const lk_ce_word word = lk_ce_request(a, row);
+    const unsigned lane = threadIdx.x % 32, number = lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
+    const bool wide = a.target_dtype == LK_TARGET_INT64;
+    const int left = (int)a.rows - (int)number;
+    const lk_ce_word ignored = {(uint32_t)a.ignore_index, (uint32_t)(a.ignore_index >> 32)};
+    lk_ce_word share[SHARE]; /* of all targets; those beyond the last row are ignored */
+#pragma unroll
+    for (int i = 0; inside && i < SHARE; i++) share[i] = ignored;
+    if (inside && wide) {
+        const lk_ce_word *target = (const lk_ce_word *)a.target + number;
+#pragma unroll
+        for (int i = 0; i < SHARE; i++)
+            if (i * STEP < left) share[i] = target[i * STEP];
+    } else if (inside) {
+        const uint32_t *target = (const uint32_t *)a.target + number;
+#pragma unroll
+        for (int i = 0; i < SHARE; i++)
+            if (i * STEP < left) share[i].low = target[i * STEP];
+    }
     float f = 1.0f, dlse = 0.0f, lse = 0.0f, over = 1.0f;
     int64_t valid = 1;
     if (there && given) lse = p.given[row];
@@ -1603,6 +1634,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     float weight = 1.0f;
     if (y >= 0) element = logits[y];
     if (y >= 0 && a.class_weight) weight = a.class_weight[y];
+    if (inside) {
+        unsigned counted = 0;
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) counted += share[i].low != ignored.low || share[i].high != ignored.high;
+        counted = __reduce_add_sync(0xffffffffu, counted);
+        if (lane < PEERS)
+            lk_st_async_b64(lk_mapa_shared(mail->word + number / 32, lane), counted, lk_mapa_shared(&mail->full, lane));
+    }
     const int seat = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : seat >= 0;
     if (!read || count < U) {
@@ -1647,6 +1686,15 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     const float others = lk_sum_warp(sum, team) * missed;
+    if (inside) {
+        static_assert(PEERS * WARPS == 64, "two words a lane");
+        lk_mbarrier_wait_parity_cluster(&mail->full, 0);
+        const unsigned counted = __reduce_add_sync(0xffffffffu, (unsigned)mail->word[lane] + (unsigned)mail->word[lane + 32]);
+        const bool every = !a.use_ignore_index || (!wide && a.ignore_index != (int32_t)a.ignore_index);
+        over = every ? (float)a.rows : (float)counted;
+        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f;
+        if (a.z_loss > 0.0f) own = over != 0.0f ? __fdiv_rn(own, over) : 0.0f;
+    }
     if constexpr (given) {
         if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
@@ -2035,10 +2083,14 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
         plan.early = 2 * device->sms;
-        return lk_launch_pdl(op, device,
-                             plan.team_log2 == 5 ? lk_cross_entropy_short_kernel<T, given, true>
-                                                 : lk_cross_entropy_short_kernel<T, given, false>,
-                             lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2), 1, LK_CROSS_ENTROPY_THREADS, 0,
+        const bool full = plan.team_log2 == 5;
+        const int cluster = plan.inside ? 8 : 1;
+        const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
+        void (*kernel)(lk_cross_entropy_gradient_plan) = full ? lk_cross_entropy_short_kernel<T, given, true, false>
+                                                              : lk_cross_entropy_short_kernel<T, given, false, false>;
+        if (plan.inside) kernel = full ? lk_cross_entropy_short_kernel<T, given, true, !given>
+                                       : lk_cross_entropy_short_kernel<T, given, false, !given>;
+        return lk_launch_pdl(op, device, kernel, lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0,
                              stream, plan);
     }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
@@ -2124,7 +2176,8 @@ LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op,
     return status;
 }
 
-/* For mean the count comes first, since the gradients are divided by it. */
+/* For mean the count comes first, since the gradients are divided by it; where clusters can make it beside few short rows,
+ * inside their launch. Who asks for it gets it from the sum then. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_forward_backward_args *args,
                                                     cudaStream_t stream)
@@ -2140,8 +2193,11 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
-    const bool counted = mean || (!reduced && (a.valid_rows || a.weight_sum));
-    lk_ce_tally *tally = mean ? (lk_ce_tally *)a.workspace : NULL;
+    const bool asked = !reduced && (a.valid_rows || a.weight_sum);
+    plan.inside = mean && !asked && device.arch >= 90 && !a.class_weight && a.rows <= LK_CROSS_ENTROPY_INSIDE &&
+                  lk_cross_entropy_short<T>(&a);
+    const bool counted = (mean && !plan.inside) || asked;
+    lk_ce_tally *tally = mean && !plan.inside ? (lk_ce_tally *)a.workspace : NULL;
     const lk_cross_entropy_forward_backward_args given = a;
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;

@@ -988,6 +988,28 @@ static void reduced(int type, int direction, int path)
     }
 }
 
+/* A mean's count inside the launch of short rows: clusters whose blocks all have rows, or some of them or one, up to the most
+ * rows that are counted so, and one more. Who asks for the count without a reduced loss has it counted in front. */
+static void counted_inside(int type, int direction, int path)
+{
+    const int64_t rows[] = {1, 7, 64, 65, 4096, 8192, 8193}, vocab[] = {8, 64, 1000, 1024};
+    for (int i = 0; i < LENGTH_OF(rows); i++)
+        for (int j = 0; j < LENGTH_OF(vocab); j++)
+            for (int ignored = 0; ignored < 3; ignored++) /* none, some, all */
+                for (int labels = 0; labels < 4; labels++) {
+                    const bool large = rows[i] > 65 && j > 0;
+                    if (large && (test.small || ignored != 1 || (labels + i + j) % 4 != type)) continue; /* too long */
+                    if (!large && test.small && (labels + ignored + i + j) % 4 != type) continue;
+                    problem p = plain(type, direction, path, rows[i], vocab[j]);
+                    p.on[MEAN] = true, p.on[IGNORE] = ignored > 0, p.empty = ignored == 2 ? ALL_IGNORED : SOME;
+                    p.on[INT32] = labels / 2, p.on[BAD] = p.has[BAD_COUNT] = labels % 2, p.on[Z] = (i + j) % 2;
+                    if (labels == 2 && j == 1) p.ignore_index = ((int64_t)1 << 32) + 3; /* no int32 target */
+                    if (labels == 1 && j == 0) p.ignore_index = vocab[j] / 2; /* and a bad int64 target's lower half */
+                    p.has[LOSS] = (i + ignored) % 3 > 0, p.has[VALID] = (i + j + ignored) % 2;
+                    check(&p);
+                }
+}
+
 /* With a cliff that every thread sees after its first vector, too. */
 static void long_rows(int type, int direction, int path)
 {
@@ -1070,6 +1092,12 @@ static void short_rows(int type, int direction, int path)
                 if (special == NOTHING) p.offset = j ? 1e4 * (j - 2) : 0;
                 check(&p);
             }
+    problem p = drawn(type, direction, path, 5, 64, 2700, PACKED); /* logits whose product with log2 e is out of range */
+    if (type != TEST_F32 || direction == BACKWARD) return;
+    make_plain(&p);
+    for (int s = 0; s < SWITCHES; s++) p.on[s] = false;
+    p.offset = 3e38, p.spread = 1e37;
+    check(&p);
 }
 
 /* Around +-1e4: to 1e-5 with smoothing, weights and entropy, gradients without a saved lse too. */
@@ -1164,7 +1192,8 @@ static void all_themes(void)
                                    {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
                                    {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
                                    {"rows held in part", held_in_part}, {"full warps", full_warps},
-                                   {"reduced", reduced},     {"short rows", short_rows}, {"graph", graphs}};
+                                   {"reduced", reduced},     {"short rows", short_rows}, {"counted inside", counted_inside},
+                                   {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
@@ -1176,6 +1205,7 @@ static void all_themes(void)
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
                 if (themes[i].run == short_rows && !short_here(at)) continue;
+                if (themes[i].run == counted_inside && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
                 if (themes[i].run == reduced && (!gives_loss(direction) || path != LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && (!gives_gradient(direction) || path == LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && path == LK_CROSS_ENTROPY_CLUSTER && test.small) continue; /* too long */

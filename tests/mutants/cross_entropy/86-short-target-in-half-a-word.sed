@@ -1,2 +1,2 @@
 # file: cross_entropy.cuh - short rows: the target of 16 bits is blanked in the lower half of its word
-s/: 0xffffu << place % each \* 16/: 0xffffu/
+s/: 0xffffu << (unsigned)place % each \* 16/: 0xffffu/

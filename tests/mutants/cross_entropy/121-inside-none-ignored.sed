@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - counted inside: ignore_index counts where it is switched off
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/const bool every = !a.use_ignore_index || /const bool every = /

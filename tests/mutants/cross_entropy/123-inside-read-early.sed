@@ -1,0 +1,2 @@
+# file: cross_entropy.cuh - counted inside: the words are read before they are there
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/^        lk_mbarrier_wait_parity_cluster(&mail->full, 0);//
