@@ -490,8 +490,10 @@ def linear_cross_entropy_providers(env, tokens, hidden, vocab):
             peer("cce", "cut_cross_entropy", lambda m: lambda x, weight, target: m.linear_cross_entropy(x, weight, target)),
             peer("cce", "cut_cross_entropy", lambda m: lambda x, weight, target: m.linear_cross_entropy(
                 x, weight, target, filter_eps=None), label="cce unfiltered"),
+            # quack 0.6.5 fails where a chunk has as many tokens as features, as its default of 4096 has at hidden 4096
             peer("quack", "quack.linear_cross_entropy",
-                 lambda m: lambda x, weight, target: m.chunked_linear_cross_entropy(x, weight, target), both)]
+                 lambda m: lambda x, weight, target: m.chunked_linear_cross_entropy(
+                     x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096), both)]
 
 
 # ---- One provider on one case -----------------------------------------------------------------------------------------------
