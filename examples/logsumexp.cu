@@ -12,8 +12,8 @@
  *   make BACKEND=cpu SAN=asan example-logsumexp       on the CPU, with symbols; then
  *   gdb build/cpu-asan/examples/logsumexp             and: break rung_2_kernel, run, next
  *
- * lk_launch(kernel, grid, block, smem, stream, args) is kernel<<<grid, block, smem, stream>>>(args), spelt so that it also runs
- * on the CPU.
+ * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, spelt so that it also runs on
+ * the CPU.
  */
 #include <math.h>
 #include <stdio.h>

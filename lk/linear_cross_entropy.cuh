@@ -68,8 +68,8 @@
  *            On an H200, as shares of the bare matmuls' speed at 12288 tokens of hidden 4096: forward of 131072 columns 0.99;
  *            forward_backward in the same 216 to 1130 MiB (f32 dweight), 911 to 3178 MiB (bf16), within 0.02 from run to run:
  *                vocab            8192  16384  32768  50257  65536  131072   bf16: 32768  65536  131072
- *                FUSED           0.920         0.949  0.925  0.970   0.976                0.992   0.969
- *                kept logits     0.965  0.939  0.924                 0.932         0.988          0.960
+ *                FUSED           0.902         0.964  0.917  0.956   0.966                0.990   0.955
+ *                kept logits     0.965  0.935  0.949  0.861          0.922         0.988          0.946
  *            Power is its limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
  *            without anything but the matmul it takes 4 to 6 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8) or a tenth.

@@ -897,7 +897,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
      * and 0.882; 32768 with a residual, two blocks an SM in turn, 0.875 by 256 threads and 0.81 by 512. */
     int most = LK_SRMS_NORM_THREADS;
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
-    if (!packed && vecs > 2048 && vecs <= 8192) most = 256;
+    if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 0, 128};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;

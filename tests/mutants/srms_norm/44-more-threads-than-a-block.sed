@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - many long rows ask for more threads than a block has
+s/device.sms) most = 1024;/device.sms) most = 2048;/

@@ -1,0 +1,2 @@
+# file: srms_norm.cuh - segments of whole lines leave out the end of a row
+s/lk_ceil_div(lk_ceil_div(cols, l.cluster), 8 \* N) \* 8 \* N/lk_ceil_div(cols, l.cluster) \/ (8 * N) * 8 * N/
