@@ -740,40 +740,43 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
     lk_ce_put<false>(p.a, p.terms, row, target.label, target.weight, state);
 }
 
-/* A team of up to 32 lanes owns a plain row. Blocks are small: 4096 rows of 2048 by blocks of 256 threads take 7 % more on an
- * H200. An ignored row is not read. */
+/* A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
+ * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. An ignored row is
+ * not read. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
-template <class T, int U>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 8)
+template <class T, int U, bool full>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 1024 / LK_CROSS_ENTROPY_WARP_THREADS)
     lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
 {
-    /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
-    const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
-    const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_WARP_THREADS + threadIdx.x) >> team_log2;
+    const int team_log2 = full ? 5 : p.team_log2, rank = threadIdx.x & ((1 << team_log2) - 1);
+    const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
+    const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
     const lk_cross_entropy_forward_args &a = p.a;
-    const T *logits = NULL;
+    const bool writes = (int)threadIdx.x < rows && result < a.rows;
+    LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
     lk_lse_share<T> share = {};
     if (row < a.rows) { /* lanes without a row still take part in the warp's reduction */
-        logits = (const T *)a.logits + row * a.logits_stride;
+        const T *logits = (const T *)a.logits + row * a.logits_stride;
         share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
     }
     lk_griddepcontrol_wait();
-    lk_ce_label label = {-1, false, false};
     lk_ce_prefetch<8>(p.early, share.first, share.count, LK_VEC<T> << team_log2);
+    lk_ce_label label = {-1, false, false};
+    lk_ce_target<T> target = {};
     if (row < a.rows) label = lk_ce_look_up(a, row);
+    if (writes) target.label = lk_ce_look_up(a, result), target.weight = 1.0f;
     if (!label.counted) share.count = share.split.edge = 0;
     lk_vec<T> raw[U];
     lk_lse_start(raw, share, team_log2);
-    lk_ce_target<T> target = {};
-    if (rank == 0) {
-        target.label = label, target.weight = 1.0f;
-        if (label.y >= 0) target.logit = logits[label.y];
-        if (label.y >= 0 && a.class_weight) target.weight = a.class_weight[label.y];
+    if (writes && target.label.y >= 0) {
+        target.logit = ((const T *)a.logits + result * a.logits_stride)[target.label.y];
+        if (a.class_weight) target.weight = a.class_weight[target.label.y];
     }
-    const int lanes = team_log2 < 5 ? 1 << team_log2 : 32;
-    const lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, team_log2, lanes, label.counted);
+    const lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, team_log2, 1 << team_log2, label.counted);
     lk_griddepcontrol_launch_dependents();
-    if (rank == 0 && row < a.rows) lk_ce_put_plain(p, row, target, s);
+    if (rank == 0) states[threadIdx.x >> team_log2] = s;
+    __syncthreads(); /* the states are written before they are read */
+    if (writes) lk_ce_put_plain(p, result, target, states[threadIdx.x]);
 }
 
 /* A cluster of blocks owns a plain row; without clusters, a block. */
@@ -793,6 +796,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_lse_cluster_begin(inbox);
     lk_griddepcontrol_wait();
     if (U == 2) lk_griddepcontrol_launch_dependents(); /* as in logsumexp */
+    if (U == 2 && share.count > 0) lk_prefetch_l2(share.first);
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_lse_start(raw, share, size_log2);
@@ -1062,7 +1066,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
     lk_cp_async_wait_group<0>();
 #pragma unroll 4
     for (int u = half; u < held; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
-    const bool fast = lk_is_finite(base) && sum < LK_LSE_LIMIT;
+    const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
     if (__all_sync(0xffffffffu, fast || !read)) {
         /* base differs from rate reference by a rounding error, which is known exactly. */
         return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
@@ -1234,16 +1238,25 @@ LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_gradient_plan &p, 
     return g;
 }
 
-/* unit and base of p = unit 2^(rate v - base), from a given lse. base is rate times a value, as in forward, so that what rate
- * was rounded by does not meet large logits; by how much the value misses lse / scale, and base its product, is known
- * exactly. */
-LK_DEVICE float lk_ce_unit(float lse, float scale, float *base)
+/* rate, for logits up to `value`; but where rate value is beyond LK_LSE_BASE a power of two, whose product with value is exact.
+ * Floats next to each other differ by a factor of 2^128 in p there, and by more with this rate: as good as 0. */
+LK_DEVICE float lk_ce_rate(float rate, float value)
 {
-    const float rate = scale * LK_LOG2E;
+    if (fabsf(rate * value) < LK_LSE_BASE) return rate;
+    const int exponent = 31 + 2 * 127 - (__float_as_int(value) >> 23 & 255);
+    return __int_as_float((exponent < 254 ? exponent : 254) << 23);
+}
+
+/* unit, rate and base of p = unit 2^(rate v - base), from a given lse. base is rate times a value, as in forward, so that what
+ * rate was rounded by does not meet large logits; by how much the value misses lse / scale, and base its product, is known
+ * exactly. */
+LK_DEVICE float lk_ce_unit(float lse, float scale, float *rate, float *base)
+{
     float value = __fdiv_rn(lse, scale);
     if (!lk_is_finite(value)) value = 0.0f;
-    *base = rate * value;
-    return lk_ex2(fmaf(fmaf(scale, value, -lse), LK_LOG2E, -fmaf(rate, value, -*base)));
+    *rate = lk_ce_rate(scale * LK_LOG2E, value), *base = *rate * value;
+    if (*rate != scale * LK_LOG2E) return 1.0f;
+    return lk_ex2(fmaf(fmaf(scale, value, -lse), LK_LOG2E, -fmaf(*rate, value, -*base)));
 }
 
 /* The logits x of columns col, col + 1, ... become their gradients, and sum gets their e but that of column `hit`. */
@@ -1405,8 +1418,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             y = -1;
         } else if (y >= 0) {
             g = lk_ce_prepare(p, up, up.lse, weights, owner ? aside : NULL);
-            const float unit = lk_ce_unit(up.lse, scale, &g.base);
-            g.rate = rate;
+            const float unit = lk_ce_unit(up.lse, scale, &g.rate, &g.base);
             g.rise *= unit;
             if (owner) aside->unit = unit;
         }
@@ -1448,9 +1460,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             g = lk_ce_prepare(p, up, lse, weighted ? all.weights : weights, owner ? aside : NULL);
             /* e = p / unit, with a unit above 1/2: base holds log2 of the sum but for less than 1, and what it was rounded
              * by is known exactly. */
-            const float base = rate * all.max, power = (float)(((__float_as_int(all.sum) >> 23) & 255) - 127);
-            g.rate = rate, g.base = base + power;
-            const float unit = lk_ex2((g.base - base) - fmaf(rate, all.max, -base)) * inverse;
+            g.rate = lk_ce_rate(rate, all.max);
+            const float base = g.rate * all.max, power = (float)(((__float_as_int(all.sum) >> 23) & 255) - 127);
+            g.base = base + power;
+            const float unit = lk_ex2((g.base - base) - fmaf(g.rate, all.max, -base)) * inverse;
             g.rise *= unit;
             if (owner) aside->unit = unit, aside->others = rest.sum * inverse;
         }
@@ -1494,10 +1507,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
 
 /* ---- Short rows --------------------------------------------------------------------------------------------------------- */
 
-/* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes holds a row in registers, as
- * exponentials once they are taken, so that an element costs one in forward_backward too. At this size a row costs
- * instructions, most of them not its elements': full, a team of 32, lets the compiler know every step, and what a row needs
- * beside its logits is asked for before them. */
+/* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two warps, holds a row in
+ * registers, as exponentials once they are taken, so that an element costs one in forward_backward too. At this size a row
+ * costs instructions, most of them not its elements': full, a team of 32 or 64, lets the compiler know every step, and what a
+ * row needs beside its logits is asked for before them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
 /* Rows at most where each cluster counts them all, 4 targets a thread. On an H200 4096 rows of 1024 take 8.6 us so, and 9.25
@@ -1571,16 +1584,31 @@ LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>]
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* given: backward. inside: forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each
- * cluster counts all rows while its logits are on their way, in place of a launch in front, and its warps tell each other by
- * st.async. Every warp waits for all words, one of no row too: then nobody writes into a block that has ended. */
-template <class T, bool given, bool full, bool inside>
+/* The barrier of the W warps of a row, the block's number `team`. */
+template <int W> LK_DEVICE void lk_ce_meet(int team)
+{
+    if (team == 0) lk_named_barrier_sync<1>(32 * W);
+    else if (team == 1) lk_named_barrier_sync<2>(32 * W);
+    else if (W == 2 && team == 2) lk_named_barrier_sync<3>(32 * W);
+    else if (W == 2) lk_named_barrier_sync<4>(32 * W);
+}
+
+/* given: backward. lanes: a row's, 32, 64 or 128; 0: up to 32, as the plan says. Of several warps each takes its exponentials
+ * against a reference of its own, and they meet once. inside: forward_backward with the count for a mean without class
+ * weights, in clusters of 8 blocks. Each cluster counts all rows while its logits are on their way, in place of a launch in
+ * front, and its warps tell each other by st.async. Every warp waits for all words, one of no row too: then nobody writes into
+ * a block that has ended. */
+template <class T, bool given, int lanes, bool inside>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
+    constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
+    constexpr bool full = lanes >= 32;
     const lk_cross_entropy_forward_backward_args &a = p.a;
-    const int team_log2 = full ? 5 : p.team_log2, team = 1 << team_log2, rank = (int)threadIdx.x & (team - 1), step = team * N;
+    const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : p.team_log2;
+    const int team = 1 << team_log2;
+    const int rank = (int)threadIdx.x & (team - 1), step = team * N;
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     const bool there = row < a.rows;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
@@ -1654,8 +1682,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     lk_ce_blank(raw, seat, y % N);
 
     /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
-    const float scale = a.logit_scale, rate = scale * LK_LOG2E, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight, own = 2.0f * a.z_loss * f * scale;
+    const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
+    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight, own = 2.0f * a.z_loss * f * scale;
     if (mean) {
         if (!a.class_weight) over = (float)valid;
         rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, (float)valid) : 0.0f;
@@ -1664,7 +1692,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: what base was rounded by, which is known exactly */
     if constexpr (given) {
         const bool proper = y >= 0 && lk_is_finite(lse);
-        if (proper) missed = lk_ce_unit(lse, scale, &base);
+        if (proper) missed = lk_ce_unit(lse, scale, &rate, &base);
         own = (a.z_loss > 0.0f ? own * lse : 0.0f) + dlse * scale;
         rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1680,14 +1708,35 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         for (int offset = 16; offset > 0; offset /= 2)
             if (offset < team) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
         all.max = top, low = lk_lse_reference(top), base = rate * low;
-        if (lk_is_finite(base)) {
+        if (fabsf(base) < LK_LSE_BASE) {
             missed = lk_ex2(-fmaf(rate, low, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
         } else {
             sum = lk_ce_exponentials<true, T>(e, raw, rate, low);
         }
     }
-    const float others = lk_sum_warp(sum, team) * missed;
+    float others = lk_sum_warp(sum, team) * missed;
+    if constexpr (W > 1) {
+        LK_SHARED(float2, parts, [WARPS]);
+        const int warp = (int)threadIdx.x / 32, teams_first = warp & ~(W - 1);
+        if (lane == 0) parts[warp] = make_float2(all.max, others);
+        /* Orders these writes before their reads; and in place all warps have read the target's logit. */
+        lk_ce_meet<W>(warp / W);
+        float2 part[W];
+        float top = -INFINITY;
+        others = 0.0f;
+#pragma unroll
+        for (int i = 0; i < W; i++) part[i] = parts[teams_first + i], top = fmaxf(top, part[i].x);
+        if constexpr (given) {
+#pragma unroll
+            for (int i = 0; i < W; i++) others += part[i].y;
+        } else { /* of two infinities alike the difference is NaN, which fminf passes over */
+#pragma unroll
+            for (int i = 0; i < W; i++) others = fmaf(part[i].y, lk_ex2(rate * fminf(part[i].x - top, 0.0f)), others);
+            missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
+            all.max = top, low = lk_lse_reference(top);
+        }
+    }
     if (inside) {
         static_assert(PEERS * WARPS == 64, "two words a lane");
         lk_mbarrier_wait_parity_cluster(&mail->full, 0);
@@ -1715,7 +1764,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
-    __syncwarp(); /* in place: every lane has read the target's logit, which its owner overwrites */
+    if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which its owner overwrites */
 #pragma unroll
     for (int u = 0; u < U; u++) {
         if (u >= count) continue;
@@ -1954,8 +2003,8 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
         if (plan.team_log2 <= 5) plan.early = device.sms;
         if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
         else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
-        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
-        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
+        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4, true>;
+        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2, false>;
         const int threads = plain && plan.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
         const int64_t size = (int64_t)1 << plan.team_log2; /* of a team */
         const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
@@ -2065,7 +2114,7 @@ template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_fo
     const bool padded = a->zero_padding && a->dlogits_stride > a->vocab;
     const bool whole = (uintptr_t)a->logits % 16 == 0 && (uintptr_t)a->dlogits % 16 == 0 && a->vocab % LK_VEC<T> == 0 &&
                        (a->rows < 2 || (a->logits_stride % LK_VEC<T> == 0 && a->dlogits_stride % LK_VEC<T> == 0));
-    return a->path <= LK_CROSS_ENTROPY_WARP && a->vocab <= 32 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && plain && !padded &&
+    return a->path <= LK_CROSS_ENTROPY_WARP && a->vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && plain && !padded &&
            whole && a->dlogits_dtype == lk_cross_entropy_dtype<T>;
 }
 
@@ -2085,13 +2134,16 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
         plan.early = 2 * device->sms;
-        const bool full = plan.team_log2 == 5;
         const int cluster = plan.inside ? 8 : 1;
         const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
-        void (*kernel)(lk_cross_entropy_gradient_plan) = full ? lk_cross_entropy_short_kernel<T, given, true, false>
-                                                              : lk_cross_entropy_short_kernel<T, given, false, false>;
-        if (plan.inside) kernel = full ? lk_cross_entropy_short_kernel<T, given, true, !given>
-                                       : lk_cross_entropy_short_kernel<T, given, false, !given>;
+        void (*kernel)(lk_cross_entropy_gradient_plan) = lk_cross_entropy_short_kernel<T, given, 0, false>;
+        if (plan.team_log2 == 5) kernel = lk_cross_entropy_short_kernel<T, given, 32, false>;
+        if (plan.team_log2 == 6) kernel = lk_cross_entropy_short_kernel<T, given, 64, false>;
+        if (plan.team_log2 == 7) kernel = lk_cross_entropy_short_kernel<T, given, 128, false>;
+        if (plan.inside) kernel = lk_cross_entropy_short_kernel<T, given, 0, !given>;
+        if (plan.inside && plan.team_log2 == 5) kernel = lk_cross_entropy_short_kernel<T, given, 32, !given>;
+        if (plan.inside && plan.team_log2 == 6) kernel = lk_cross_entropy_short_kernel<T, given, 64, !given>;
+        if (plan.inside && plan.team_log2 == 7) kernel = lk_cross_entropy_short_kernel<T, given, 128, !given>;
         return lk_launch_pdl(op, device, kernel, lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0,
                              stream, plan);
     }

@@ -459,6 +459,7 @@ LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
  * does not, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
  * maximum. */
 #define LK_LSE_LIMIT 0x1p80f
+#define LK_LSE_BASE 0x1p31f /* likewise for a base, whose rounding a factor of 2^64 can make up for up to here */
 
 /* What scale x is -inf for, the value that adds nothing. */
 LK_DEVICE float lk_lse_nothing(float scale)
@@ -570,7 +571,7 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float s
     for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
         sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
 
-    const bool fast = (lk_is_finite(base) && sum < LK_LSE_LIMIT) || !row;
+    const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
     if (__all_sync(0xffffffffu, fast)) {
         /* base differs from rate reference by a rounding error, which is known exactly. */
         return {apart ? reference : scale * reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};

@@ -716,14 +716,16 @@ LK_DEVICE void lk_stmatrix_x4(void *shared_row, uint32_t a, uint32_t b, uint32_t
 }
 
 /* bar.sync (9.7.13.1): returns when `threads` threads of the block, whole warps, have come to barrier number `barrier`, 1 to
- * 15, and orders what they did to memory. __syncthreads is barrier 0. */
-LK_DEVICE void lk_named_barrier_sync(int barrier, int threads, const char *file = __builtin_FILE(), int line = __builtin_LINE())
+ * 15, and orders what they did to memory. __syncthreads is barrier 0. A constant, since a kernel with a number in a register
+ * takes all 16 barriers of an SM's, of which sm_120 has 24. */
+template <int barrier>
+LK_DEVICE void lk_named_barrier_sync(int threads, const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
     (void)file, (void)line;
 #if defined(LK_SIMT)
     simt_named_barrier(barrier, threads, file, line);
 #else
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(barrier), "r"(threads) : "memory");
 #endif
 }
 

@@ -109,21 +109,21 @@ typedef struct {
 #define LK_LOGSUMEXP_THREADS_LOG2 8
 #define LK_LOGSUMEXP_THREADS (1 << LK_LOGSUMEXP_THREADS_LOG2)
 
-template <class T, int U>
+template <class T, int U, bool full>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
 {
-    const int team = 1 << p.team_log2, rank = threadIdx.x & (team - 1);
-    const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> p.team_log2;
+    const int team_log2 = full ? 5 : p.team_log2, team = 1 << team_log2, rank = threadIdx.x & (team - 1);
+    const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> team_log2;
     const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
     lk_lse_share<T> share = {};
     if (owner) {
         const T *x = (const T *)p.a.x + row * p.a.outer_stride;
-        share = lk_lse_aim(x, lk_split_row(x, p.a.cols), rank, p.team_log2);
+        share = lk_lse_aim(x, lk_split_row(x, p.a.cols), rank, team_log2);
     }
     lk_vec<T> raw[U];
     lk_griddepcontrol_wait();
-    lk_lse_start(raw, share, p.team_log2);
-    const lk_lse s = lk_lse_read<false>(raw, share, p.a.scale, rank, p.team_log2, team);
+    lk_lse_start(raw, share, team_log2);
+    const lk_lse s = lk_lse_read<false>(raw, share, p.a.scale, rank, team_log2, team);
     lk_griddepcontrol_launch_dependents();
     if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
 }
@@ -222,7 +222,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
                 for (int j = 0; j < N; j++) {
                     if (reference[j] == nothing) reference[j] = z[j], base[j] = z[j] == nothing ? 0.0f : rate * z[j];
                     if (reference[j] == nothing) set = false;
-                    if (!lk_is_finite(base[j])) most = INFINITY;
+                    if (!(fabsf(base[j]) < LK_LSE_BASE)) most = INFINITY;
                 }
             }
 #pragma unroll
@@ -530,9 +530,9 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
         lk_logsumexp_forward_warp_plan plan = {a, 0};
         while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
         const int64_t grid = lk_ceil_div(a.outer, threads >> plan.team_log2); /* x would not fit above 2^31 - 1 */
-        return lk_launch_pdl(op, &device,
-                             narrow ? lk_logsumexp_forward_warp_kernel<T, 2> : lk_logsumexp_forward_warp_kernel<T, 4>, grid, 1,
-                             threads, 0, stream, plan);
+        void (*kernel)(lk_logsumexp_forward_warp_plan) = lk_logsumexp_forward_warp_kernel<T, 2, false>;
+        if (!narrow) kernel = lk_logsumexp_forward_warp_kernel<T, 4, true>;
+        return lk_launch_pdl(op, &device, kernel, grid, 1, threads, 0, stream, plan);
     }
     if (a.path == LK_LOGSUMEXP_BLOCK) /* 32768 columns: U = 4 x 5 blocks 0.94, 8 x 4 0.95; 131072: 0.95, 0.97 */
         return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 8, 4>, a.outer, 1, threads, 0, stream, a);
