@@ -61,7 +61,7 @@
 /* Which kernel runs. Every path takes every shape and every option. */
 enum {
     LK_CROSS_ENTROPY_AUTO = 0,
-    LK_CROSS_ENTROPY_WARP = 1,   /* a row by a team of 1 to 32 lanes, several rows a block */
+    LK_CROSS_ENTROPY_WARP = 1,   /* a row by a team of 1 to 32 lanes, or of a few warps, several rows a block */
     LK_CROSS_ENTROPY_BLOCK = 2,  /* a row by a block */
     LK_CROSS_ENTROPY_CLUSTER = 3 /* sm_90 and later: a row by a cluster of blocks */
 };
@@ -640,7 +640,6 @@ typedef struct {
     lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
     lk_ce_terms terms; /* for a reduced loss */
     int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
-    int early;         /* see lk_ce_prefetch */
 } lk_cross_entropy_forward_plan;
 
 /* Adds the logits x of columns col, col + 1, ... to the state. */
@@ -711,16 +710,12 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
     return {head, vocab - vecs * LK_VEC<T>, vecs};
 }
 
-/* Has the first vectors of a share, `step` elements apart, brought into the L2. Nothing of an ignored row is to be read, so
- * that rows wait for their targets first; `early`, the first blocks of a launch of short rows, fill that time so, and are ahead
- * of the others from then on. On an H200, in earlier forms, 4096 rows of 1024: forward gained 5 % by 132 early blocks of 1024;
- * backward 2 % and forward_backward 6 % by 264 of 512, 1 % and 3 % by 396. */
-template <int U, class T> LK_DEVICE void lk_ce_prefetch(int early, const T *first, int count, int step)
+/* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile a share's first vector is
+ * brought into the L2, which reads nothing. On an H200 64 rows of 128256 gain 4 % by it, 4096 of 1024 3 % (forward), and either
+ * loses 7 % where more than two vectors are asked for: loads that meet a line on its way wait longer. */
+template <class T> LK_DEVICE void lk_ce_prefetch(lk_lse_share<T> share)
 {
-    if (blockIdx.x >= (unsigned)early) return;
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u < count) lk_prefetch_l2(first + u * step);
+    if (share.count > 0) lk_prefetch_l2(share.first);
 }
 
 /* What only the thread that writes a row's results needs: its label, and the target's logit and class weight. */
@@ -744,11 +739,12 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
  * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. An ignored row is
  * not read. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
-template <class T, int U, bool full>
+template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 1024 / LK_CROSS_ENTROPY_WARP_THREADS)
     lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
 {
-    const int team_log2 = full ? 5 : p.team_log2, rank = threadIdx.x & ((1 << team_log2) - 1);
+    /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
+    const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
     const lk_cross_entropy_forward_args &a = p.a;
@@ -760,7 +756,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 1024 / LK_CROSS_
         share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
     }
     lk_griddepcontrol_wait();
-    lk_ce_prefetch<8>(p.early, share.first, share.count, LK_VEC<T> << team_log2);
+    lk_ce_prefetch(share);
     lk_ce_label label = {-1, false, false};
     lk_ce_target<T> target = {};
     if (row < a.rows) label = lk_ce_look_up(a, row);
@@ -796,7 +792,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_lse_cluster_begin(inbox);
     lk_griddepcontrol_wait();
     if (U == 2) lk_griddepcontrol_launch_dependents(); /* as in logsumexp */
-    if (U == 2 && share.count > 0) lk_prefetch_l2(share.first);
+    if (U == 2) lk_ce_prefetch(share);
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_lse_start(raw, share, size_log2);
@@ -915,7 +911,7 @@ typedef struct {
     int team_log2;             /* as in forward */
     int slots;                 /* a thread */
     int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
-    int early;                 /* of short rows: see lk_ce_prefetch */
+    int early;                 /* of short rows: blocks whose logits come into the L2 while they wait for their targets */
     int inside;                /* not 0: of short rows, which count for a mean themselves */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
@@ -1507,10 +1503,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
 
 /* ---- Short rows --------------------------------------------------------------------------------------------------------- */
 
-/* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two warps, holds a row in
- * registers, as exponentials once they are taken, so that an element costs one in forward_backward too. At this size a row
- * costs instructions, most of them not its elements': full, a team of 32 or 64, lets the compiler know every step, and what a
- * row needs beside its logits is asked for before them. */
+/* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two or four warps, holds
+ * a row in registers, as exponentials once they are taken, so that an element costs one in forward_backward too. At this size
+ * a row costs instructions, most of them not its elements': whole warps let the compiler know every step, and what a row needs
+ * beside its logits is asked for before them. Of the ceiling on an H200, 4096 rows, forward_backward and backward, by the
+ * kernel above and by this one: of 2048 0.745 and 0.855, 0.868 and 0.895; of 4096 0.843 and 0.891, 0.879 and 0.904; of 8192,
+ * by eight warps a row, 0.926 and 0.936, 0.892 and 0.912. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
 /* Rows at most where each cluster counts them all, 4 targets a thread. On an H200 4096 rows of 1024 take 8.6 us so, and 9.25
@@ -1652,7 +1650,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
     if (mean && a.class_weight) over = *p.weight_sum;
-    lk_ce_prefetch<U>(p.early, first, count, step);
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (blockIdx.x < (unsigned)p.early && u < count) lk_prefetch_l2(first + u * step);
     const lk_ce_label label = lk_ce_received(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target; or why there is none: -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
@@ -1683,7 +1683,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
     /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight, own = 2.0f * a.z_loss * f * scale;
+    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight;
+    float own = 2.0f * a.z_loss * f * scale;
     if (mean) {
         if (!a.class_weight) over = (float)valid;
         rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, (float)valid) : 0.0f;
@@ -1718,7 +1719,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     float others = lk_sum_warp(sum, team) * missed;
     if constexpr (W > 1) {
         LK_SHARED(float2, parts, [WARPS]);
-        const int warp = (int)threadIdx.x / 32, teams_first = warp & ~(W - 1);
+        const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
         if (lane == 0) parts[warp] = make_float2(all.max, others);
         /* Orders these writes before their reads; and in place all warps have read the target's logit. */
         lk_ce_meet<W>(warp / W);
@@ -1726,7 +1727,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         float top = -INFINITY;
         others = 0.0f;
 #pragma unroll
-        for (int i = 0; i < W; i++) part[i] = parts[teams_first + i], top = fmaxf(top, part[i].x);
+        for (int i = 0; i < W; i++) part[i] = parts[team_first + i], top = fmaxf(top, part[i].x);
         if constexpr (given) {
 #pragma unroll
             for (int i = 0; i < W; i++) others += part[i].y;
@@ -1991,7 +1992,7 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, &a, NULL, stream);
 
     int cluster;
-    lk_cross_entropy_forward_plan plan = {a, {}, lk_cross_entropy_team<T>(&device, &a, &cluster), 0};
+    lk_cross_entropy_forward_plan plan = {a, {}, lk_cross_entropy_team<T>(&device, &a, &cluster)};
     if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) plan.a.loss = plan.a.z_loss_out = NULL;
@@ -2000,11 +2001,10 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
         /* Loads in flight a thread and blocks an SM as in lk_logsumexp_forward, where they were measured. */
         void (*kernel)(lk_cross_entropy_forward_plan) = lk_cross_entropy_forward_kernel<T, 2, 3>;
-        if (plan.team_log2 <= 5) plan.early = device.sms;
         if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
         else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
-        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4, true>;
-        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2, false>;
+        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
+        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
         const int threads = plain && plan.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
         const int64_t size = (int64_t)1 << plan.team_log2; /* of a team */
         const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
@@ -2133,7 +2133,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
-        plan.early = 2 * device->sms;
+        plan.early = 2 * device->sms; /* half of 4096 rows of 1024, then ahead of the others: 6 % sooner; of all rows: later */
         const int cluster = plan.inside ? 8 : 1;
         const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
         void (*kernel)(lk_cross_entropy_gradient_plan) = lk_cross_entropy_short_kernel<T, given, 0, false>;
