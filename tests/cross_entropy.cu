@@ -99,21 +99,23 @@ static bool exclude(int s, int t)
 }
 
 /* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes:
- * forward's blocks have 8 warps, the gradients' smallest have two. */
+ * forward's blocks have 8 warps, the gradients' smallest have two, and short rows have up to 4. WARP_OF_TARGET: in a row of
+ * two warps, or of 4 where it is long enough, the share of the target's. */
 enum {
     FIRST, LAST, VECTOR, LAST_VECTOR, LANE, WARP, BLOCK, WARP_OF_2, BLOCK_OF_2, EVEN, SPARSE, AT_TARGET, BUT_ONE, ALL,
-    BUT_TARGET, WHERES
+    BUT_TARGET, WARP_OF_4, WARP_OF_TARGET, WHERES
 };
 static const char *const where_name[] = {"first",     "last",          "a vector", "the last vector", "a lane's",
                                          "a warp's",  "a block's",     "a warp's of 2", "2 warps'",   "even",
                                          "1 in 97",   "the target",    "all but one",   "all",
-                                         "all but the target"};
+                                         "all but the target", "a warp's of 4", "the target's warp"};
 /* STEP, CLIFF: 40, 200 above the others, less and more than what a sum against a value that is not the maximum can hold.
  * TOWER, of gradients: a step, and the target so far above it that 2^126 is between its exponential and the lowest's.
- * TIES: whole numbers, 0 of either sign. CONFIDENT: p at the target is about 1 - 1e-6. */
-enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, TOWER, PLACED, TIES = PLACED, CONFIDENT, SPECIALS };
+ * TIES: whole numbers, 0 of either sign. CONFIDENT: p at the target is about 1 - 1e-6. NEIGHBOURS: the offset and the next
+ * numbers of the type above it in size; of every third row the target is the outermost. */
+enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, TOWER, PLACED, TIES = PLACED, CONFIDENT, NEIGHBOURS, SPECIALS };
 static const char *const special_name[] = {"nothing",      "-inf",  "+inf", "nan",      "step of 40",
-                                           "cliff of 200", "tower", "ties", "confident"};
+                                           "cliff of 200", "tower", "ties", "confident", "neighbours"};
 
 /* Nothing to divide a mean by: every row ignored, or every class weight 0. */
 enum { SOME, ALL_IGNORED, ALL_WEIGHTLESS };
@@ -290,7 +292,8 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t vo
 typedef struct {
     bool counted, bad, proper;
     int64_t y, argmax;
-    double weight, max, lse, class_loss, z_loss, entropy, lse_slack, class_slack, z_slack, entropy_slack, z_error, log_slack;
+    double weight, max, lse, class_loss, z_loss, entropy, log_sum, lse_slack, class_slack, z_slack,
+        entropy_slack, z_error, log_slack;
 } outcome;
 
 static test_buffer buffers[TENSORS + 1]; /* the workspace is the last */
@@ -347,6 +350,8 @@ static bool is_special(const problem *p, int64_t row, int64_t c, int64_t y)
     case AT_TARGET: return c == y;
     case BUT_ONE: return c != row * 7 % p->vocab;
     case BUT_TARGET: return c != y;
+    case WARP_OF_4: return c / vec / 32 % 4 == 0;
+    case WARP_OF_TARGET: return c / vec / 32 % (p->vocab / vec > 256 ? 4 : 2) == y / vec / 32 % (p->vocab / vec > 256 ? 4 : 2);
     }
     return true;
 }
@@ -361,7 +366,10 @@ static void fill_logits(const problem *p)
         if (p->on[IGNORE] && y == p->ignore_index) continue;
         for (int64_t c = 0; c < p->vocab; c++) {
             double v = p->offset + p->spread * test_uniform(&random);
+            const uint32_t above = row % 3 == 2 && c == y ? 3 : (uint32_t)(random >> 40) % 3;
             if (p->special == TIES) v = floor(v / 2), v = v == 0 && c % 2 ? -0.0 : v;
+            else if (p->special == NEIGHBOURS)
+                v = (double)test_decode(p->type, test_encode(p->type, (float)p->offset) + above);
             else if (p->special == CONFIDENT) v = c == y ? p->offset + (14 + log((double)p->vocab)) / scale_of(p) : v;
             else if (p->special == TOWER) v += (c == y ? 115 : is_special(p, row, c, y) ? 45 : 0) / scale_of(p);
             else if (p->special && is_special(p, row, c, y))
@@ -443,7 +451,7 @@ static outcome examine(const problem *p, int64_t row)
     const bool good = !o.bad && o.proper;
     o.weight = o.bad ? 0 : weight_of(p, o.y);
     o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0, o.log_slack = log_slack;
-    o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
+    o.log_sum = log_sum, o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
     o.lse_slack = log_slack + 2 * u * fabs(max) + o.z_error;
     o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
     o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss;
@@ -673,8 +681,10 @@ static void verify_gradient(const problem *p, bool exact)
         const double own_slack = 2 * z_loss_of(p) * fabs(h) * lse_lost;
         for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
             for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
-                const double x = (double)value(LOGITS, row, c), z = z_of(p, x), probability = exp(z - lse),
-                             lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(z - lse)) + lost) : 0;
+                const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
+                const double above = fused ? z - o.max - o.log_sum : z - lse; /* lse may be max, rounded */
+                const double probability = exp(above),
+                             lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
                 if (pass == 0 && c == o.y) continue;
                 rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here;
                 const double fall = f * share * (pass ? weight_total - o.weight : weight_of(p, c));
@@ -740,7 +750,7 @@ static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluste
                                             "both auto", "warp", "block", "cluster"};
 static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
 static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
-static long short_rows_with[COUNTED][SWITCHES], short_rows_of[COUNTED][TEST_TYPES], short_rows_not_whole[COUNTED];
+static long short_rows_with[COUNTED][SWITCHES], short_rows_of[COUNTED][TEST_TYPES][3], short_rows_not_whole[COUNTED];
 
 static bool cluster_here(void)
 {
@@ -771,13 +781,14 @@ static bool short_switch(int s)
 static void count_short(const problem *p, int at)
 {
     const layout l = laid[LOGITS], d = laid[DLOGITS];
-    bool plain_row = short_here(at) && p->rows > 0 && p->vocab * l.bytes <= 2048 && d.end == p->vocab;
+    bool plain_row = short_here(at) && p->rows > 0 && p->vocab * l.bytes <= 8192 && d.end == p->vocab;
     for (int s = 0; s < SWITCHES; s++) plain_row = plain_row && (short_switch(s) || !p->on[s]);
     const bool whole = p->vocab * l.bytes % 16 == 0 && p->at[LOGITS] * l.bytes % 16 == 0 &&
                        p->at[home_of(p, DLOGITS)] * l.bytes % 16 == 0 &&
                        (p->rows < 2 || (l.stride * l.bytes % 16 == 0 && d.stride * l.bytes % 16 == 0));
     short_rows_not_whole[at] += plain_row && !whole;
-    short_rows_of[at][p->type] += plain_row && whole;
+    const int64_t warps = (p->vocab * l.bytes + 2047) / 2048; /* of a row: 1, 2 or 4 */
+    short_rows_of[at][p->type][warps < 3 ? warps - 1 : 2] += plain_row && whole;
     for (int s = 0; s < SWITCHES; s++) short_rows_with[at][s] += plain_row && whole && p->on[s];
 }
 
@@ -847,8 +858,9 @@ static void all_counts(void)
             if (short_switch(s) && switch_of(at / PATHS, s) && !test_that(short_rows_with[at][s] > 0))
                 test_detail("%s never ran short rows with \"%s\"", counted_paths[at], switch_name[s]);
         for (int type = 0; type < TEST_TYPES; type++)
-            if (!test_that(short_rows_of[at][type] > 0))
-                test_detail("%s never ran short rows of %s", counted_paths[at], test_type_name[type]);
+            for (int i = 0; i < 3; i++)
+                if (!test_that(short_rows_of[at][type][i] > 0))
+                    test_detail("%s never ran short rows of %s by %d warps", counted_paths[at], test_type_name[type], 1 << i);
         if (!test_that(short_rows_not_whole[at] > 0))
             test_detail("%s never ran short rows that are not of whole vectors", counted_paths[at]);
     }
@@ -992,12 +1004,14 @@ static void reduced(int type, int direction, int path)
  * rows that are counted so, and one more. Who asks for the count without a reduced loss has it counted in front. */
 static void counted_inside(int type, int direction, int path)
 {
-    const int64_t rows[] = {1, 7, 64, 65, 4096, 8192, 8193}, vocab[] = {8, 64, 1000, 1024};
+    const int vec = 16 / test_type_bytes[type];
+    const int64_t rows[] = {1, 7, 64, 65, 4096, 8192, 8193}, vocab[] = {8, 64, 1000, 1024, 200 * vec, 512 * vec};
     for (int i = 0; i < LENGTH_OF(rows); i++)
         for (int j = 0; j < LENGTH_OF(vocab); j++)
             for (int ignored = 0; ignored < 3; ignored++) /* none, some, all */
                 for (int labels = 0; labels < 4; labels++) {
                     const bool large = rows[i] > 65 && j > 0;
+                    if (j > 3 && (rows[i] > 65 || (labels + ignored + i + j) % 4 != type)) continue;
                     if (large && (test.small || ignored != 1 || (labels + i + j) % 4 != type)) continue; /* too long */
                     if (!large && test.small && (labels + ignored + i + j) % 4 != type) continue;
                     problem p = plain(type, direction, path, rows[i], vocab[j]);
@@ -1032,7 +1046,7 @@ static void specials(int type, int direction, int path)
 {
     const int64_t vocab[] = {24, pick(701, 257), 4099};
     int special = 1;
-    for (; special < SPECIALS; special++)
+    for (; special < NEIGHBOURS; special++)
         for (int where = 0; where < (special < PLACED ? (int)WHERES : 2); where++)
             for (int i = 0; i < LENGTH_OF(vocab); i++) {
                 const int turn = special + where + type + path;
@@ -1071,15 +1085,20 @@ static void full_warps(int type, int direction, int path)
         }
 }
 
-/* Short rows of whole vectors, 1 to as many as their kernel takes: a block's and three more. */
+/* Short rows of whole vectors, 1 to as many as their kernel takes, by a part of a warp, one, two and four: a block's and three
+ * more. */
 static void short_rows(int type, int direction, int path)
 {
-    const int vec = 16 / test_type_bytes[type], vecs[] = {1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, 64, 65, 128};
-    static const int where[] = {FIRST, LAST, VECTOR, LAST_VECTOR, EVEN, AT_TARGET, BUT_ONE, ALL, BUT_TARGET};
+    const int vec = 16 / test_type_bytes[type], vecs[] = {1,  2,  3,   4,   5,   8,   9,   15,  16,  17,  33, 64,
+                                                          65, 128, 129, 192, 255, 256, 257, 384, 511, 512};
+    static const int where[] = {FIRST,      LAST, VECTOR,     LAST_VECTOR, EVEN,          AT_TARGET,
+                                BUT_ONE,    ALL,  BUT_TARGET, WARP_OF_2,   WARP_OF_4,     WARP_OF_TARGET};
     for (int i = 0; i < LENGTH_OF(vecs); i++)
-        for (int special = 0; special < SPECIALS; special++)
+        for (int special = 0; special < NEIGHBOURS; special++)
             for (int j = 0; j < (special && special < PLACED ? LENGTH_OF(where) : 4); j++) {
-                if ((i + special + j + path) % pick(4, 16)) continue;
+                const bool apart = where[j] >= WARP_OF_4 || where[j] == WARP_OF_2;
+                if ((i + special + j + path) % (apart ? pick(3, 7) : pick(4, 16))) continue;
+                if (apart ? vecs[i] <= 128 : vecs[i] > 256 && (special + j) % 3) continue;
                 int rows = LK_CROSS_ENTROPY_THREADS;
                 for (int lanes = vecs[i]; lanes > LK_CROSS_ENTROPY_SHORT; lanes -= lanes / 2) rows /= 2;
                 const int place = (i + j) % 2 ? GAPS : PACKED, seed = 2500 + special * 20 + j;
@@ -1090,6 +1109,18 @@ static void short_rows(int type, int direction, int path)
                 p.at[LOGITS] = 8 * (i % 2), p.at[DLOGITS] = 8 * (j % 2);
                 p.special = special, p.where = where[j];
                 if (special == NOTHING) p.offset = j ? 1e4 * (j - 2) : 0;
+                check(&p);
+            }
+    /* Of several warps: what all of them have to agree on, with a warp whose share is nothing or far below the others'. */
+    const int several[] = {129, 256, 257, 512}, together[] = {IN_PLACE, IGNORE, BAD, MEAN};
+    for (int i = 0; i < LENGTH_OF(several); i++)
+        for (int s = 0; s < LENGTH_OF(together); s++)
+            for (int special = MINUS_INF; special <= CLIFF; special += CLIFF - MINUS_INF) {
+                if (test.small && (i + s + special / CLIFF + type + path) % 4) continue;
+                problem p = plain(type, direction, path, 9, several[i] * vec);
+                p.on[together[s]] = p.has[BAD_COUNT] = true, p.on[IGNORE] |= s == LENGTH_OF(together) - 1;
+                p.special = special, p.where = (i + s) % 2 ? WARP_OF_2 : WARP_OF_TARGET;
+                p.seed += (uint64_t)s;
                 check(&p);
             }
     problem p = drawn(type, direction, path, 5, 64, 2700, PACKED); /* logits whose product with log2 e is out of range */
@@ -1121,6 +1152,38 @@ static void offsets(int type, int direction, int path)
                 test_detail("entropy[%lld] is not within 1e-5 of %.9g; %s", (long long)row, entropy, describe(&p));
         }
     }
+}
+
+/* Logits of which rate v is beyond what 2^x is exact for: next to each other they are further apart than a float's range, and
+ * several are the largest. Backward gets scales that are powers of two, under which lse is scale max without rounding. */
+static void huge_logits(int type, int direction, int path)
+{
+    typedef struct {
+        double offset;
+        float scale;
+    } magnitude;
+    static const magnitude floats[] = {{1.3e9, 1},     {1.3e10, 1},     {1.7e20, 1},  {3e38, 1},
+                                       {1.3, 0x1p33f}, {2.5e10, 0.7f}, {3e38, 0.3f}},
+                           halves[] = {{6e4, 0x1p14f}, {6e4, 0x1p15f}, {1.3, 0x1p33f},  {6e4, 3e4f},
+                                       {2e-3, 1e14f},  {6e4, 1e33f},   {300, 0x1p24f}};
+    static const int with[] = {MEAN, WEIGHTS, IGNORE, IN_PLACE, SMOOTHING, HALF, SUM};
+    const int vec = 16 / test_type_bytes[type];
+    const int64_t vocab[] = {37, 9 * vec, 128 * vec, 200 * vec, 512 * vec, 5001};
+    for (int i = 0; i < LENGTH_OF(vocab); i++)
+        for (int k = 0; k < LENGTH_OF(floats); k++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                const int turn = i + 2 * k + sign + type + path;
+                if (test.small ? (turn + k) % 5 || (sign > 0) != (i + k) % 2 : vocab[i] > 2000 && turn % 2) continue;
+                const magnitude m = type == TEST_F16 ? halves[k] : floats[k];
+                problem p = plain(type, direction, path, 4, vocab[i]);
+                p.special = NEIGHBOURS, p.offset = sign * m.offset;
+                p.scale = direction == BACKWARD ? (float)exp2(floor(log2((double)m.scale))) : m.scale;
+                p.on[SCALE] = m.scale != 1;
+                if (turn % 3) p.on[with[(turn + i) % LENGTH_OF(with)]] = true;
+                if (m.offset > 1e38) p.on[SMOOTHING] = false; /* the sum of differences is out of range */
+                p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[SMOOTHING];
+                check(&p);
+            }
 }
 
 /* In place, at lengths of one step and of several: what a step writes has been read. */
@@ -1193,6 +1256,7 @@ static void all_themes(void)
                                    {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
                                    {"rows held in part", held_in_part}, {"full warps", full_warps},
                                    {"reduced", reduced},     {"short rows", short_rows}, {"counted inside", counted_inside},
+                                   {"huge logits", huge_logits},
                                    {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
@@ -1371,7 +1435,7 @@ static void states(int special)
     for (int seed = 0; seed < 2 * WHERES; seed++) {
         problem p = plain(TEST_F32, FORWARD, LK_CROSS_ENTROPY_AUTO, 1, seed % 3 ? SLICES : 13);
         p.seed += (uint64_t)seed, p.special = special, p.where = seed % WHERES, p.scale = seed % 2 ? 0.7f : 2;
-        p.offset = seed % 5 == 3 ? 1e4 : 0;
+        p.offset = special == NEIGHBOURS ? 1.3e10 : seed % 5 == 3 ? 1e4 : 0;
         p.on[SMOOTHING] = seed % 3 != 1, p.on[WEIGHTS] = p.on[Z] = p.on[SCALE] = true;
         settle_tensors(&p), setup(&p, 0);
         const outcome o = outcomes[0];
@@ -1667,10 +1731,14 @@ static void fuzz(void)
         p.seed = test_random(r);
         draw_switches(&p, r);
         draw_place(&p, r, (int)test_below(r, PLACES));
-        if (chance(r, 3)) p.special = 1 + (int)test_below(r, SPECIALS - 1), p.where = (int)test_below(r, WHERES);
+        if (chance(r, 3)) p.special = 1 + (int)test_below(r, NEIGHBOURS - 1), p.where = (int)test_below(r, WHERES);
         if (chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
         if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
         if (chance(r, 8)) p.spread = 0;
+        if (chance(r, 12)) {
+            p.special = NEIGHBOURS, p.offset = (chance(r, 2) ? 1 : -1) * (type == TEST_F16 ? 6e4 : 1.3e10);
+            p.on[SOFTCAP] = p.on[Z] = p.on[SCALE] = false;
+        }
         check(&p);
     }
     for (int o = 0; o < counts.option_count && n >= 1000; o++) {
