@@ -39,9 +39,10 @@ enum { FIRST, LAST, VECTOR, LANE, WARP, BLOCK, EVEN, SPARSE, BUT_ONE, ALL, WHERE
 static const char *const where_name[] = {"first",     "last", "a vector", "a lane's",    "a warp's",
                                          "a block's", "even", "1 in 97",  "all but one", "all"};
 /* PEAK: the special entries are 1.2 above a constant. STEP, CLIFF: 40, 200 above the others, less and more than what a sum
- * against a reference that is not the maximum can hold. */
-enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, PEAK, STEP, CLIFF, SPECIALS };
-static const char *const special_name[] = {"nothing", "-inf", "+inf", "nan", "peak", "step", "cliff"};
+ * against a reference that is not the maximum can hold. NEIGHBOURS: all are the offset, the next number of the type above it
+ * in size, and the one after that. */
+enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, PEAK, STEP, CLIFF, PLACED, NEIGHBOURS = PLACED, SPECIALS };
+static const char *const special_name[] = {"nothing", "-inf", "+inf", "nan", "peak", "step", "cliff", "neighbours"};
 enum { UPSTREAM_NULL, UPSTREAM_RANDOM, UPSTREAM_ZERO, UPSTREAM_WILD }; /* wild: inf, -inf, NaN, 0 and numbers */
 static const char *const upstream_name[] = {"NULL", "random", "0", "wild"};
 
@@ -90,14 +91,14 @@ enum {
     DID_F32, DID_F16, DID_BF16, DID_NO_ROWS, DID_NO_COLS, DID_ONE_COL, DID_INNER, DID_GAPS, DID_ALIGNED_GAPS, DID_PERMUTED,
     DID_OVERLAP, DID_DX_STRIDE, DID_X_OFF, DID_SAME_OFF, DID_OTHER_OFF, DID_LSE_OFF, DID_DLSE_OFF, DID_ROUNDED_OFF, DID_SCALE,
     DID_NEGATIVE, DID_IN_PLACE, DID_NO_LSE, DID_NO_ROUNDED, DID_BOTH, DID_DLSE_NULL, DID_DLSE_ZERO, DID_DLSE_WILD,
-    DID_MINUS_INF, DID_PLUS_INF, DID_NAN, DID_PEAK, DID_STEP, DID_CLIFF, DID_ALL_MINUS_INF, DID_LARGE, DID_WHERE,
+    DID_MINUS_INF, DID_PLUS_INF, DID_NAN, DID_PEAK, DID_STEP, DID_CLIFF, DID_HUGE, DID_ALL_MINUS_INF, DID_LARGE, DID_WHERE,
     DIDS = DID_WHERE + WHERES
 };
 static const char *const did_name[] = {
     "f32", "f16", "bf16", "0 rows", "0 cols", "1 col", "inner > 1", "odd gaps", "aligned gaps", "permuted",
     "x rows overlap", "dx stride differs", "x off", "dx off as x", "dx off other", "lse off", "dlse off", "lse_rounded off",
     "scale", "scale < 0", "in place", "lse NULL", "lse_rounded NULL", "both outputs", "dlse NULL", "dlse 0", "dlse inf, nan",
-    "-inf", "+inf", "nan", "peak", "step of 40", "cliff of 200", "all -inf", "offset 1e4",
+    "-inf", "+inf", "nan", "peak", "step of 40", "cliff of 200", "huge", "all -inf", "offset 1e4",
     "special at first", "special at last", "special vector", "special lane", "special warp", "special block", "special even",
     "special 1 in 97", "special all but one", "special all"};
 /* Directions and paths: forward's five, then backward's four. */
@@ -185,9 +186,10 @@ static void count(const problem *p)
         did[DID_PEAK] = p->special == PEAK;
         did[DID_STEP] = p->special == STEP;
         did[DID_CLIFF] = p->special == CLIFF;
+        did[DID_HUGE] = p->special == NEIGHBOURS;
         did[DID_ALL_MINUS_INF] = p->special == MINUS_INF && p->where == ALL;
         did[DID_LARGE] = fabs(p->offset) == 1e4;
-        if (p->special) did[DID_WHERE + p->where] = true;
+        if (p->special && p->special < PLACED) did[DID_WHERE + p->where] = true;
     }
     counts.runs[at]++;
     for (int i = 0; i < DIDS; i++) counts.of[at][i] += did[i];
@@ -259,6 +261,8 @@ static void fill_x(const problem *p, layout l, void *x)
                 double v = p->offset + p->spread * test_uniform(&random);
                 const bool special = p->special && is_special(p, o * l.inner + i, l.outer * l.inner, c);
                 if (p->special == PEAK) v = p->offset + (special ? 1.2 : 0);
+                else if (p->special == NEIGHBOURS)
+                    v = (double)test_decode(p->type, test_encode(p->type, (float)p->offset) + (uint32_t)(random >> 40) % 3);
                 else if (p->special >= STEP) v += special ? (p->special == STEP ? 40 : 200) : 0;
                 else if (special) v = value[p->special];
                 test_put(p->type, x, o * l.outer_stride + c * l.col_stride + i, (float)v);
@@ -526,7 +530,7 @@ static void scales(int type, int direction, int path)
 static void specials(int type, int direction, int path)
 {
     const int64_t v = 16 / test_type_bytes[type], cols[] = {1, v, 3 * v + 1, 700, 600 * v + 5};
-    for (int special = MINUS_INF; special < SPECIALS; special++)
+    for (int special = MINUS_INF; special < PLACED; special++)
         for (int where = 0; where < WHERES; where++)
             for (int i = 0; i < LENGTH_OF(cols); i++) {
                 if ((test.small ? i != 2 : i > 2) && i != 3 + where % 2) continue; /* the long ones take turns */
@@ -558,6 +562,42 @@ static void offsets(int type, int direction, int path)
             if (!test_within(fabs((double)lse[0] - want), 0x1p-23 * (fabs(want) + 2 * log(300.0))))
                 test_detail("lse[0] of 300 equal entries is %.9g, want %.9g; %s", (double)lse[0], want, describe(&p));
         }
+}
+
+/* Scaled values beyond what 2^x is exact for: next to each other they are further apart than a float's range, and several are
+ * the largest. Backward gets scales that are powers of two, under which lse is the largest without rounding. */
+static void huge_values(int type, int direction, int path, const int64_t *cols, int lengths, int64_t inner)
+{
+    typedef struct {
+        double offset;
+        float scale, exact;
+    } magnitude;
+    static const magnitude floats[] = {{1.3e9, 0, 0},  {1.3e10, -1, -1},      {1.7e20, 0, 0},       {3e38, -1, -1},
+                                       {3e38, 0, 0},   {1.3e10, -0.7f, -0.5f}, {1.7e20, 0.37f, 0.5f}, {1.3, 0x1p33f, 0x1p33f}},
+                           halves[] = {{6e4, 0x1p14f, 0x1p14f}, {6e4, -0x1p15f, -0x1p15f}, {6e4, 0x1p15f, 0x1p15f},
+                                       {1.3, -0x1p33f, -0x1p33f}, {6e4, 1e33f, 0x1p110f},   {300, -3e8f, -0x1p28f},
+                                       {2e-3, 1e14f, 0x1p46f},  {1.3, 0x1p33f, 0x1p33f}};
+    for (int i = 0; i < lengths; i++)
+        for (int k = 0; k < LENGTH_OF(floats); k++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                if (test.small && (i + k + sign / 2 + type + path) % 3) continue;
+                const magnitude m = type == TEST_F16 ? halves[k] : floats[k];
+                problem p = plain(type, direction, path, inner > 1 ? 2 : 5, cols[i], inner);
+                p.special = NEIGHBOURS, p.offset = sign * m.offset, p.scale = direction == FORWARD ? m.scale : m.exact;
+                check(&p);
+            }
+}
+
+static void huge_rows(int type, int direction, int path)
+{
+    const int64_t v = 16 / test_type_bytes[type], cols[] = {37, 3 * v + 1, 128 * v, 512 * v, 5003};
+    huge_values(type, direction, path, cols, LENGTH_OF(cols), 1);
+}
+
+static void huge_columns(int type, int direction, int path)
+{
+    const int64_t cols[] = {7, 90, 1003};
+    for (int inner = 3; inner <= 16; inner += 13) huge_values(type, direction, path, cols, LENGTH_OF(cols), inner);
 }
 
 static void options(int type, int direction, int path)
@@ -637,7 +677,8 @@ static void all_rows(void)
     static const theme themes[] = {{"empty", empty},           {"lengths", lengths},   {"rows", row_counts},
                                    {"strides", row_strides},   {"off by elements", misaligned}, {"scales", scales},
                                    {"special values", specials}, {"offsets of 1e4", offsets}, {"options", options},
-                                   {"in place", in_place},     {"vocabulary", vocabulary}};
+                                   {"in place", in_place},     {"vocabulary", vocabulary},
+                                   {"huge values", huge_rows}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = counted_direction[at], path = counted_path[at];
         if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) {
@@ -698,7 +739,7 @@ static void column_values(int type, int direction, int path)
 {
     const int64_t inner[] = {3, 16};
     for (int i = 0; i < LENGTH_OF(inner); i++)
-        for (int special = 0; special < SPECIALS; special++)
+        for (int special = 0; special < PLACED; special++)
             for (int where = 0; where < (special ? WHERES : 1); where++) {
                 if (test.small && (special + where + i) % 2) continue;
                 problem p = plain(type, direction, path, 2, test.small ? 90 : 300, inner[i]);
@@ -722,7 +763,8 @@ static void column_values(int type, int direction, int path)
 
 static void all_columns(void)
 {
-    static const theme themes[] = {{"inner shapes", column_shapes}, {"nests", column_strides}, {"inner values", column_values}};
+    static const theme themes[] = {{"inner shapes", column_shapes}, {"nests", column_strides}, {"inner values", column_values},
+                                   {"huge inner values", huge_columns}};
     for (int direction = 0; direction < 2; direction++)
         for (int path = LK_LOGSUMEXP_AUTO; path <= LK_LOGSUMEXP_COLUMN; path += LK_LOGSUMEXP_COLUMN)
             for (int type = 0; type < TEST_TYPES; type++)
@@ -1286,9 +1328,13 @@ static problem draw(uint64_t seed)
         p.in_place = l.outer_stride >= column_span || l.col_stride >= outer_span + l.inner;
     }
     p.upstream = test_below(r, 2) ? UPSTREAM_RANDOM : (int)test_below(r, 4);
-    if (test_below(r, 2)) p.special = (int)test_below(r, SPECIALS), p.where = (int)test_below(r, WHERES);
+    if (test_below(r, 2)) p.special = (int)test_below(r, PLACED), p.where = (int)test_below(r, WHERES);
     if (test_below(r, 8) == 0) p.offset = test_below(r, 2) ? 1e4 : -1e4;
     if (test_below(r, 8) == 0) p.spread = 0;
+    if (test_below(r, 12) == 0) {
+        p.special = NEIGHBOURS, p.scale = test_below(r, 2) ? 0 : -1;
+        p.offset = (test_below(r, 2) ? 1 : -1) * (p.type == TEST_F16 ? 6e4 : 1.3e10);
+    }
     return p;
 }
 
