@@ -1312,7 +1312,8 @@ __global__ void matmul_kernel(const CUtensorMap map_a, const CUtensorMap map_b, 
         lk_stmatrix_x4(at, pair[0], pair[1], pair[2], pair[3]);
     }
     if (wrong != M_NO_OUT_FENCE && (wrong != M_FENCE_OF_ONE || t % 128 == 0)) lk_fence_proxy_async_shared();
-    if (wrong != M_NO_OUT_BARRIER) lk_named_barrier_sync(1 + group, 128);
+    if (wrong != M_NO_OUT_BARRIER && group == 0) lk_named_barrier_sync<1>(128);
+    if (wrong != M_NO_OUT_BARRIER && group == 1) lk_named_barrier_sync<2>(128);
     if (t % 128 == 0) {
         for (int half = 0; half < 2; half++)
             lk_cp_async_bulk_tensor_2d_store(&map_out, col0 + 64 * half, row0 + 64 * group, area.out[group] + half * 64 * 64);
@@ -1370,9 +1371,9 @@ template <int wrong> __global__ void halves_kernel(int *result) {
         if (wrong == N_OTHER_COUNT && t == 7) threads = 64;
         if (wrong == N_HALF_WARPS) barrier = 1 + t % 2, threads = 128;
         if (wrong == N_ONE_MISSING && t == 7 && round == 2) break;
-        if (wrong != N_NONE) lk_named_barrier_sync(barrier, threads);
+        if (wrong != N_NONE) simt_named_barrier(barrier, threads, __FILE__, __LINE__);
         sum += x[neighbour];
-        if (wrong != N_NONE) lk_named_barrier_sync(barrier, threads);
+        if (wrong != N_NONE) simt_named_barrier(barrier, threads, __FILE__, __LINE__);
     }
     result[t] = sum - neighbour * (half ? 10 : 3);
 }
