@@ -1,3 +1,3 @@
 # file: cross_entropy.cuh - short rows: what backward's base was rounded by is left out
 # case: backward f32 auto: short rows
-/^    lk_cross_entropy_short_kernel(/,/^}/ s/if (proper) missed = lk_ce_unit(lse, scale, &base);/if (proper) lk_ce_unit(lse, scale, \&base);/
+/^    lk_cross_entropy_short_kernel(/,/^}/ s/if (proper) missed = lk_ce_unit(/if (proper) lk_ce_unit(/
