@@ -61,7 +61,8 @@ __global__ void rung_3_kernel(rung_args a)
     if (row >= ROWS) return;
     lk_lse state = lk_lse_empty();
     for (int col = 0; col < COLS; col += 4) {
-        const float four[4] = {a.x[row * COLS + col], a.x[row * COLS + col + 1], a.x[row * COLS + col + 2], a.x[row * COLS + col + 3]};
+        const float *next = a.x + row * COLS + col;
+        const float four[4] = {next[0], next[1], next[2], next[3]};
         state = lk_lse_add(state, four);
     }
     a.lse[row] = lk_lse_log(state);
