@@ -736,8 +736,8 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
 }
 
 /* A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
- * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. Blocks of 256 threads
- * are 1 % slower where a launch is several waves, and of 512 slower everywhere (H200). An ignored row is not read. */
+ * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. Blocks of 256
+ * threads are 1 % slower where a launch is several waves, and of 512 slower everywhere (H200). An ignored row is not read. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 1024 / LK_CROSS_ENTROPY_WARP_THREADS)
