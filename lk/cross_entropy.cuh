@@ -1650,9 +1650,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
     if (mean && a.class_weight) over = *p.weight_sum;
+    if (blockIdx.x < (unsigned)p.early) {
 #pragma unroll
-    for (int u = 0; u < U; u++)
-        if (blockIdx.x < (unsigned)p.early && u < count) lk_prefetch_l2(first + u * step);
+        for (int u = 0; u < U; u++)
+            if (u < count) lk_prefetch_l2(first + u * step);
+    }
     const lk_ce_label label = lk_ce_received(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target; or why there is none: -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
