@@ -237,7 +237,7 @@ LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
     const float factor = lk_ex2(scale * LK_LOG2E * (s.max - reference)); /* 0 for the empty set */
     s.weighted = fmaf(shift, s.weights, s.weighted);
-    s.entropic = factor * fmaf(shift, s.sum, s.entropic);
+    s.entropic = fmaf(factor * fmaxf(shift, -3.402823466e38f), s.sum, factor * s.entropic); /* 0 times -inf counts 0 */
     s.sum *= factor;
     s.max = max;
     return s;
@@ -739,8 +739,9 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
  * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. Blocks of 256
  * threads are 1 % slower where a launch is several waves, and of 512 slower everywhere (H200). An ignored row is not read. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
+#define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* on an SM, as far as registers go without spills */
 template <class T, int U>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, 1024 / LK_CROSS_ENTROPY_WARP_THREADS)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY_WARP_BLOCKS)
     lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
 {
     /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
