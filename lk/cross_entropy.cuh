@@ -906,7 +906,8 @@ typedef struct {
     lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
     lk_ce_terms terms;         /* for a reduced loss */
     const float *given;        /* backward: lse [rows] */
-    const int64_t *valid_rows; /* for mean */
+    const int64_t *valid_rows; /* for mean; NULL: */
+    int64_t valid;             /* that many */
     const float *weight_sum;   /* for mean with class weights */
     int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
     int team_log2;             /* as in forward */
@@ -1208,7 +1209,7 @@ LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int6
     if (p.given) up.lse = p.given[row];
     if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
     if (p.a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = p.valid_rows ? (float)*p.valid_rows : 1.0f, over = p.a.class_weight ? *p.weight_sum : valid;
+        const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.a.class_weight ? *p.weight_sum : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
         up.h = over != 0.0f ? __fdiv_rn(up.h, valid) : 0.0f;
     }
@@ -1645,7 +1646,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             if (i * STEP < left) share[i].low = target[i * STEP];
     }
     float f = 1.0f, dlse = 0.0f, lse = 0.0f, over = 1.0f;
-    int64_t valid = 1;
+    int64_t valid = p.valid;
     if (there && given) lse = p.given[row];
     if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
     if (there && a.dlse) dlse = a.dlse[row];
@@ -1745,8 +1746,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         static_assert(PEERS * WARPS == 64, "two words a lane");
         lk_mbarrier_wait_parity_cluster(&mail->full, 0);
         const unsigned counted = __reduce_add_sync(0xffffffffu, (unsigned)mail->word[lane] + (unsigned)mail->word[lane + 32]);
-        const bool every = !a.use_ignore_index || (!wide && a.ignore_index != (int32_t)a.ignore_index);
-        over = every ? (float)a.rows : (float)counted;
+        over = (float)counted;
         rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f;
         if (a.z_loss > 0.0f) own = over != 0.0f ? __fdiv_rn(own, over) : 0.0f;
     }
@@ -2205,7 +2205,7 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     if (error) return lk_launched(op, error);
     if (a.rows == 0) return LK_OK;
     lk_cross_entropy_gradient_plan plan = {};
-    plan.given = a.lse, plan.valid_rows = a.valid_rows, plan.weight_sum = a.weight_sum;
+    plan.given = a.lse, plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
     lk_cross_entropy_forward_backward_args &both = plan.a;
     both.logits = a.logits, both.target = a.target, both.class_weight = a.class_weight, both.upstream = a.upstream;
     both.dlse = a.dlse, both.dlogits = a.dlogits, both.bad_targets = a.bad_targets, both.rows = a.rows, both.vocab = a.vocab;
@@ -2233,8 +2233,8 @@ LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op,
     return status;
 }
 
-/* For mean the count comes first, since the gradients are divided by it; where clusters can make it beside few short rows,
- * inside their launch. Who asks for it gets it from the sum then. */
+/* For mean the count comes first, since the gradients are divided by it, unless no row can be ignored; where clusters can make
+ * it beside few short rows, inside their launch. Who asks for it gets it from the sum then. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_forward_backward_args *args,
                                                     cudaStream_t stream)
@@ -2251,14 +2251,17 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
-    plan.inside = mean && !asked && device.arch >= 90 && !a.class_weight && a.rows <= LK_CROSS_ENTROPY_INSIDE &&
+    const bool any = a.use_ignore_index && (a.target_dtype == LK_TARGET_INT64 || a.ignore_index == (int32_t)a.ignore_index);
+    const bool known = mean && !any && !a.class_weight;
+    plan.valid = known ? a.rows : 1;
+    plan.inside = mean && !known && !asked && device.arch >= 90 && !a.class_weight && a.rows <= LK_CROSS_ENTROPY_INSIDE &&
                   lk_cross_entropy_short<T>(&a);
-    const bool counted = (mean && !plan.inside) || asked;
-    lk_ce_tally *tally = mean && !plan.inside ? (lk_ce_tally *)a.workspace : NULL;
+    const bool before = mean && !known && !plan.inside;
+    lk_ce_tally *tally = before ? (lk_ce_tally *)a.workspace : NULL;
     const lk_cross_entropy_forward_backward_args given = a;
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;
-    if (counted) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
+    if (before || asked) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
     if (tally) plan.valid_rows = &tally->valid_rows, plan.weight_sum = &tally->weight_sum;
     if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &given, plan.terms, stream);
