@@ -711,8 +711,8 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
 }
 
 /* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile a share's first vector is
- * brought into the L2, which reads nothing. On an H200 64 rows of 128256 gain 4 % by it, 4096 of 1024 3 % (forward), and either
- * loses 7 % where more than two vectors are asked for: loads that meet a line on its way wait longer. */
+ * brought into the L2, which reads nothing. Of the ceiling on an H200, forward in earlier forms: 64 rows of 128256 without it
+ * 0.720, by one vector 0.753, by two 0.747, by all 0.617; 4096 rows of 1024 by one 0.791, by two 0.717. */
 template <class T> LK_DEVICE void lk_ce_prefetch(lk_lse_share<T> share)
 {
     if (share.count > 0) lk_prefetch_l2(share.first);
@@ -736,8 +736,9 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
 }
 
 /* A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
- * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. Blocks of 256
- * threads are 1 % slower where a launch is several waves, and of 512 slower everywhere (H200). An ignored row is not read. */
+ * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. On an H200, 4096
+ * rows of 2048 in earlier forms: 0.828 of the ceiling, by blocks of 256 threads 0.818, of 512 0.664. An ignored row is not
+ * read. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
 #define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* on an SM, as far as registers go without spills */
 template <class T, int U>
@@ -914,7 +915,7 @@ typedef struct {
     int slots;                 /* a thread */
     int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
     int early;                 /* of short rows: blocks whose logits come into the L2 while they wait for their targets */
-    int inside;                /* not 0: of short rows, which count for a mean themselves */
+    int inside;                /* 0 or 1: of short rows, which count for a mean themselves */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
 } lk_cross_entropy_gradient_plan;
@@ -1509,12 +1510,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
  * a row in registers, as exponentials once they are taken, so that an element costs one in forward_backward too. At this size
  * a row costs instructions, most of them not its elements': whole warps let the compiler know every step, and what a row needs
  * beside its logits is asked for before them. Of the ceiling on an H200, 4096 rows, forward_backward and backward, by the
- * kernel above and by this one: of 2048 0.745 and 0.855, 0.868 and 0.895; of 4096 0.843 and 0.891, 0.879 and 0.904; of 8192,
- * by eight warps a row, 0.926 and 0.936, 0.892 and 0.912. */
+ * kernel above and by an earlier form of this one: of 2048 0.745 and 0.855, 0.868 and 0.895; of 4096 0.843 and 0.891, 0.879
+ * and 0.904; of 8192, by eight warps a row, 0.926 and 0.936, 0.892 and 0.912. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
-/* Rows at most where each cluster counts them all, 4 targets a thread. On an H200 4096 rows of 1024 take 8.6 us so, and 9.25
- * with the count in a launch in front; other numbers of rows were not measured. */
+/* Rows at most where each cluster counts them all, 4 targets a thread. On an H200 4096 rows of 1024, in an earlier form, took
+ * 8.6 us so, and 9.25 with the count in a launch in front; other numbers of rows, and longer ones, were not compared. */
 #define LK_CROSS_ENTROPY_INSIDE 8192
 
 /* -inf in every element of a vector. */
@@ -1930,7 +1931,7 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
 }
 
 /* The reduced loss of the terms that the rows have left, and the counts. Few rows are added up by few warps, since each has its
- * own start, reduction and way through the barrier. On an H200, 4096 rows: 1.6 us. */
+ * own start, reduction and way through the barrier. On an H200, behind 4096 rows of 1024: 1.4 us. */
 template <class Args>
 LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const Args *a, lk_ce_terms terms,
                                        cudaStream_t stream)
@@ -2136,19 +2137,16 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
-        plan.early = 2 * device->sms; /* half of 4096 rows of 1024, then ahead of the others: 6 % sooner; of all rows: later */
+        plan.early = 2 * device->sms; /* half of 4096 rows of 1024: forward_backward, in an earlier form, gained 6 % */
         const int cluster = plan.inside ? 8 : 1;
         const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
-        void (*kernel)(lk_cross_entropy_gradient_plan) = lk_cross_entropy_short_kernel<T, given, 0, false>;
-        if (plan.team_log2 == 5) kernel = lk_cross_entropy_short_kernel<T, given, 32, false>;
-        if (plan.team_log2 == 6) kernel = lk_cross_entropy_short_kernel<T, given, 64, false>;
-        if (plan.team_log2 == 7) kernel = lk_cross_entropy_short_kernel<T, given, 128, false>;
-        if (plan.inside) kernel = lk_cross_entropy_short_kernel<T, given, 0, !given>;
-        if (plan.inside && plan.team_log2 == 5) kernel = lk_cross_entropy_short_kernel<T, given, 32, !given>;
-        if (plan.inside && plan.team_log2 == 6) kernel = lk_cross_entropy_short_kernel<T, given, 64, !given>;
-        if (plan.inside && plan.team_log2 == 7) kernel = lk_cross_entropy_short_kernel<T, given, 128, !given>;
-        return lk_launch_pdl(op, device, kernel, lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0,
-                             stream, plan);
+        void (*const kernels[2][4])(lk_cross_entropy_gradient_plan) = {
+            {lk_cross_entropy_short_kernel<T, given, 0, false>, lk_cross_entropy_short_kernel<T, given, 32, false>,
+             lk_cross_entropy_short_kernel<T, given, 64, false>, lk_cross_entropy_short_kernel<T, given, 128, false>},
+            {lk_cross_entropy_short_kernel<T, given, 0, !given>, lk_cross_entropy_short_kernel<T, given, 32, !given>,
+             lk_cross_entropy_short_kernel<T, given, 64, !given>, lk_cross_entropy_short_kernel<T, given, 128, !given>}};
+        return lk_launch_pdl(op, device, kernels[plan.inside][plan.team_log2 < 5 ? 0 : plan.team_log2 - 4],
+                             lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t blocks = lk_ceil_div(vecs, LK_CROSS_ENTROPY_MANY * LK_CROSS_ENTROPY_BLOCK_MOST);
