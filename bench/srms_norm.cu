@@ -16,6 +16,9 @@ typedef struct {
 } shape;
 
 static const shape shapes[] = {
+    {"rows=4 cols=1024 residual=0", "forward", "bf16", 4, 1024, 0, 0},
+    {"rows=4096 cols=1024 residual=0", "forward", "bf16", 4096, 1024, 0, 0},
+    {"rows=4096 cols=1024 residual=1", "forward", "bf16", 4096, 1024, 1, 0},
     {"rows=4096 cols=2048 residual=0", "forward", "bf16", 4096, 2048, 0, 0},
     {"rows=8192 cols=2048 residual=0", "forward", "bf16", 8192, 2048, 0, 0},
     {"rows=16384 cols=2048 residual=0", "forward", "bf16", 16384, 2048, 0, 0},
@@ -38,6 +41,9 @@ static const shape shapes[] = {
     {"rows=16384 cols=4096 residual=1 weight=1", "forward", "bf16", 16384, 4096, 1, 1},
     {"rows=64 cols=8192 residual=1 weight=1", "forward", "bf16", 64, 8192, 1, 1},
     {"rows=1 cols=4096 residual=1 weight=1", "forward", "bf16", 1, 4096, 1, 1},
+    {"rows=4 cols=1024 residual=0", "backward", "bf16", 4, 1024, 0, 0},
+    {"rows=4096 cols=1024 residual=0", "backward", "bf16", 4096, 1024, 0, 0},
+    {"rows=4096 cols=1024 residual=1", "backward", "bf16", 4096, 1024, 1, 0},
     {"rows=4096 cols=2048 residual=0", "backward", "bf16", 4096, 2048, 0, 0},
     {"rows=8192 cols=2048 residual=0", "backward", "bf16", 8192, 2048, 0, 0},
     {"rows=16384 cols=2048 residual=0", "backward", "bf16", 16384, 2048, 0, 0},
@@ -55,6 +61,8 @@ static const shape shapes[] = {
     {"rows=131072 cols=2048 residual=0 weight=1", "backward", "bf16", 131072, 2048, 0, 1},
     {"rows=16384 cols=4096 residual=1 weight=1", "backward", "bf16", 16384, 4096, 1, 1},
     {"rows=16384 cols=5120 residual=1 weight=1", "backward", "bf16", 16384, 5120, 1, 1},
+    {"rows=16384 cols=8191 residual=1 weight=1", "backward", "bf16", 16384, 8191, 1, 1},
+    {"rows=16384 cols=8192 residual=1 weight=1", "backward", "bf16", 16384, 8192, 1, 1},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 #define EPS 1e-6f

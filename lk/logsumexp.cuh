@@ -525,7 +525,7 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
     /* Loads in flight a thread (U) and blocks an SM, measured on an H200 in shares of the ceiling. Many loads cover the
      * latency; few leave registers for the next launch's blocks, which is what counts where a launch is a single wave. */
     if (a.path == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_column<T>(op, &device, a, stream);
-    if (a.path == LK_LOGSUMEXP_WARP) { /* 1024 columns: U = 2 0.80, 4 0.73; 4096: 2 0.834, 4 0.841 */
+    if (a.path == LK_LOGSUMEXP_WARP) { /* in earlier forms, 1024 columns: U = 2 0.80, 4 0.73; 4096: 0.834, 0.841 */
         const bool narrow = row_bytes <= 2048;
         const int64_t lanes = lk_ceil_div(a.cols, 2 * LK_VEC<T>);
         lk_logsumexp_forward_warp_plan plan = {a, 0};
