@@ -111,7 +111,8 @@ typedef struct {
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
  * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full
- * speed; other rows go element by element, and in backward with weight or dweight all rows that do not start on 16 bytes do.
+ * speed; other rows go element by element. So do, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23)
+ * whose offsets differ from row to row.
  * Backward is fastest with dy, one source of s, cols a multiple of 16 bytes, and a weight of type T where there is one. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
@@ -182,6 +183,16 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const
     }
 #pragma unroll
     for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
+}
+template <class T> LK_DEVICE lk_vec<T> lk_srms_norm_load_weight(const T *weight)
+{
+    if ((uintptr_t)weight % 16 == 0) return {*(const uint4 *)weight};
+    float w[LK_VEC<T>];
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) w[j] = lk_to_float(weight[j]);
+    lk_vec<T> raw;
+    lk_pack(&raw, w);
+    return raw;
 }
 template <class T> LK_DEVICE void lk_srms_norm_scale(float (&x)[LK_VEC<T>], lk_vec<T> weight)
 {
@@ -455,7 +466,7 @@ typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, cols], of sums for dweight: one a team */
-    bool hot;         /* see the kernel */
+    bool hot, edges;  /* see the kernel */
 } lk_srms_norm_backward_plan;
 
 /* What threads hold from the sums to the scaling: [warp][stage][part][vector][lane], each lane's its own, so that no barrier
@@ -525,7 +536,7 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f;
         if (p.r.rows) lk_srms_norm_get<R, U>(s, p.r, slot, u, row, col);
-        if (p.x.rows) lk_srms_norm_get<T, U>(x, p.x, slot, u, row, col);
+        if (p.x.rows) lk_srms_norm_get<S, U>(x, p.x, slot, u, row, col);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] += x[j];
     }
@@ -569,23 +580,23 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
 }
 
 /* The same for elements that no thread holds: their sums for dweight are in the team's row of the workspace. */
-template <class T, class R, bool WEIGHT, int N>
+template <class T, class R, class S, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_backward_plan &p, lk_srms_norm_row at, float *partial, int col)
 {
     float sums[N];
 #pragma unroll
     for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, T, WEIGHT, false, N, 0>(p, at, sums, {}, NULL, 0, col);
+    lk_srms_norm_backward_put<T, R, S, WEIGHT, false, N, 0>(p, at, sums, {}, NULL, 0, col);
 #pragma unroll
     for (int j = 0; j < N; j++)
         if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
 }
 
 /* A team owns a row, or with WEIGHT (there is weight or dweight) every step-th row, and then its vectors are at the same
- * columns in all rows. HOT: all elements are held, and there are dy, one source of s, of type S, and a weight of T where
- * there is weight. Otherwise single elements, and those beyond the first U vectors of a thread, are read twice, and their sums
- * for dweight are in the workspace from the start. */
-template <class T, class R, class S, bool WEIGHT, bool HOT>
+ * columns in all of them. HOT: all vectors are held, and there are dy, one source of s, of type S, and a weight of T where
+ * there is weight; otherwise vectors beyond the first U of a thread are read twice, and their sums for dweight are in the
+ * workspace from the start. EDGES, always so without HOT: so it is with single elements too, which other rows have none of. */
+template <class T, class R, class S, bool WEIGHT, bool HOT, bool EDGES>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 : 1)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
@@ -597,26 +608,27 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     float *partial = (float *)p.a.workspace + (WEIGHT ? at.row * p.a.cols : 0); /* a team's first row is its number */
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    if (!HOT && WEIGHT && p.a.dweight) { /* each thread those that it will add to */
-        for (int i = at.rank; i < at.cols; i += at.size) partial[at.begin + i] = 0.0f;
-        __syncthreads(); /* nobody adds to a sum before it is 0 */
-    }
     float sums[WEIGHT ? U : 1][N] = {};
-    lk_srms_norm_split split = {};
-    if (at.row < p.a.rows) split = lk_srms_norm_split_row<T>(p.p, at.row, at.cols);
-    int first = at.begin + split.head + at.vec * N, count = min(split.vecs, at.stop) - at.vec;
+    lk_srms_norm_split split = lk_srms_norm_split_row<T>(p.p, at.row, at.cols);
+    const int first = at.begin + split.head + at.vec * N, vecs = min(split.vecs, at.stop) - at.vec;
+    int count = at.row < p.a.rows ? vecs : 0;
+    if (WEIGHT && EDGES && p.a.dweight) { /* each thread what it will add to */
+        for (int i = at.rank; i < split.edge; i += at.size) partial[at.begin + lk_srms_norm_edge<T>(split, i)] = 0.0f;
+        for (int i = U * 32; !HOT && i < vecs; i += 32)
+            for (int j = 0; j < N; j++) partial[first + i * N + j] = 0.0f;
+    }
     lk_srms_norm_fetch<T, R, S, U>(p.p, slots, at.row, first, count);
     lk_cp_async_commit_group();
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
 #pragma unroll
     for (int u = 0; WEIGHT && HOT && u < U; u++)
-        if (u * 32 < count) weights[u].raw = *(const uint4 *)((const T *)p.a.weight + first + u * 32 * N);
+        if (u * 32 < count) weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + first + u * 32 * N);
     lk_cluster_ready();
 
     int turn = 0;
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, turn++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        if (!owner) split.vecs = split.edge = 0, count = 0;
+        if (!owner) split.edge = count = 0;
         const uint4 *slot = slots + (WEIGHT ? (turn & 1) * stage_size : 0);
         if (WEIGHT) {
             if (row + at.step < p.a.rows)
@@ -625,15 +637,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if (!HOT) { /* in short chains: long ones of like terms round one way */
+        if (EDGES) { /* in short chains: long ones of like terms round one way */
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; i < split.edge; i += at.size) {
                 const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, {}, NULL, 0, row, col);
+                lk_srms_norm_backward_sums<T, R, S, WEIGHT, false, 1, 0>(p, more, {}, NULL, 0, row, col);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
-            for (int i = U * 32; i < count; i += 32) {
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, N, 0>(p, more, {}, NULL, 0, row, first + i * N);
+            for (int i = U * 32; !HOT && i < count; i += 32) {
+                lk_srms_norm_backward_sums<T, R, S, WEIGHT, false, N, 0>(p, more, {}, NULL, 0, row, first + i * N);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
             sum[0] = total[0].sum + total[0].part, sum[1] = total[1].sum + total[1].part;
@@ -663,21 +675,21 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
             const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
             lk_srms_norm_backward_put<T, R, S, WEIGHT, HOT, N, U>(p, here, sums[w], weights[w], slot, u, col);
         }
-        if constexpr (!HOT) {
-            for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
+        if constexpr (EDGES) {
+            for (int i = U * 32; !HOT && i < count; i += 32)
+                lk_srms_norm_backward_rest<T, R, S, WEIGHT, N>(p, here, partial, first + i * N);
             for (int i = at.rank; i < split.edge; i += at.size)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
+                lk_srms_norm_backward_rest<T, R, S, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
         }
     }
     if (!WEIGHT || !p.a.dweight) return;
-    count = p.p.aligned ? min(at.cols / N, at.stop) - at.vec : 0;
+    count = vecs; /* also of a team without rows */
 #pragma unroll
     for (int u = 0; WEIGHT && u < U; u++) {
         if (u * 32 >= count) break;
         const float(&sum)[N] = sums[WEIGHT ? u : 0];
         float *to = partial + first + u * 32 * N;
-        if constexpr (HOT) { /* rows of whole vectors start at multiples of 16 bytes here too */
+        if constexpr (!EDGES) { /* rows of whole vectors start at multiples of 16 bytes here too */
 #pragma unroll
             for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
         } else {
@@ -773,10 +785,9 @@ template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
 }
 
 /* What a kernel is made for: vectors that a thread holds, and the number of them that it gets while there are threads; bytes
- * of shared memory that it needs for a part of a vector; most threads a block; whether every row's vectors must stand at the
- * same columns; threads of a block with several teams. */
+ * of shared memory that it needs for a part of a vector; most threads a block, and of one with several teams. */
 typedef struct {
-    int held, wanted, part_bytes, most_threads, fixed, team_threads;
+    int held, wanted, part_bytes, most_threads, team_threads;
 } lk_srms_norm_traits;
 
 /* How a launch is laid out: one row a team. */
@@ -806,7 +817,6 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
         else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
         if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
     }
-    if (traits.fixed && (p->offset || p->offset_step)) p->aligned = 0;
     const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols;
     const int thread_bytes = traits.part_bytes * p->parts;
     int64_t most = traits.most_threads;
@@ -898,7 +908,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     int most = LK_SRMS_NORM_THREADS;
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 0, 128};
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 128};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
@@ -965,39 +975,49 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     if (a->residual_out) tensors[1] = tensors[6]; /* where s comes from */
     const bool weight = a->weight || a->dweight;
     const int vecs = LK_SRMS_NORM_BACKWARD_VECS, part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
-    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), weight, 64};
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64};
     *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, traits, tensors, 6);
-    if ((uintptr_t)a->weight % 16) l->p.aligned = 0;
-    plan->p = l->p;
-    plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     *smem = sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
     *workspace = 0;
-    const bool held = l->p.aligned && !l->p.offset && !l->p.offset_step && a->cols % N == 0 && l->p.stretch <= 32 * vecs &&
+    if (weight && a->rows > 0) { /* persistent blocks, as many as fit; each team has a row of the workspace */
+        const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
+        const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
+        const int64_t most = (resident < room ? resident : room) * device->sms, cap = ((int64_t)64 << 20) / (4 * a->cols) + 2;
+        int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2, blocks = l->grid / l->cluster;
+        if (l->grid > most) blocks = lk_ceil_div(most, l->cluster);
+        if (blocks * teams > cap) { /* 64 MiB and two rows at most */
+            if (teams > cap) l->threads = 32, teams = 1;
+            blocks = cap / teams;
+        }
+        const int64_t turn = l->p.offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
+        if (blocks * teams < a->rows && blocks < turn) l->p.aligned = 0;
+        else if (blocks * teams < a->rows) blocks -= blocks % turn;
+        l->grid = blocks * l->cluster;
+        plan->partials = blocks * teams;
+        if (a->dweight) *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
+    }
+    plan->p = l->p;
+    plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    const bool held = l->p.aligned && l->p.stretch <= 32 * vecs &&
                       (l->p.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l->p.team_log2);
     plan->hot = held && a->dy && !a->residual && (!weight || (a->weight && !plan->p.weight_is_f32));
+    plan->edges = !plan->hot || l->p.offset || l->p.offset_step || a->cols % N;
     if (plan->hot && !plan->p.x.rows) plan->p.x = plan->p.r, plan->p.r.rows = NULL; /* the one source of s */
-    if (!weight || a->rows == 0) return LK_OK;
-    /* Persistent blocks, as many as fit; each team has a row of the workspace. */
-    const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
-    const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
-    const int64_t blocks = (resident < room ? resident : room) * device->sms, cap = ((int64_t)64 << 20) / (4 * a->cols) + 2;
-    int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
-    if (l->grid > blocks) l->grid = lk_ceil_div(blocks, l->cluster) * l->cluster;
-    if (l->grid / l->cluster * teams > cap) { /* 64 MiB and two rows at most */
-        if (teams > cap) l->threads = 32, teams = 1;
-        l->grid = cap / teams * l->cluster;
-    }
-    plan->partials = l->grid / l->cluster * teams;
-    if (a->dweight) *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
     return LK_OK;
 }
 
-template <class T, class R, class S>
-LK_HOST void (*lk_srms_norm_backward_choose(bool weight, bool hot))(lk_srms_norm_backward_plan)
+template <class T, class R, class S, bool WEIGHT>
+LK_HOST void (*lk_srms_norm_backward_choose(bool hot, bool edges))(lk_srms_norm_backward_plan)
 {
-    if (weight)
-        return hot ? lk_srms_norm_backward_kernel<T, R, S, true, true> : lk_srms_norm_backward_kernel<T, R, T, true, false>;
-    return hot ? lk_srms_norm_backward_kernel<T, R, S, false, true> : lk_srms_norm_backward_kernel<T, R, T, false, false>;
+    if (!hot) return lk_srms_norm_backward_kernel<T, R, T, WEIGHT, false, true>;
+    return edges ? lk_srms_norm_backward_kernel<T, R, S, WEIGHT, true, true>
+                 : lk_srms_norm_backward_kernel<T, R, S, WEIGHT, true, false>;
+}
+template <class T, class R, class S>
+LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p))(lk_srms_norm_backward_plan)
+{
+    return p.a.weight || p.a.dweight ? lk_srms_norm_backward_choose<T, R, S, true>(p.hot, p.edges)
+                                     : lk_srms_norm_backward_choose<T, R, S, false>(p.hot, p.edges);
 }
 
 template <class T>
@@ -1016,12 +1036,12 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
             return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; it needs %zu", a->workspace_bytes, workspace);
         if ((uintptr_t)a->workspace % 256) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to 256 bytes");
     }
-    const bool other = lk_srms_norm_other<T>(a->residual_dtype), weight = a->weight || a->dweight;
+    const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     if (a->rows > 0)
         status = lk_launch_pdl(op, &device,
-                               !other              ? lk_srms_norm_backward_choose<T, T, T>(weight, plan.hot)
-                               : a->residual_out   ? lk_srms_norm_backward_choose<T, float, float>(weight, plan.hot)
-                                                   : lk_srms_norm_backward_choose<T, float, T>(weight, plan.hot),
+                               !other              ? lk_srms_norm_backward_choose<T, T, T>(plan)
+                               : a->residual_out   ? lk_srms_norm_backward_choose<T, float, float>(plan)
+                                                   : lk_srms_norm_backward_choose<T, float, T>(plan),
                                l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);

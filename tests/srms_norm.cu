@@ -625,6 +625,29 @@ static void many_rows(int type, int direction, int path)
         }
 }
 
+/* Rows at odd offsets with what is common: a weight of T, and in backward dy, one source of s and dweight, whose rows are shared
+ * out so that those of one team start alike; or neither weight nor dweight. */
+static void odd_rows(int type, int direction, int path)
+{
+    const int places[] = {PACKED, PACKED_OFF, ODD_GAPS, GAPS};
+    /* On the simulator 16-bit rows of 2501 have 20 blocks, and of 10249 4 clusters, which is no multiple of 8, or less. */
+    const int64_t cols[] = {37, pick(1003, 131), 2501, 10249};
+    for (int i = 0; i < (path == LK_SRMS_NORM_CLUSTER ? 4 : 3); i++)
+        for (int k = 0; k < 4 * LENGTH_OF(places); k++) {
+            const int source = k / LENGTH_OF(places); /* x; residual_out of T; of f32; x without weight */
+            if (k && (test.small ? (k + i + type) % 5 || i > 1 : i && (k + i + type) % 3)) continue;
+            const int64_t rows = path < LK_SRMS_NORM_BLOCK && i < 2 ? 700 : i < 3 ? 62 : 9;
+            problem p = drawn(type, direction, path, rows, cols[i], 350 + k, places[k % LENGTH_OF(places)]);
+            const bool back = direction == BACKWARD, sum = source % 3 > 0;
+            for (int t = 0; t < TENSORS; t++) p.home[t] = t, p.has[t] = false;
+            p.has[X] = !(back && sum), p.has[back ? DX : Y] = true, p.has[WEIGHT] = source < 3;
+            p.has[RESIDUAL_OUT] = sum, p.has[RESIDUAL] = !back && sum;
+            p.has[DY] = p.has[DRESIDUAL_OUT] = back, p.has[DWEIGHT] = back && source < 3;
+            p.residual_dtype = source == 2 ? LK_DTYPE_F32 : LK_DTYPE_T, p.weight_dtype = LK_DTYPE_T;
+            check(&p);
+        }
+}
+
 static void long_rows(int type, int direction, int path)
 {
     const int64_t cols[] = {pick(5001, 3001), 32771, 70000, 300001};
@@ -640,6 +663,11 @@ static void long_rows(int type, int direction, int path)
     if (direction == BACKWARD && path == LK_SRMS_NORM_BLOCK) { /* a little longer than a block's threads hold, all in vectors */
         problem p = drawn(type, direction, path, 1, 20000, 460, PACKED);
         for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == DY || t == DX, p.home[t] = t;
+        check(&p);
+    }
+    if (direction == BACKWARD && path == LK_SRMS_NORM_BLOCK) { /* likewise, with dweight */
+        problem p = drawn(type, direction, path, 2, 9000, 461, PACKED);
+        for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == DY || t == DX || t == DWEIGHT, p.home[t] = t;
         check(&p);
     }
     for (int i = 0; i < 2 && direction == FORWARD && path == LK_SRMS_NORM_AUTO; i++) { /* blocks of 1024 threads; of 256 */
@@ -760,9 +788,10 @@ typedef struct {
 static void all_themes(void)
 {
     static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"options", options},
-                                   {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
-                                   {"special values", specials}, {"zero rows", zero_rows}, {"around 1e4", offsets},
-                                   {"in place", in_place},   {"graph", graphs}};
+                                   {"places", places},       {"many rows", many_rows}, {"odd rows", odd_rows},
+                                   {"long rows", long_rows}, {"special values", specials},
+                                   {"zero rows", zero_rows}, {"around 1e4", offsets},  {"in place", in_place},
+                                   {"graph", graphs}};
     for (int at = 0; at < 2 * PATHS; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
