@@ -1595,7 +1595,8 @@ template <int W> LK_DEVICE void lk_ce_meet(int team)
 }
 
 /* given: backward. lanes: a row's, 32, 64 or 128; 0: up to 32, as the plan says. Of several warps each takes its exponentials
- * against a reference of its own, and they meet once. inside: forward_backward with the count for a mean without class
+ * against a reference of its own, and they meet once, and their logits stay in the caches: by streaming loads 2048 and 4096
+ * columns take 2 % longer on an H200, 1024 2 % less. inside: forward_backward with the count for a mean without class
  * weights, in clusters of 8 blocks. Each cluster counts all rows while its logits are on their way, in place of a launch in
  * front, and its warps tell each other by st.async. Every warp waits for all words, one of no row too: then nobody writes into
  * a block that has ended. */
@@ -1664,7 +1665,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++)
-        if (read && u < count) raw[u] = lk_load_vec(first + u * step);
+        if (read && u < count) {
+            const T *from = first + u * step;
+            raw[u] = W > 1 ? lk_vec<T>{__ldca((const uint4 *)from)} : lk_load_vec(from);
+        }
     T element = {};
     float weight = 1.0f;
     if (y >= 0) element = logits[y];

@@ -625,8 +625,8 @@ static void many_rows(int type, int direction, int path)
         }
 }
 
-/* Rows at odd offsets with what is common: a weight of T, and in backward dy, one source of s and dweight, whose rows are shared
- * out so that those of one team start alike; or neither weight nor dweight. */
+/* Rows at odd offsets with what is common: a weight of T, and in backward dy, one source of s and dweight, whose rows are
+ * shared out so that those of one team start alike; or neither weight nor dweight. */
 static void odd_rows(int type, int direction, int path)
 {
     const int places[] = {PACKED, PACKED_OFF, ODD_GAPS, GAPS};

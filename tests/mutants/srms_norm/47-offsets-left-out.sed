@@ -1,3 +1,3 @@
 # file: srms_norm.cuh - rows at odd addresses go through the kernel for rows that start on 16 bytes
 # case: backward f32 auto: options
-s/plan->edges = !plan->hot || l->p\.offset || /plan->edges = !plan->hot || /
+s/plan->edges = l->p\.offset || /plan->edges = /
