@@ -323,6 +323,7 @@ typedef struct {
     lk_logsumexp_backward_args a;
     int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
     int64_t pieces; /* a row */
+    bool large;     /* x is: then its lines leave the L2 no sooner than others, see the launcher */
 } lk_logsumexp_backward_row_plan;
 
 template <class T, bool aligned>
@@ -346,8 +347,11 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row
         T *to = dx + split.head;
         lk_vec<T> raw[U];
 #pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u * p.team < split.vecs) raw[u] = lk_load_vec(from + (first + u * p.team) * LK_VEC<T>);
+        for (int u = 0; u < U; u++) {
+            const T *next = from + (first + u * p.team) * LK_VEC<T>;
+            if (first + u * p.team >= split.vecs) break;
+            raw[u] = p.large ? lk_vec<T>{__ldca((const uint4 *)next)} : lk_load_vec(next);
+        }
         const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
 #pragma unroll
         for (int u = 0; u < U; u++)
@@ -609,7 +613,10 @@ LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backw
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_logsumexp_backward_column<T>(op, &device, a, stream);
     const bool aligned = ((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 == 0 && (a.outer_stride - a.dx_outer_stride) % LK_VEC<T> == 0;
     const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = LK_LOGSUMEXP_BACKWARD_U;
-    lk_logsumexp_backward_row_plan plan = {a, 1, 1};
+    /* Measured on an H200 in shares of the ceiling, 4096 rows, with and without streaming loads: 1024 columns 0.93, 0.89; 16384
+     * 0.995, 0.984; 32768 0.981, 0.986; 131072 0.95 to 0.996 as x and dx happen to lie in memory, and 0.987. */
+    const bool large = a.outer * a.cols * (int64_t)sizeof(T) >= (int64_t)1 << 29;
+    lk_logsumexp_backward_row_plan plan = {a, 1, 1, large};
     const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_THREADS;
     while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;
     plan.pieces = lk_ceil_div(vecs, plan.team * U);

@@ -19,8 +19,8 @@
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
  *                lk_srms_norm_forward_args args = {.x = x, .y = y, .rows = rows, .cols = cols, .eps = 1e-6f};
  *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace but for dweight: at most 64 MiB + 8 cols bytes, the query says
- *            how much on the current device.
+ * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace but for dweight: at most 64 MiB + 8 cols + 128 bytes, the
+ *            query says how much on the current device.
  * Numerics   Sums, s and rstd are float; every output is rounded once, y and dx from the unrounded s where it is x + residual.
  *            Relative errors before that rounding: rstd 8 2^-24, y 10 2^-24, dx 16 2^-24 of the sum of its terms' magnitudes,
  *            dweight (16 + log2 rows) 2^-24 of them. With rstd from forward and s from residual_out, backward also has the
@@ -259,10 +259,15 @@ typedef struct {
     int head, edge, vecs;
 } lk_srms_norm_split;
 
+/* How many elements behind a 16-byte boundary a row starts, of N a vector. */
+LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_plan &p, int64_t row, int N)
+{
+    return (int)((unsigned)p.offset + (unsigned)row * (unsigned)p.offset_step) & (N - 1);
+}
 template <class T> LK_DEVICE lk_srms_norm_split lk_srms_norm_split_row(const lk_srms_norm_plan &p, int64_t row, int cols)
 {
     if (!p.aligned) return {0, cols, 0};
-    const int past = (int)((unsigned)p.offset + (unsigned)row * (unsigned)p.offset_step) & (LK_VEC<T> - 1);
+    const int past = lk_srms_norm_past(p, row, LK_VEC<T>);
     const int head = min(-past & (LK_VEC<T> - 1), cols), vecs = (cols - head) / LK_VEC<T>;
     return {head, cols - vecs * LK_VEC<T>, vecs};
 }
@@ -304,19 +309,21 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
     for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
-/* Loads the first U vectors of a thread: `count` vectors are left from the first on, which is at column col. Where rows do not
- * start on 128 bytes, two loads share a line: it may stay in the L1. On an H200, 8191 columns: 0.93 of the ceiling, by
- * streaming loads 0.87. */
-template <class T, class R, int U>
+/* Loads the first U vectors of a thread: `count` vectors are left from the first on, which is at column col. LINES: all rows
+ * start on 128 bytes; elsewhere two loads share a line, which may stay in the L1 then. On an H200, 8191 columns: 0.92 of the
+ * ceiling, by streaming loads 0.87; but 2048 columns 0.962 and 0.970, 262144 0.921 and 0.931. */
+template <class T, class R, bool LINES, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
                                  int count)
 {
     const T *x = (const T *)p.x.rows + row * p.x.stride + col;
 #pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u * 32 < count) held[u].s.raw = __ldca((const uint4 *)(x + u * 32 * LK_VEC<T>));
+    for (int u = 0; u < U; u++) {
+        if (u * 32 < count && LINES) held[u].s = lk_load_vec(x + u * 32 * LK_VEC<T>);
+        if (u * 32 < count && !LINES) held[u].s.raw = __ldca((const uint4 *)(x + u * 32 * LK_VEC<T>));
+    }
 }
-template <class T, class R, int U>
+template <class T, class R, bool LINES, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
                                  int count)
 {
@@ -400,7 +407,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
 
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
  * reads twice. */
-template <class T, class R, bool PACKED>
+template <class T, class R, bool PACKED, bool LINES = true>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
@@ -414,7 +421,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
     lk_griddepcontrol_wait();
 
     lk_srms_norm_held<T, PACKED> held[U];
-    lk_srms_norm_hold<T, R>(held, p.p, row, first + at.vec * N, stop - at.vec);
+    lk_srms_norm_hold<T, R, LINES>(held, p.p, row, first + at.vec * N, stop - at.vec);
     lk_srms_norm_total total = {};
     float s[N], one[1];
 #pragma unroll
@@ -467,7 +474,10 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
 typedef struct {
     lk_srms_norm_backward_args a;
     lk_srms_norm_plan p;
-    int64_t partials; /* rows of the workspace, f32 [partials, cols], of sums for dweight: one a team */
+    int64_t partials; /* rows of the workspace, f32 [partials, pitch], of sums for dweight: one a team, and as many elements
+                         behind a boundary as the team's rows start, so that the sums of their vectors are vectors too */
+    int64_t pitch;
+    int vec;          /* LK_VEC<T> */
     bool hot, edges;  /* see the kernel */
 } lk_srms_norm_backward_plan;
 
@@ -620,7 +630,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
     const int stage_size = p.p.parts * U * 32;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
-    float *partial = (float *)p.a.workspace + (WEIGHT ? at.row * p.a.cols : 0); /* a team's first row is its number */
+    float *partial = (float *)p.a.workspace; /* a team's first row is its number */
+    if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.p, at.row, N);
     lk_cluster_begin();
     lk_griddepcontrol_wait();
     float sums[WEIGHT ? U : 1][N] = {};
@@ -720,13 +731,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
         if (u * 32 >= count) break;
         const float(&sum)[N] = sums[WEIGHT ? u : 0];
         float *to = partial + first + u * 32 * N;
-        if constexpr (HOT && !EDGES) { /* rows of whole vectors start at multiples of 16 bytes here too */
 #pragma unroll
-            for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
-        } else {
-#pragma unroll
-            for (int j = 0; j < N; j++) to[j] = sum[j];
-        }
+        for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
     }
 }
 
@@ -737,12 +743,13 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
     LK_SHARED(float, part, [32 * 33]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int64_t first = (int64_t)blockIdx.x * 32, col = first + lane;
-    const float *from = (const float *)p.a.workspace + col;
+    const int past = lk_srms_norm_past(p.p, warp, p.vec); /* the same for every 32nd row */
+    const float *from = (const float *)p.a.workspace + past + col;
     lk_griddepcontrol_wait();
     float sum = 0.0f;
     if (col < p.a.cols) {
 #pragma unroll 16
-        for (int64_t row = warp; row < p.partials; row += 32) sum += from[row * p.a.cols];
+        for (int64_t row = warp; row < p.partials; row += 32) sum += from[row * p.pitch];
     }
     part[warp * 33 + lane] = sum;
     __syncthreads(); /* all shares are there before a warp adds those of its column */
@@ -936,6 +943,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
     const bool packed = !other && !a->residual;
+    const bool lines = (uintptr_t)a->x % 128 == 0 && (a->x_stride * (int64_t)sizeof(T)) % 128 == 0;
     const int64_t vecs = a->cols / LK_VEC<T>;
     /* Measured on an H200, bf16: 131072 columns 0.976 of the ceiling by 1024 threads, 0.926 by 512, but 256 rows of them 0.835
      * and 0.882; 32768 with a residual, two blocks an SM in turn, 0.875 by 256 threads and 0.81 by 512. */
@@ -947,9 +955,10 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     plan.p = l.p;
     plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
     return lk_launch_pdl(op, &device,
-                         packed  ? lk_srms_norm_forward_kernel<T, T, true>
-                         : other ? lk_srms_norm_forward_kernel<T, float, false>
-                                 : lk_srms_norm_forward_kernel<T, T, false>,
+                         packed && lines ? lk_srms_norm_forward_kernel<T, T, true>
+                         : packed        ? lk_srms_norm_forward_kernel<T, T, true, false>
+                         : other         ? lk_srms_norm_forward_kernel<T, float, false>
+                                         : lk_srms_norm_forward_kernel<T, T, false>,
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
@@ -1016,7 +1025,9 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     if (weight && a->rows > 0) { /* persistent blocks, as many as fit; each team has a row of the workspace */
         const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
-        const int64_t most = (resident < room ? resident : room) * device->sms, cap = ((int64_t)64 << 20) / (4 * a->cols) + 2;
+        const int64_t most = (resident < room ? resident : room) * device->sms;
+        plan->vec = N, plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
+        const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
         int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2, blocks = l->grid / l->cluster;
         if (l->grid > most) blocks = lk_ceil_div(most, l->cluster);
         if (blocks * teams > cap) { /* 64 MiB and two rows at most */
@@ -1028,7 +1039,7 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
         else if (blocks * teams < a->rows) blocks -= blocks % turn;
         l->grid = blocks * l->cluster;
         plan->partials = blocks * teams;
-        if (a->dweight) *workspace = (size_t)(plan->partials * a->cols) * sizeof(float);
+        if (a->dweight) *workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
     }
     plan->p = l->p;
     plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
