@@ -281,8 +281,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
-/* Vectors a thread keeps in flight. Measured on an H200 in shares of the ceiling, 4096 rows of 1024 and of 16384: 4 0.94 and
- * 0.99, 8 0.89 and 0.97. */
+/* Elements a thread keeps in flight where rows are not contiguous, or no vectors. */
 #define LK_LOGSUMEXP_BACKWARD_U 4
 
 /* What one row's gradient needs: dx = factor exp(scale x - lse). */
@@ -318,18 +317,19 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
 }
 
 /* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
- * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one. */
+ * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one.
+ * Measured on an H200, bf16, in shares of the ceiling: 4096 rows of 1024 columns by U = 4 0.93, 2 0.88; of 8192 0.986 and 1.00,
+ * of 131072 0.95 and 1.00, there with loads that do not stream: by streaming ones 0.96, or as good, as x and dx happen to lie
+ * in memory. U = 1: 0.90. Stores that do not stream: 0.93. */
 typedef struct {
     lk_logsumexp_backward_args a;
     int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
     int64_t pieces; /* a row */
-    bool large;     /* x is: then its lines leave the L2 no sooner than others, see the launcher */
 } lk_logsumexp_backward_row_plan;
 
-template <class T, bool aligned>
+template <class T, bool aligned, int U>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
 {
-    constexpr int U = LK_LOGSUMEXP_BACKWARD_U;
     const lk_logsumexp_backward_args &a = p.a;
     const int rank = threadIdx.x & (p.team - 1);
     const int64_t unit = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / p.team) + threadIdx.x / p.team;
@@ -347,11 +347,11 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row
         T *to = dx + split.head;
         lk_vec<T> raw[U];
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            const T *next = from + (first + u * p.team) * LK_VEC<T>;
-            if (first + u * p.team >= split.vecs) break;
-            raw[u] = p.large ? lk_vec<T>{__ldca((const uint4 *)next)} : lk_load_vec(next);
-        }
+        for (int u = 0; u < U; u++)
+            if (first + u * p.team < split.vecs) {
+                if (U > 2) raw[u] = lk_load_vec(from + (first + u * p.team) * LK_VEC<T>);
+                else raw[u].raw = __ldca((const uint4 *)(from + (first + u * p.team) * LK_VEC<T>));
+            }
         const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
 #pragma unroll
         for (int u = 0; u < U; u++)
@@ -612,17 +612,17 @@ LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backw
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_logsumexp_backward_column<T>(op, &device, a, stream);
     const bool aligned = ((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 == 0 && (a.outer_stride - a.dx_outer_stride) % LK_VEC<T> == 0;
-    const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = LK_LOGSUMEXP_BACKWARD_U;
-    /* Measured on an H200 in shares of the ceiling, 4096 rows, with and without streaming loads: 1024 columns 0.93, 0.89; 16384
-     * 0.995, 0.984; 32768 0.981, 0.986; 131072 0.95 to 0.996 as x and dx happen to lie in memory, and 0.987. */
-    const bool large = a.outer * a.cols * (int64_t)sizeof(T) >= (int64_t)1 << 29;
-    lk_logsumexp_backward_row_plan plan = {a, 1, 1, large};
+    const bool narrow = !aligned || a.cols * (int64_t)sizeof(T) <= 2048;
+    const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = narrow ? 4 : 2;
+    lk_logsumexp_backward_row_plan plan = {a, 1, 1};
     const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_THREADS;
     while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;
     plan.pieces = lk_ceil_div(vecs, plan.team * U);
     const int64_t grid = lk_ceil_div(a.outer * plan.pieces, LK_LOGSUMEXP_THREADS / plan.team); /* x ends before 2^31 - 1 do */
     return lk_launch_pdl(op, &device,
-                         aligned ? lk_logsumexp_backward_row_kernel<T, true> : lk_logsumexp_backward_row_kernel<T, false>,
+                         !aligned ? lk_logsumexp_backward_row_kernel<T, false, 4>
+                         : narrow ? lk_logsumexp_backward_row_kernel<T, true, 4>
+                                  : lk_logsumexp_backward_row_kernel<T, true, 2>,
                          grid, 1, LK_LOGSUMEXP_THREADS, 0, stream, plan);
 }
 
