@@ -281,9 +281,6 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
-/* Elements a thread keeps in flight where rows are not contiguous, or no vectors. */
-#define LK_LOGSUMEXP_BACKWARD_U 4
-
 /* What one row's gradient needs: dx = factor exp(scale x - lse). */
 typedef struct {
     float scale, lse, factor;
@@ -318,9 +315,9 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
 
 /* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
  * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one.
- * Measured on an H200, bf16, in shares of the ceiling: 4096 rows of 1024 columns by U = 4 0.93, 2 0.88; of 8192 0.986 and 1.00,
- * of 131072 0.95 and 1.00, there with loads that do not stream: by streaming ones 0.96, or as good, as x and dx happen to lie
- * in memory. U = 1: 0.90. Stores that do not stream: 0.93. */
+ * U = 4 streams its loads, U = 2 does not: how x and dx happen to lie in memory matters less then. Measured on an H200, bf16,
+ * in shares of the ceiling: 4096 rows of 1024 columns by U = 4 0.93, 2 0.89; of 8192 0.99 and 1.00; of 131072 0.95 and 1.00, by
+ * U = 2 with streaming loads 0.96, by U = 1 0.90, by U = 2 with stores that do not stream 0.94. */
 typedef struct {
     lk_logsumexp_backward_args a;
     int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
@@ -381,7 +378,7 @@ typedef struct {
 template <class T, int N>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_backward_column_plan p)
 {
-    constexpr int U = LK_LOGSUMEXP_BACKWARD_U;
+    constexpr int U = 4; /* cells in flight a thread */
     lk_griddepcontrol_wait();
     const lk_logsumexp_backward_args &a = p.a;
     const int lane = threadIdx.x % 32, side = lane % p.width, sharer = lane / p.width, sharers = 32 / p.width;

@@ -310,8 +310,8 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
 }
 
 /* Loads the first U vectors of a thread: `count` vectors are left from the first on, which is at column col. LINES: all rows
- * start on 128 bytes; elsewhere two loads share a line, which may stay in the L1 then. On an H200, 8191 columns: 0.92 of the
- * ceiling, by streaming loads 0.87; but 2048 columns 0.962 and 0.970, 262144 0.921 and 0.931. */
+ * start on 128 bytes; elsewhere two loads share a line, which may stay in the L1 then. On an H200, 16384 rows of 8191 columns:
+ * 0.92 of the ceiling, by streaming loads 0.87; but 8192 rows of 2048 0.964 and 0.970. */
 template <class T, class R, bool LINES, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
                                  int count)
