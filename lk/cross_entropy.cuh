@@ -1284,7 +1284,7 @@ template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n]
 #pragma unroll
     for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
     lk_pack(&packed, full);
-    if (wide && n == LK_VEC<D>) *(uint4 *)out = packed.raw; /* an H200: 1 % faster than a streaming store */
+    if (wide && n == LK_VEC<D>) lk_store_vec_wb(out, packed); /* an H200: 1 % faster than a streaming store */
     else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
 #pragma unroll
     for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
@@ -1667,7 +1667,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     for (int u = 0; u < U; u++)
         if (read && u < count) {
             const T *from = first + u * step;
-            raw[u] = W > 1 ? lk_vec<T>{__ldca((const uint4 *)from)} : lk_load_vec(from);
+            raw[u] = W > 1 ? lk_load_vec_ca(from) : lk_load_vec(from);
         }
     T element = {};
     float weight = 1.0f;

@@ -243,6 +243,16 @@ template <class T> LK_DEVICE void lk_store_vec(T *aligned, lk_vec<T> v)
 {
     __stcs((uint4 *)aligned, v.raw);
 }
+/* What the caches may keep, PTX's ld.ca and st.wb. How tensors happen to lie to each other in memory matters less to these;
+ * which are sooner is each kernel's to measure. */
+template <class T> LK_DEVICE lk_vec<T> lk_load_vec_ca(const T *aligned)
+{
+    return {*(const uint4 *)aligned};
+}
+template <class T> LK_DEVICE void lk_store_vec_wb(T *aligned, lk_vec<T> v)
+{
+    *(uint4 *)aligned = v.raw;
+}
 
 LK_DEVICE void lk_unpack(float (&x)[4], lk_vec<lk_f32> v)
 {

@@ -12,7 +12,7 @@
 
 /* The sums over all threads of a block, or of all blocks of a cluster, of N values a thread, in a fixed order.
  * Who calls: every thread of every block, which is a multiple of 32 threads; turn 0, 1, 2, ... in a kernel's successive calls.
- * In a cluster, before the first call, lk_cluster_begin() anywhere and lk_cluster_ready().
+ * In a cluster, before the first call, lk_cluster_begin() anywhere and lk_cluster_ready(). ALONE: no launch has clusters.
  * Who holds the result: every thread.
  * Shared memory: its own, in two halves used in turn, so that one barrier a call is enough: whoever writes a half again has
  * passed the barrier of the call between, which nobody reaches before having read. A peer may end after its last call. */
@@ -25,11 +25,12 @@ LK_DEVICE void lk_cluster_ready(void)
     if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run, so that their memory may be written */
 }
 
-template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
+template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
 {
-    constexpr int HALF = 8 * 32 * N; /* 8 blocks of 32 warps */
+    constexpr int HALF = (ALONE ? 1 : 8) * 32 * N; /* blocks of 32 warps */
     LK_SHARED(float, inbox, [2 * HALF]);
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), warps = (int)blockDim.x / 32;
+    const int blocks = ALONE ? 1 : (int)lk_cluster_nctarank(), rank = ALONE ? 0 : (int)lk_cluster_ctarank();
+    const int warps = (int)blockDim.x / 32;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
@@ -47,7 +48,7 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
         __syncthreads(); /* likewise */
     }
     const int count = blocks * warps;
-    if (count <= 8) { /* a few broadcasts are sooner here than five shuffles */
+    if (count <= 8 && !ALONE) { /* a few broadcasts are sooner here than five shuffles */
 #pragma unroll
         for (int n = 0; n < N; n++) v[n] = box[n];
         for (int i = 1; i < count; i++)
@@ -58,7 +59,7 @@ template <int N> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
 #pragma unroll
     for (int n = 0; n < N; n++) {
         v[n] = lane < count ? box[lane * N + n] : 0.0f;
-        for (int i = lane + 32; i < count; i += 32) v[n] += box[i * N + n];
+        for (int i = lane + 32; i < count && !ALONE; i += 32) v[n] += box[i * N + n];
         v[n] = lk_sum_warp(v[n]);
     }
 }

@@ -346,8 +346,8 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (first + u * p.team < split.vecs) {
-                if (U > 2) raw[u] = lk_load_vec(from + (first + u * p.team) * LK_VEC<T>);
-                else raw[u].raw = __ldca((const uint4 *)(from + (first + u * p.team) * LK_VEC<T>));
+                const T *vec = from + (first + u * p.team) * LK_VEC<T>;
+                raw[u] = U > 2 ? lk_load_vec(vec) : lk_load_vec_ca(vec);
             }
         const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
 #pragma unroll

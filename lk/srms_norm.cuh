@@ -127,7 +127,9 @@ typedef struct {
 
 /* ---- What both directions share ----------------------------------------------------------------------------------------- */
 
-/* N elements of type E: one, or LK_VEC<T> beside a tensor of T, which are one or two accesses of 16 bytes. */
+/* N elements of type E: one, or LK_VEC<T> beside a tensor of T, which are one or two accesses of 16 bytes. They may stay in the
+ * caches. Measured on an H200, forward by streaming ones, in time: on tensors as PyTorch's allocator lays them 102 to 106 %, on
+ * our bench's 99 to 103 %, on rows of 8191 columns, whose vectors share lines, 106 %, with a weight 110 %. */
 template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
 {
@@ -142,7 +144,7 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], cons
 template <class E, int N> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[N], const E *from)
 {
 #pragma unroll
-    for (int i = 0; i < N; i++) raw[i] = lk_load_vec(from + i * LK_VEC<E>);
+    for (int i = 0; i < N; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<E>);
 }
 template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
 {
@@ -160,7 +162,7 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
         for (int j = 0; j < LK_VEC<E>; j++) part[j] = x[i * LK_VEC<E> + j];
         lk_vec<E> raw;
         lk_pack(&raw, part);
-        lk_store_vec(to + i * LK_VEC<E>, raw);
+        lk_store_vec_wb(to + i * LK_VEC<E>, raw);
     }
 }
 
@@ -309,45 +311,50 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
     for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
-/* Loads the first U vectors of a thread: `count` vectors are left from the first on, which is at column col. LINES: all rows
- * start on 128 bytes; elsewhere two loads share a line, which may stay in the L1 then. On an H200, 16384 rows of 8191 columns:
- * 0.92 of the ceiling, by streaming loads 0.87; but 8192 rows of 2048 0.964 and 0.970. */
-template <class T, class R, bool LINES, int U>
+/* Loads U vectors of a thread, 32 apart: `count` vectors are left from the first on, which is at column col. */
+template <class E, int PARTS, int U>
+LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[U][PARTS], const lk_srms_norm_input &in, int64_t row, int col, int count)
+{
+    if (!in.rows) return;
+    const E *from = (const E *)in.rows + row * in.stride + col;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u * 32 < count) lk_srms_norm_load_raw(raw[u], from + u * 32 * PARTS * LK_VEC<E>);
+}
+/* s = x + r, of which either may be missing. */
+template <class T, class R>
+LK_DEVICE void lk_srms_norm_add(float (&s)[LK_VEC<T>], const lk_srms_norm_plan &p, const lk_vec<T> (&x)[1],
+                                const lk_vec<R> (&r)[LK_VEC<T> / LK_VEC<R>])
+{
+    constexpr int N = LK_VEC<T>;
+    float add[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) s[j] = 0.0f;
+    if (p.x.rows) lk_unpack(s, x[0]);
+    lk_srms_norm_unpack<R, N>(add, r);
+#pragma unroll
+    for (int j = 0; j < N && p.r.rows; j++) s[j] += add[j];
+}
+/* The first U vectors of s of a thread. */
+template <class T, class R, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
                                  int count)
 {
     const T *x = (const T *)p.x.rows + row * p.x.stride + col;
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u * 32 < count && LINES) held[u].s = lk_load_vec(x + u * 32 * LK_VEC<T>);
-        if (u * 32 < count && !LINES) held[u].s.raw = __ldca((const uint4 *)(x + u * 32 * LK_VEC<T>));
-    }
+    for (int u = 0; u < U; u++)
+        if (u * 32 < count) held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
 }
-template <class T, class R, bool LINES, int U>
+template <class T, class R, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const lk_srms_norm_plan &p, int64_t row, int col,
                                  int count)
 {
-    constexpr int N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
-    const T *x = (const T *)p.x.rows + row * p.x.stride + col;
-    const R *r = (const R *)p.r.rows + row * p.r.stride + col;
-    lk_vec<T> raw[U];
-    lk_vec<R> more[U][PARTS];
+    lk_vec<T> x[U][1];
+    lk_vec<R> r[U][LK_VEC<T> / LK_VEC<R>];
+    lk_srms_norm_load_raw(x, p.x, row, col, count);
+    lk_srms_norm_load_raw(r, p.r, row, col, count);
 #pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u * 32 < count && p.x.rows) raw[u] = lk_load_vec(x + u * 32 * N);
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u * 32 < count && p.r.rows) lk_srms_norm_load_raw(more[u], r + u * 32 * N);
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-#pragma unroll
-        for (int j = 0; j < N; j++) held[u].s[j] = 0.0f;
-        if (p.x.rows) lk_unpack(held[u].s, raw[u]);
-        float add[N];
-        lk_srms_norm_unpack<R, N>(add, more[u]);
-#pragma unroll
-        for (int j = 0; j < N && p.r.rows; j++) held[u].s[j] += add[j];
-    }
+    for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(held[u].s, p, x[u], r[u]);
 }
 
 /* The sums over a row's team; turn as in lk_sum_cluster. */
@@ -386,6 +393,15 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_FORWARD_MOST(packed) ((packed) && LK_ARCH == 900 ? 1024 : LK_SRMS_NORM_THREADS)
 #define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed) ((packed) && sizeof(T) == 2 && LK_ARCH < 900 ? 2 : 1)
 
+/* Few rows: vectors a thread holds, most threads of a block, and most blocks an SM; and a thread's first vector. */
+#define LK_SRMS_NORM_FEW_VECS 2
+#define LK_SRMS_NORM_FEW_THREADS 512
+#define LK_SRMS_NORM_FEW_BLOCKS 8
+template <int U> LK_DEVICE int lk_srms_norm_first(void)
+{
+    return (int)threadIdx.x / 32 * U * 32 + (int)threadIdx.x % 32;
+}
+
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -407,7 +423,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
 
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
  * reads twice. */
-template <class T, class R, bool PACKED, bool LINES = true>
+template <class T, class R, bool PACKED>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
@@ -421,7 +437,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
     lk_griddepcontrol_wait();
 
     lk_srms_norm_held<T, PACKED> held[U];
-    lk_srms_norm_hold<T, R, LINES>(held, p.p, row, first + at.vec * N, stop - at.vec);
+    lk_srms_norm_hold<T, R>(held, p.p, row, first + at.vec * N, stop - at.vec);
     lk_srms_norm_total total = {};
     float s[N], one[1];
 #pragma unroll
@@ -463,6 +479,44 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
     }
 }
 
+/* Few rows, whose time is one turn of latencies: a block owns a row, all that a thread needs is on its way before the first
+ * wait, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16 bytes,
+ * weight is of type T, and a thread holds all of its vectors. */
+template <class T, class R>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
+    lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
+{
+    constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>;
+    const int64_t row = blockIdx.x;
+    const int vec = lk_srms_norm_first<U>(), count = (int)p.a.cols / N - vec;
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+
+    lk_vec<T> weight[U][1];
+    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_held<T, false> held[U];
+    lk_srms_norm_hold<T, R>(held, p.p, row, vec * N, count);
+    float sum[1] = {0.0f};
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u * 32 < count) sum[0] += lk_srms_norm_dot(held[u].s, held[u].s);
+    lk_sum_cluster<1, true>(sum, 0);
+
+    const float rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
+    if (threadIdx.x == 0 && p.a.rstd) p.a.rstd[row] = rstd;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        const int col = (vec + u * 32) * N;
+        float(&s)[N] = held[u].s;
+        if (u * 32 >= count) break;
+        if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
+#pragma unroll
+        for (int j = 0; j < N; j++) s[j] *= rstd;
+        if (p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
+        if (p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+    }
+}
+
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
 /* Vectors of a row that a thread holds, rows at a time, and most threads a block: with weight a thread also has a register
@@ -478,7 +532,7 @@ typedef struct {
                          behind a boundary as the team's rows start, so that the sums of their vectors are vectors too */
     int64_t pitch;
     int vec;          /* LK_VEC<T> */
-    bool hot, edges;  /* see the kernel */
+    bool hot;         /* see the kernel */
 } lk_srms_norm_backward_plan;
 
 /* What threads hold from the sums to the scaling: [warp][stage][part][vector][lane], each lane's its own, so that no barrier
@@ -736,26 +790,76 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     }
 }
 
-/* A warp's lanes own neighbouring columns, a block 32 of them: its 32 warps share the rows of the workspace. */
+/* Few rows, as forward's, without dweight. */
+template <class T, class R>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
+    lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
+{
+    constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
+    const int64_t row = blockIdx.x;
+    const int vec = lk_srms_norm_first<U>(), count = (int)p.a.cols / N - vec;
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+
+    lk_vec<T> weight[U][1], x[U][1], dy[U][1];
+    lk_vec<R> r[U][PARTS], dr[U][PARTS];
+    float rstd = p.a.rstd ? p.a.rstd[row] : 0.0f;
+    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_load_raw(dy, p.p.dy, row, vec * N, count);
+    lk_srms_norm_load_raw(x, p.p.x, row, vec * N, count);
+    lk_srms_norm_load_raw(r, p.p.r, row, vec * N, count);
+    lk_srms_norm_load_raw(dr, p.p.dr, row, vec * N, count);
+    float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        lk_srms_norm_add<T, R>(s[u], p.p, x[u], r[u]);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[u][j] = 1.0f;
+        if (p.p.dy.rows) lk_unpack(g[u], dy[u][0]);
+        if (p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
+    }
+    lk_sum_cluster<2, true>(sum, 0);
+
+    if (!p.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], p.p.inverse_cols, p.a.eps));
+    const float slope = sum[0] * rstd * p.p.inverse_cols * rstd;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        const int col = (vec + u * 32) * N;
+        if (u * 32 >= count) break;
+        float add[N];
+        lk_srms_norm_unpack<R, N>(add, dr[u]);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[u][j] = rstd * fmaf(-s[u][j], slope, g[u][j]) + (p.p.dr.rows ? add[j] : 0.0f);
+        if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, g[u]);
+        if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, g[u]);
+    }
+}
+
+/* A lane owns a column, a block 32 of them: its 32 warps share the rows of the workspace. */
 template <class T>
 LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
-    LK_SHARED(float, part, [32 * 33]);
+    LK_SHARED(float, part, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t first = (int64_t)blockIdx.x * 32, col = first + lane;
+    const int64_t col = (int64_t)blockIdx.x * 32 + lane;
     const int past = lk_srms_norm_past(p.p, warp, p.vec); /* the same for every 32nd row */
     const float *from = (const float *)p.a.workspace + past + col;
     lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
     if (col < p.a.cols) {
-#pragma unroll 16
+#pragma unroll 8
         for (int64_t row = warp; row < p.partials; row += 32) sum += from[row * p.pitch];
     }
-    part[warp * 33 + lane] = sum;
-    __syncthreads(); /* all shares are there before a warp adds those of its column */
-    sum = lk_sum_warp(part[lane * 33 + warp]);
-    if (lane > 0 || first + warp >= p.a.cols) return;
-    T *out = (T *)p.a.dweight + first + warp;
+    part[threadIdx.x] = sum;
+    __syncthreads(); /* all shares are there before the first warp adds them */
+    if (warp > 0 || col >= p.a.cols) return;
+    float quarter[4] = {};
+#pragma unroll
+    for (int i = 0; i < 32; i++) quarter[i % 4] += part[i * 32 + lane];
+    sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+    T *out = (T *)p.a.dweight + col;
     lk_put(out, p.a.accumulate ? lk_to_float(*out) + sum : sum);
 }
 
@@ -824,9 +928,9 @@ template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
 
 /* What a kernel is made for: vectors that a thread holds, and the number of them that it gets while there are threads; bytes
  * of shared memory that it needs for a part of a vector; most threads a block, and of one with several teams; whether single
- * elements need a thread each. */
+ * elements need a thread each; most threads an SM of the kernel for few rows. */
 typedef struct {
-    int held, wanted, part_bytes, most_threads, team_threads, singles;
+    int held, wanted, part_bytes, most_threads, team_threads, singles, few;
 } lk_srms_norm_traits;
 
 /* How a launch is laid out: one row a team. */
@@ -834,6 +938,7 @@ typedef struct {
     lk_srms_norm_plan p;
     int threads, cluster;
     int64_t grid;
+    bool edges, few; /* rows have single elements at their ends; the kernel for few rows takes them */
 } lk_srms_norm_layout;
 
 /* Most bytes of shared memory that are asked for; every architecture has that much. */
@@ -844,6 +949,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
                                                  lk_srms_norm_traits traits, const lk_srms_norm_tensor *tensors, int count)
 {
     lk_srms_norm_layout l = {};
+    l.cluster = 1;
     lk_srms_norm_plan *p = &l.p;
     lk_srms_norm_input *const inputs[4] = {&p->x, &p->r, &p->dy, &p->dr};
     p->inverse_cols = 1.0f / (float)cols;
@@ -856,19 +962,27 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
         else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
         if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
     }
+    l.edges = p->offset || p->offset_step || cols % N;
     const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols;
+    l.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* of few rows */
+    if (path == LK_SRMS_NORM_AUTO && p->aligned && !l.edges && l.threads <= LK_SRMS_NORM_FEW_THREADS &&
+        rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * l.threads <= (int64_t)traits.few * device->sms) {
+        l.few = true, l.grid = rows;
+        return l;
+    }
+    /* As many vectors a thread as it can hold where all rows are resident at once, and for rows whose ends are not on 16 bytes:
+     * fewer warps share a line. */
+    const int wanted = l.edges || rows * units <= (int64_t)traits.held * 1024 * device->sms ? traits.held : traits.wanted;
     const int thread_bytes = traits.part_bytes * p->parts;
     int64_t most = traits.most_threads;
     if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
     if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * traits.wanted || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        path = units <= 32 * wanted || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
         if (path == LK_SRMS_NORM_BLOCK && units > most * traits.held && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
     }
-    l.cluster = 1;
     p->segment = (int)cols;
     if (path == LK_SRMS_NORM_WARP) {
-        const bool edges = traits.singles && (p->offset || p->offset_step || cols % N);
-        const int64_t lanes = edges && units < 2 * N - 2 ? 2 * N - 2 : units;
+        const int64_t lanes = traits.singles && l.edges && units < 2 * N - 2 ? 2 * N - 2 : units;
         while (p->team_log2 < 5 && 1 << p->team_log2 < lanes) p->team_log2++;
         l.threads = traits.team_threads;
         l.grid = lk_ceil_div(rows, l.threads >> p->team_log2);
@@ -881,7 +995,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
         p->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), 8 * N) * 8 * N); /* whole lines of 128 bytes */
     }
     const int64_t share = lk_ceil_div(units, l.cluster);
-    int64_t threads = lk_ceil_div(share, traits.wanted);
+    int64_t threads = lk_ceil_div(share, wanted);
     while (threads < share && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
     threads = lk_ceil_div(threads < share ? threads : share, 32) * 32;
     l.threads = (int)(threads < most ? threads : most);
@@ -943,22 +1057,24 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
     const bool packed = !other && !a->residual;
-    const bool lines = (uintptr_t)a->x % 128 == 0 && (a->x_stride * (int64_t)sizeof(T)) % 128 == 0;
     const int64_t vecs = a->cols / LK_VEC<T>;
     /* Measured on an H200, bf16: 131072 columns 0.976 of the ceiling by 1024 threads, 0.926 by 512, but 256 rows of them 0.835
      * and 0.882; 32768 with a residual, two blocks an SM in turn, 0.875 by 256 threads and 0.81 by 512. */
     int most = LK_SRMS_NORM_THREADS;
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 128, 0};
+    const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    const int few = weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 2048;
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 128, 0, few};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
-    plan.p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    plan.p.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
-                         packed && lines ? lk_srms_norm_forward_kernel<T, T, true>
-                         : packed        ? lk_srms_norm_forward_kernel<T, T, true, false>
-                         : other         ? lk_srms_norm_forward_kernel<T, float, false>
-                                         : lk_srms_norm_forward_kernel<T, T, false>,
+                         l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
+                         : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
+                         : packed       ? lk_srms_norm_forward_kernel<T, T, true>
+                         : other        ? lk_srms_norm_forward_kernel<T, float, false>
+                                        : lk_srms_norm_forward_kernel<T, T, false>,
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
@@ -1016,17 +1132,18 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
     constexpr int N = LK_VEC<T>;
     if (a->residual_out) tensors[1] = tensors[6]; /* where s comes from */
-    const bool weight = a->weight || a->dweight;
+    const bool weight = a->weight || a->dweight, weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    const int few = a->dweight || weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 256;
     const int vecs = LK_SRMS_NORM_BACKWARD_VECS, part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
-    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1};
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
     *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, traits, tensors, 6);
-    *smem = sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
+    *smem = l->few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
     *workspace = 0;
-    if (weight && a->rows > 0) { /* persistent blocks, as many as fit; each team has a row of the workspace */
+    if (weight && !l->few && a->rows > 0) { /* persistent blocks, as many as fit; each team has a row of the workspace */
+        plan->vec = N, plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
         const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
         const int64_t most = (resident < room ? resident : room) * device->sms;
-        plan->vec = N, plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
         const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
         int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2, blocks = l->grid / l->cluster;
         if (l->grid > most) blocks = lk_ceil_div(most, l->cluster);
@@ -1042,11 +1159,10 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
         if (a->dweight) *workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
     }
     plan->p = l->p;
-    plan->p.weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
-    const bool held = l->p.aligned && l->p.stretch <= 32 * vecs &&
+    plan->p.weight_is_f32 = weight_is_f32;
+    const bool held = !l->few && l->p.aligned && l->p.stretch <= 32 * vecs &&
                       (l->p.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l->p.team_log2);
-    plan->hot = held && a->dy && !a->residual && (!weight || (a->weight && !plan->p.weight_is_f32));
-    plan->edges = l->p.offset || l->p.offset_step || a->cols % N;
+    plan->hot = held && a->dy && !a->residual && (!weight || (a->weight && !weight_is_f32));
     if (plan->hot && !plan->p.x.rows) plan->p.x = plan->p.r, plan->p.r.rows = NULL; /* the one source of s */
     return LK_OK;
 }
@@ -1059,10 +1175,12 @@ LK_HOST void (*lk_srms_norm_backward_choose(bool hot, bool edges))(lk_srms_norm_
                  : lk_srms_norm_backward_kernel<T, R, S, WEIGHT, true, false>;
 }
 template <class T, class R, class S>
-LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p))(lk_srms_norm_backward_plan)
+LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p,
+                                            const lk_srms_norm_layout &l))(lk_srms_norm_backward_plan)
 {
-    return p.a.weight || p.a.dweight ? lk_srms_norm_backward_choose<T, R, S, true>(p.hot, p.edges)
-                                     : lk_srms_norm_backward_choose<T, R, S, false>(p.hot, p.edges);
+    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
+    return p.a.weight || p.a.dweight ? lk_srms_norm_backward_choose<T, R, S, true>(p.hot, l.edges)
+                                     : lk_srms_norm_backward_choose<T, R, S, false>(p.hot, l.edges);
 }
 
 template <class T>
@@ -1084,9 +1202,9 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     if (a->rows > 0)
         status = lk_launch_pdl(op, &device,
-                               !other              ? lk_srms_norm_backward_choose<T, T, T>(plan)
-                               : a->residual_out   ? lk_srms_norm_backward_choose<T, float, float>(plan)
-                                                   : lk_srms_norm_backward_choose<T, float, T>(plan),
+                               !other            ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
+                               : a->residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
+                                                 : lk_srms_norm_backward_choose<T, float, T>(plan, l),
                                l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);

@@ -878,8 +878,32 @@ static void differences(void)
     }
 }
 
+/* Few rows of whole vectors, which have kernels of their own: up to the longest that these take, and one vector more. */
+static void few_rows(int type, int direction)
+{
+    const int vec = 16 / test_type_bytes[type], vecs[] = {1, 31, 33, 64, 65, 1000, 1024, 1025};
+    const int places[] = {PACKED, GAPS, OWN_GAPS};
+    for (int i = 0; i < LENGTH_OF(vecs); i++)
+        for (int seed = 0; seed < pick(12, i < 5 ? 6 : 1); seed++) {
+            const int64_t rows = seed % 4 ? 1 + seed % 2 : pick(9, 3);
+            problem p = drawn(type, direction, LK_SRMS_NORM_AUTO, rows, vecs[i] * vec, 1000 + seed,
+                              places[seed % LENGTH_OF(places)]);
+            for (int t = 0; t < TENSORS; t++) p.at[t] = t == WEIGHT && seed % 6 == 0 ? 3 : 0;
+            p.weight_dtype = seed % 6 == 1 ? LK_DTYPE_F32 : LK_DTYPE_T;
+            if (seed % 6 == 0) p.has[WEIGHT] = true;
+            if (direction == BACKWARD && seed % 6 != 5) p.has[DWEIGHT] = false;
+            if (direction == BACKWARD && !p.has[DRESIDUAL] && !p.has[DWEIGHT]) p.has[DX] = true;
+            check(&p);
+        }
+}
+
 static void all_sequences(void)
 {
+    for (int at = 0; at < 2 * TEST_TYPES; at++) {
+        const int direction = at / TEST_TYPES, type = at % TEST_TYPES;
+        if (test_begin("%s %s auto: few rows", direction_name[direction], test_type_name[type]))
+            few_rows(type, direction), test_finish();
+    }
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("forward, then backward %s", test_type_name[type])) sequence(type), test_finish();
     if (test_begin("backward f32 auto: central differences")) differences(), test_finish();
