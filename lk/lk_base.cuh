@@ -247,7 +247,7 @@ template <class T> LK_DEVICE void lk_store_vec(T *aligned, lk_vec<T> v)
  * which are sooner is each kernel's to measure. */
 template <class T> LK_DEVICE lk_vec<T> lk_load_vec_ca(const T *aligned)
 {
-    return {*(const uint4 *)aligned};
+    return {__ldca((const uint4 *)aligned)};
 }
 template <class T> LK_DEVICE void lk_store_vec_wb(T *aligned, lk_vec<T> v)
 {
