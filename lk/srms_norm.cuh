@@ -482,9 +482,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
 
 /* Few rows, whose time is one turn of latencies: a block owns a row, all that a thread needs is on its way before anything is
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
- * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. Measured on an H200, bf16, in us: 1 row of
- * 4096 columns with residual and weight 1.90, by the kernel above 2.53; 512 of 2048 3.84 and 5.97; 4 of 1024 without 1.49 and
- * 1.70. */
+ * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. Measured on an H200, bf16: 1 row of 4096
+ * columns with residual and weight takes 0.71 of the kernel above's time, 512 of 2048 0.64, 4 of 1024 without either 0.88:
+ * 1.5 us, where a copy takes 1.0 and a kernel without any option 1.3. */
 template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
@@ -793,8 +793,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     }
 }
 
-/* Few rows, as forward's, without dweight. Measured on an H200, bf16, in us: 4 rows of 1024 columns 1.87, by the kernel above
- * 2.00; 512 with a residual 2.85 and 3.31. */
+/* Few rows, as forward's, without dweight. Measured on an H200, bf16, in shares of the kernel above's time: 4 rows of 1024
+ * columns 0.85, 512 with a residual 0.86. */
 template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
@@ -1068,8 +1068,8 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
     const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
-    /* Measured on an H200: up to 2048 threads an SM the kernel for few rows takes 0.62 to 0.98 of the other's time, then 1.06
-     * and more; backward's up to 256 threads 0.86 to 0.99, then 1.00 to 1.25. */
+    /* Measured on an H200: up to 2048 threads an SM the kernel for few rows takes 0.53 to 1.00 of the other's time, then 1.06
+     * and more; backward's up to 256 threads 0.85 to 0.96, then 0.95 to 1.25. */
     const int few = weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 2048;
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 128, 0, few};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
