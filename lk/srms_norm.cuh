@@ -391,7 +391,8 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 /* Most threads a block, and blocks an SM, which bound a thread's registers: up to sm_90 64 are enough for 8 packed vectors of
  * 16-bit elements, of f32 on sm_90. Measured on an H200, f32, 16384 rows of 4096: 0.97 of the ceiling, by 92 registers 0.72. */
 #define LK_SRMS_NORM_FORWARD_MOST(packed) ((packed) && LK_ARCH == 900 ? 1024 : LK_SRMS_NORM_THREADS)
-#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed) ((packed) && sizeof(T) == 2 && LK_ARCH < 900 ? 2 : 1)
+#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed, weight) \
+    ((packed) && sizeof(T) == 2 && LK_ARCH < ((weight) ? 1000 : 900) ? 2 : 1)
 
 /* Few rows: vectors a thread holds, most threads of a block, and most blocks an SM (on an H200, 2048 rows of 256 columns take
  * 2.8 us instead of 2.1); and a thread's first vector. */
@@ -410,25 +411,31 @@ typedef struct {
     lk_srms_norm_plan p;
 } lk_srms_norm_forward_plan;
 
-/* Writes N elements of a row. */
+/* Writes N elements of a row; weight: theirs, where it is held. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, float rstd, float (&s)[N], int64_t row, int col)
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, float rstd, float (&s)[N], int64_t row, int col,
+                                        const lk_vec<T> *weight = NULL)
 {
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    lk_srms_norm_weigh<T>(s, p.a.weight, p.p.weight_is_f32, col);
+    if constexpr (N > 1) {
+        if (weight) lk_srms_norm_scale(s, *weight);
+    }
+    if (!weight) lk_srms_norm_weigh<T>(s, p.a.weight, p.p.weight_is_f32, col);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
- * reads twice. */
-template <class T, class R, bool PACKED>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+ * reads twice. WEIGHT: there is one of T, on 16 bytes as all rows are, and a thread holds its vectors too; of
+ * f32 there are not enough registers. */
+template <class T, class R, bool PACKED, bool WEIGHT>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
+                                 LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED, WEIGHT))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
-    constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED), N = LK_VEC<T>;
+    constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED && !WEIGHT), N = LK_VEC<T>;
     const lk_srms_norm_place at = lk_srms_norm_stand(p.p, (int)p.a.cols);
     const int64_t row = at.row;
     const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
@@ -437,6 +444,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
     lk_cluster_begin();
     lk_griddepcontrol_wait();
 
+    lk_vec<T> weight[U][1];
+    if (WEIGHT) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, first + at.vec * N, stop - at.vec);
     lk_srms_norm_held<T, PACKED> held[U];
     lk_srms_norm_hold<T, R>(held, p.p, row, first + at.vec * N, stop - at.vec);
     lk_srms_norm_total total = {};
@@ -467,7 +476,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED), LK_SRMS_NORM
         const int vec = at.vec + u * 32;
         if (vec >= stop) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
+        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N, WEIGHT ? weight[u] : NULL);
     }
     for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
         lk_srms_norm_load_s<T, R>(s, p.p, row, first + vec * N);
@@ -1037,6 +1046,14 @@ LK_HOST lk_status lk_srms_norm_forward_check(const char *op, const lk_srms_norm_
     return status;
 }
 
+template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(bool held))(lk_srms_norm_forward_plan)
+{
+    if constexpr (sizeof(T) == 2) {
+        if (held) return lk_srms_norm_forward_kernel<T, R, PACKED, true>;
+    }
+    return lk_srms_norm_forward_kernel<T, R, PACKED, false>;
+}
+
 template <class T>
 LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forward_args *args, cudaStream_t stream)
 {
@@ -1067,20 +1084,21 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     int most = LK_SRMS_NORM_THREADS;
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
-    const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype), plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
+    const bool held = packed && sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
+                      vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* Measured on an H200: up to 2048 threads an SM the kernel for few rows takes 0.53 to 1.00 of the other's time, then 1.06
      * and more; backward's up to 256 threads 0.85 to 0.96, then 0.95 to 1.25. */
-    const int few = weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 2048;
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed), 4, 0, most, 128, 0, few};
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
     plan.p.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
                          l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
                          : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
-                         : packed       ? lk_srms_norm_forward_kernel<T, T, true>
-                         : other        ? lk_srms_norm_forward_kernel<T, float, false>
-                                        : lk_srms_norm_forward_kernel<T, T, false>,
+                         : packed       ? lk_srms_norm_forward_choose<T, T, true>(held)
+                         : other        ? lk_srms_norm_forward_choose<T, float, false>(held)
+                                        : lk_srms_norm_forward_choose<T, T, false>(held),
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 

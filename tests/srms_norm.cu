@@ -878,7 +878,8 @@ static void differences(void)
     }
 }
 
-/* Few rows of whole vectors, which have kernels of their own: up to the longest that these take, and one vector more. */
+/* Few rows of whole vectors, which have kernels of their own: up to the longest that these take, and one vector more. Rows of
+ * four vectors a lane by the kernels for many, which hold a weight as well. */
 static void few_rows(int type, int direction)
 {
     const int vec = 16 / test_type_bytes[type], vecs[] = {1, 31, 33, 64, 65, 1000, 1024, 1025};
@@ -895,6 +896,11 @@ static void few_rows(int type, int direction)
             if (direction == BACKWARD && !p.has[DRESIDUAL] && !p.has[DWEIGHT]) p.has[DX] = true;
             check(&p);
         }
+    for (int i = 0; i < 2; i++) {
+        problem p = plain(type, direction, LK_SRMS_NORM_WARP, 3, 100 * vec);
+        p.has[WEIGHT] = true, p.has[RESIDUAL] = i;
+        check(&p);
+    }
 }
 
 static void all_sequences(void)

@@ -1,3 +1,3 @@
 # file: srms_norm.cuh - the kernel for few rows reads a weight of f32 as of T
 # case: forward bf16 auto: few rows
-s/= weight_is_f32 || (uintptr_t)a->weight % 16/= (uintptr_t)a->weight % 16/
+s/plain = !weight_is_f32 && /plain = /
