@@ -1085,7 +1085,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
     const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype), plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
-    const bool held = packed && sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
+    const bool held = sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* Measured on an H200: up to 2048 threads an SM the kernel for few rows takes 0.53 to 1.00 of the other's time, then 1.06
      * and more; backward's up to 256 threads 0.85 to 0.96, then 0.95 to 1.25. */
