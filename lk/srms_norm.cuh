@@ -23,7 +23,8 @@
  *            query says how much on the current device.
  * Numerics   Sums, s and rstd are float; every output is rounded once, y and dx from the unrounded s where it is x + residual.
  *            Relative errors before that rounding: rstd 8 2^-24, y 10 2^-24, dx 16 2^-24 of the sum of its terms' magnitudes,
- *            dweight (16 + log2 rows) 2^-24 of them. With rstd from forward and s from residual_out, backward also has the
+ *            dweight (16 + log2 rows) 2^-24 of them, where rounding errors have random signs: its sums over rows are chains, in
+ *            which many rows all alike round one way. With rstd from forward and s from residual_out, backward also has the
  *            rounding of residual_out.
  *            Against float64 on an H200, 512 rows of N(0, 1.5), 1024 to 16384 columns, with a weight, PyTorch 2.11's rms_norm
  *            in brackets, relative Frobenius: y f32 5.3e-8 (5.7e-8), f16 2.1e-4 (2.1e-4), bf16 1.7e-3 (1.7e-3); dx 5.9e-8
@@ -110,9 +111,9 @@ typedef struct {
  *   LK_ERR_PATH       CLUSTER below sm_90; a path of one row a block (BLOCK, CLUSTER) with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
- * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full
- * speed; other rows go element by element. So do, in backward with weight or dweight, rows of more than 2^21 columns (f32:
- * 2^23) whose offsets differ from row to row.
+ * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16, and both on 32
+ * where backward has its s from an f32 residual_out) run at full speed; other rows go element by element. So do, in backward
+ * with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose offsets differ from row to row.
  * Backward is fastest with dy, one source of s, cols a multiple of 16 bytes, and a weight of type T where there is one. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
@@ -128,8 +129,9 @@ typedef struct {
 /* ---- What both directions share ----------------------------------------------------------------------------------------- */
 
 /* N elements of type E: one, or LK_VEC<T> beside a tensor of T, which are one or two accesses of 16 bytes. They may stay in the
- * caches. Measured on an H200, forward by streaming ones, in time: on tensors as PyTorch's allocator lays them 102 to 106 %, on
- * our bench's 99 to 103 %, on rows of 8191 columns, whose vectors share lines, 106 %, with a weight 110 %. */
+ * caches. Measured on an H200, forward without a weight by streaming ones, four vectors a thread in both, in time: on tensors
+ * as PyTorch's allocator lays them 102 to 106 %, on our bench's 99 to 103 %, on rows of 8191 columns, whose vectors share
+ * lines, 106 %. */
 template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
 {
@@ -389,9 +391,10 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
 /* Most threads a block, and blocks an SM, which bound a thread's registers: up to sm_90 64 are enough for 8 packed vectors of
- * 16-bit elements, of f32 on sm_90. Measured on an H200, f32, 16384 rows of 4096: 0.97 of the ceiling, by 92 registers 0.72. */
+ * 16-bit elements, or 4 and their weight, of f32 for 8 on sm_90. Measured on an H200, f32, 16384 rows of 4096: 0.97 of the
+ * ceiling, by 92 registers 0.72. */
 #define LK_SRMS_NORM_FORWARD_MOST(packed) ((packed) && LK_ARCH == 900 ? 1024 : LK_SRMS_NORM_THREADS)
-#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed, weight) \
+#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed, weight)                                                                         \
     ((packed) && sizeof(T) == 2 && LK_ARCH < ((weight) ? 1000 : 900) ? 2 : 1)
 
 /* Few rows: vectors a thread holds, most threads of a block, and most blocks an SM (on an H200, 2048 rows of 256 columns take
@@ -399,9 +402,9 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_FEW_VECS 2
 #define LK_SRMS_NORM_FEW_THREADS 512
 #define LK_SRMS_NORM_FEW_BLOCKS 8
-template <int U> LK_DEVICE int lk_srms_norm_first(void)
+LK_DEVICE int lk_srms_norm_first(void)
 {
-    return (int)threadIdx.x / 32 * U * 32 + (int)threadIdx.x % 32;
+    return (int)threadIdx.x / 32 * LK_SRMS_NORM_FEW_VECS * 32 + (int)threadIdx.x % 32;
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
@@ -428,8 +431,9 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
 }
 
 /* A team owns a row. Each thread holds its first U vectors; what is beyond them, and the single elements at a row's ends, it
- * reads twice. WEIGHT: there is one of T, on 16 bytes as all rows are, and a thread holds its vectors too; of
- * f32 there are not enough registers. */
+ * reads twice. WEIGHT: there is one of T, on 16 bytes as x's rows are, and a thread holds its vectors too; of f32 there are not
+ * enough registers. Measured on an H200, bf16, with a residual, in shares of the ceiling: 4096 rows of 2048 columns 0.96, by a
+ * weight read behind the sum 0.88; 16384 of 4096 0.97 and 0.96. */
 template <class T, class R, bool PACKED, bool WEIGHT>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
                                  LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED, WEIGHT))
@@ -491,16 +495,16 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
 
 /* Few rows, whose time is one turn of latencies: a block owns a row, all that a thread needs is on its way before anything is
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
- * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. Measured on an H200, bf16: 1 row of 4096
- * columns with residual and weight takes 0.71 of the kernel above's time, 512 of 2048 0.64, 4 of 1024 without either 0.88:
- * 1.5 us, where a copy takes 1.0 and a kernel without any option 1.3. */
+ * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. Measured on an H200, bf16: 512 rows of 2048
+ * columns with a residual take 0.67 of the kernel above's time, 4 of 1024 without 0.89: 1.54 us, where a copy takes 1.0 and a
+ * kernel without any option 1.3; 1 of 4096 with residual and weight takes 1.86 us. */
 template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>;
     const int64_t row = blockIdx.x;
-    const int vec = lk_srms_norm_first<U>(), count = (int)p.a.cols / N - vec;
+    const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
@@ -810,7 +814,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
 {
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
     const int64_t row = blockIdx.x;
-    const int vec = lk_srms_norm_first<U>(), count = (int)p.a.cols / N - vec;
+    const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
@@ -1087,8 +1091,8 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype), plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
     const bool held = sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
-    /* Measured on an H200: up to 2048 threads an SM the kernel for few rows takes 0.53 to 1.00 of the other's time, then 1.06
-     * and more; backward's up to 256 threads 0.85 to 0.96, then 0.95 to 1.25. */
+    /* Measured on an H200, without a weight: up to 2048 threads an SM the kernel for few rows takes 0.63 to 1.00 of the other's
+     * time, then 1.06 to 1.24; backward's up to 256 threads 0.86 to 1.01, then 0.89 to 1.50. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
