@@ -1845,7 +1845,7 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_path(const char *
     if (a->path < LK_CROSS_ENTROPY_AUTO || a->path > LK_CROSS_ENTROPY_CLUSTER)
         return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_CROSS_ENTROPY_*", a->path);
     if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
     if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_CROSS_ENTROPY_ROWS)
         return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
     return LK_OK;
@@ -2165,7 +2165,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     }
     const int rows = threads >> plan.team_log2 > 1 ? threads >> plan.team_log2 : 1; /* a block's */
     const int64_t asides = rows * (int64_t)sizeof(lk_ce_gradient_aside);
-    const int64_t room = (device->arch >= 90 && device->arch < 120 ? 200 : device->arch == 80 ? 150 : 90) * 1024 - asides;
+    const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - asides;
     const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << plan.team_log2), most = room / (threads * 16);
     plan.slots = (int)(slots < most ? slots : most);
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;

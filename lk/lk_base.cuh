@@ -132,6 +132,9 @@ LK_HOST lk_status lk_check_aligned(const char *op, const char *field, const void
 /* Passes a launch's result on; a CUDA error gets its sentence. */
 LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {
+    if (error == cudaErrorNoKernelImageForDevice)
+        return lk_fail((lk_status)error, op, "the program has no code for this GPU from compute capability 8.0 on; say so to "
+                                             "nvcc, as by -gencode arch=compute_90a,code=sm_90a");
     return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
 }
 
@@ -147,19 +150,31 @@ LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* What the launchers ask of the current device: 90 for compute capability 9.0, and the number of SMs. */
+/* What the launchers ask of the current device: its number of SMs, the KiB of shared memory that each one has, and the compute
+ * capability that the code it runs was compiled for, 90 for 9.0. A card also runs PTX of older ones: what that code left out is
+ * not there, whatever the card could do. nvcc's own default is older than any code of lk's. */
 typedef struct {
-    int arch, sms;
+    int arch, sms, smem;
 } lk_device;
+
+LK_KERNEL void lk_code_kernel(void) {} /* to be asked about */
+static thread_local struct {
+    int id, arch;
+} lk_code_known = {-1, 0};
 
 LK_HOST cudaError_t lk_current_device(lk_device *device)
 {
-    int id = 0, major = 0, minor = 0;
+    int id = 0, smem = 0;
     cudaError_t error = cudaGetDevice(&id);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&device->sms, cudaDevAttrMultiProcessorCount, id);
-    device->arch = 10 * major + minor;
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
+    if (error == cudaSuccess && id != lk_code_known.id) {
+        cudaFuncAttributes code;
+        error = cudaFuncGetAttributes(&code, (const void *)lk_code_kernel);
+        if (error == cudaSuccess && code.ptxVersion < 80) error = cudaErrorNoKernelImageForDevice;
+        if (error == cudaSuccess) lk_code_known = {id, code.ptxVersion};
+    }
+    device->arch = lk_code_known.arch, device->smem = smem / 1024;
     return error;
 }
 

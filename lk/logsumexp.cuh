@@ -512,7 +512,7 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
     const cudaError_t error = lk_current_device(&device);
     if (error) return lk_launched(op, error);
     if (a.path == LK_LOGSUMEXP_CLUSTER && device.arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a.path);
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a.path);
     if (a.outer == 0) return LK_OK;
 
     const int64_t row_bytes = a.cols * (int64_t)sizeof(T);

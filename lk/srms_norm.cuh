@@ -111,9 +111,9 @@ typedef struct {
  *   LK_ERR_PATH       CLUSTER below sm_90; a path of one row a block (BLOCK, CLUSTER) with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
- * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16, and both on 32
- * where backward has its s from an f32 residual_out) run at full speed; other rows go element by element. So do, in backward
- * with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose offsets differ from row to row.
+ * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full
+ * speed; other rows go element by element. So do, in backward with weight or dweight, rows of more than 2^21 columns (f32:
+ * 2^23) whose offsets differ from row to row.
  * Backward is fastest with dy, one source of s, cols a multiple of 16 bytes, and a weight of type T where there is one. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
@@ -497,8 +497,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
  * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. Measured on an H200, bf16: 512 rows of 2048
  * columns with a residual take 0.67 of the kernel above's time, 4 of 1024 without 0.89: 1.54 us, where a copy takes 1.0 and a
- * kernel without any option 1.3; 1 of 4096 with residual and weight takes 1.86 us. */
-template <class T, class R>
+ * kernel without any option 1.3; 1 of 4096 with residual and weight takes 1.86 us. PLAIN: there are x and y, perhaps rstd. */
+template <class T, class R, bool PLAIN>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
@@ -509,13 +509,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_held<T, false> held[U];
+    if (!PLAIN) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_held<T, PLAIN> held[U];
     lk_srms_norm_hold<T, R>(held, p.p, row, vec * N, count);
-    float sum[1] = {0.0f};
+    float sum[1] = {0.0f}, s[N];
 #pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u * 32 < count) sum[0] += lk_srms_norm_dot(held[u].s, held[u].s);
+    for (int u = 0; u < U; u++) {
+        lk_srms_norm_get<T>(s, &held[u]);
+        if (u * 32 < count) sum[0] += lk_srms_norm_dot(s, s);
+    }
     lk_sum_cluster<1, true>(sum, 0);
 
     const float rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
@@ -523,13 +525,13 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
 #pragma unroll
     for (int u = 0; u < U; u++) {
         const int col = (vec + u * 32) * N;
-        float(&s)[N] = held[u].s;
         if (u * 32 >= count) break;
-        if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
+        lk_srms_norm_get<T>(s, &held[u]);
+        if (!PLAIN && p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] *= rstd;
-        if (p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
-        if (p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        if (!PLAIN && p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
+        if (PLAIN || p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
     }
 }
 
@@ -807,8 +809,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 }
 
 /* Few rows, as forward's, without dweight. Measured on an H200, bf16, in shares of the kernel above's time: 4 rows of 1024
- * columns 0.85, 512 with a residual 0.86. */
-template <class T, class R>
+ * columns 0.85, 512 with a residual 0.86. PLAIN: there are x, dy and dx, perhaps rstd. */
+template <class T, class R, bool PLAIN>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
@@ -821,19 +823,22 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_vec<T> weight[U][1], x[U][1], dy[U][1];
     lk_vec<R> r[U][PARTS], dr[U][PARTS];
     float rstd = p.a.rstd ? p.a.rstd[row] : 0.0f;
-    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
     lk_srms_norm_load_raw(dy, p.p.dy, row, vec * N, count);
     lk_srms_norm_load_raw(x, p.p.x, row, vec * N, count);
-    lk_srms_norm_load_raw(r, p.p.r, row, vec * N, count);
-    lk_srms_norm_load_raw(dr, p.p.dr, row, vec * N, count);
+    if (!PLAIN) {
+        lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+        lk_srms_norm_load_raw(r, p.p.r, row, vec * N, count);
+        lk_srms_norm_load_raw(dr, p.p.dr, row, vec * N, count);
+    }
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        lk_srms_norm_add<T, R>(s[u], p.p, x[u], r[u]);
+        if (PLAIN) lk_unpack(s[u], x[u][0]);
+        else lk_srms_norm_add<T, R>(s[u], p.p, x[u], r[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
-        if (p.p.dy.rows) lk_unpack(g[u], dy[u][0]);
-        if (p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (PLAIN || p.p.dy.rows) lk_unpack(g[u], dy[u][0]);
+        if (!PLAIN && p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
         if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
@@ -844,12 +849,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     for (int u = 0; u < U; u++) {
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
-        float add[N];
-        lk_srms_norm_unpack<R, N>(add, dr[u]);
+        float add[N] = {};
+        if (!PLAIN && p.p.dr.rows) lk_srms_norm_unpack<R, N>(add, dr[u]);
 #pragma unroll
-        for (int j = 0; j < N; j++) g[u][j] = rstd * fmaf(-s[u][j], slope, g[u][j]) + (p.p.dr.rows ? add[j] : 0.0f);
-        if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, g[u]);
-        if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, g[u]);
+        for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
+        if (PLAIN || p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, g[u]);
+        if (!PLAIN && p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, g[u]);
     }
 }
 
@@ -971,12 +976,16 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     lk_srms_norm_input *const inputs[4] = {&p->x, &p->r, &p->dy, &p->dr};
     p->inverse_cols = 1.0f / (float)cols;
     p->aligned = 1;
-    for (int i = 0, base = -1; i < count; i++) {
+    int base = 0; /* the first tensor of T, where there is one: the others' vectors are no longer */
+    for (int i = 1; i < count; i++)
+        if (tensors[i].pointer && (!tensors[base].pointer || tensors[i].element < tensors[base].element)) base = i;
+    p->offset = (int)((uintptr_t)tensors[base].pointer / tensors[base].element % (unsigned)N);
+    p->offset_step = (int)(*tensors[base].stride % N);
+    for (int i = 0; i < count; i++) {
         if (!tensors[i].pointer) continue;
         const int element = (int)tensors[i].element, vec = 16 / element;
         const int64_t offset = (int64_t)((uintptr_t)tensors[i].pointer / (size_t)element), stride = *tensors[i].stride;
-        if (base < 0) base = i, p->offset = (int)(offset % N), p->offset_step = (int)(stride % N);
-        else if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
+        if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
         if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
     }
     l.edges = p->offset || p->offset_step || cols % N;
@@ -1069,7 +1078,7 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     const cudaError_t error = lk_current_device(&device);
     if (error) return lk_launched(op, error);
     if (a->path == LK_SRMS_NORM_CLUSTER && device.arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
     if (a->rows == 0) return LK_OK;
 
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
@@ -1081,14 +1090,15 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                                            {"dresidual_out", NULL, &none, element},
                                            {"y", a->y, &a->y_stride, sizeof(T)},
                                            {"residual_out", a->residual_out, &a->residual_out_stride, element}};
-    const bool packed = !other && !a->residual;
+    const bool packed = !other && !a->residual, bare = !a->residual && !a->residual_out && !a->weight && a->y;
     const int64_t vecs = a->cols / LK_VEC<T>;
     /* Measured on an H200, bf16: 131072 columns 0.976 of the ceiling by 1024 threads, 0.926 by 512, but 256 rows of them 0.835
      * and 0.882; 32768 with a residual, two blocks an SM in turn, 0.875 by 256 threads and 0.81 by 512. */
     int most = LK_SRMS_NORM_THREADS;
     if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
-    const bool weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype), plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
+    const bool weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
+    const bool plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
     const bool held = sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* Measured on an H200, without a weight: up to 2048 threads an SM the kernel for few rows takes 0.63 to 1.00 of the other's
@@ -1098,11 +1108,12 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     plan.p = l.p;
     plan.p.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
-                         l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
-                         : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
-                         : packed       ? lk_srms_norm_forward_choose<T, T, true>(held)
-                         : other        ? lk_srms_norm_forward_choose<T, float, false>(held)
-                                        : lk_srms_norm_forward_choose<T, T, false>(held),
+                         l.few && bare    ? lk_srms_norm_forward_few_kernel<T, T, true>
+                         : l.few && other ? lk_srms_norm_forward_few_kernel<T, float, false>
+                         : l.few          ? lk_srms_norm_forward_few_kernel<T, T, false>
+                         : packed         ? lk_srms_norm_forward_choose<T, T, true>(held)
+                         : other          ? lk_srms_norm_forward_choose<T, float, false>(held)
+                                          : lk_srms_norm_forward_choose<T, T, false>(held),
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
@@ -1157,10 +1168,10 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     const cudaError_t error = lk_current_device(device);
     if (error) return lk_launched(op, error);
     if (a->path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs sm_90 or later", a->path);
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
     constexpr int N = LK_VEC<T>;
     if (a->residual_out) tensors[1] = tensors[6]; /* where s comes from */
-    const bool weight = a->weight || a->dweight, weight_is_f32 = lk_srms_norm_other<T>(a->weight_dtype);
+    const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
     const int few = a->dweight || weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 256; /* measured: see forward */
     const int vecs = LK_SRMS_NORM_BACKWARD_VECS, part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
@@ -1173,12 +1184,10 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
         const int64_t most = (resident < room ? resident : room) * device->sms;
         const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
-        int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2, blocks = l->grid / l->cluster;
+        const int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
+        int64_t blocks = l->grid / l->cluster;
         if (l->grid > most) blocks = lk_ceil_div(most, l->cluster);
-        if (blocks * teams > cap) { /* 64 MiB and two rows at most */
-            if (teams > cap) l->threads = 32, teams = 1;
-            blocks = cap / teams;
-        }
+        if (blocks * teams > cap) blocks = cap / teams; /* 64 MiB and two rows at most */
         const int64_t turn = l->p.offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
         if (blocks * teams < a->rows && blocks < turn) l->p.aligned = 0;
         else if (blocks * teams < a->rows) blocks -= blocks % turn;
@@ -1206,7 +1215,8 @@ template <class T, class R, class S>
 LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p,
                                             const lk_srms_norm_layout &l))(lk_srms_norm_backward_plan)
 {
-    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
+    const bool bare = p.p.x.rows && p.p.dy.rows && p.a.dx && !p.p.r.rows && !p.p.dr.rows && !p.a.dresidual && !p.a.weight;
+    if (l.few) return bare ? lk_srms_norm_backward_few_kernel<T, T, true> : lk_srms_norm_backward_few_kernel<T, R, false>;
     return p.a.weight || p.a.dweight ? lk_srms_norm_backward_choose<T, R, S, true>(p.hot, l.edges)
                                      : lk_srms_norm_backward_choose<T, R, S, false>(p.hot, l.edges);
 }

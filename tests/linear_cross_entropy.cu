@@ -26,18 +26,15 @@ static inline cudaError_t seen_device(int *id)
 {
     return device_seen == NO_DEVICE ? cudaErrorNoDevice : cudaGetDevice(id);
 }
-static inline cudaError_t seen_attribute(int *value, cudaDeviceAttr attribute, int id)
-{
-    const bool major = attribute == cudaDevAttrComputeCapabilityMajor, minor = attribute == cudaDevAttrComputeCapabilityMinor;
-    if (device_seen == THIS_DEVICE || !(major || minor)) return cudaDeviceGetAttribute(value, attribute, id);
-    *value = major ? device_seen / 10 : device_seen % 10;
-    return cudaSuccess;
-}
 #define cudaGetDevice seen_device
-#define cudaDeviceGetAttribute seen_attribute
 #include "lk/linear_cross_entropy.cuh"
 #undef cudaGetDevice
-#undef cudaDeviceGetAttribute
+
+static void see_device(int seen)
+{
+    device_seen = seen;
+    lk_code_known = {seen > 0 ? 0 : -1, seen};
+}
 
 #include "tests/test.h"
 
@@ -1291,7 +1288,7 @@ static void choices_by_name(int direction, int seen)
         problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 600, 16, 101);
         p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.on[FAST] = i % 4 > 1;
         p.budget = i / 2 ? (size_t)12000 << i / 2 * pick(1, 2) : 0;
-        device_seen = seen;
+        see_device(seen);
         run(p);
         fused += plan.path == FUSED, kept += plan.path != FUSED;
         const plan_t chosen = plan;
@@ -1304,7 +1301,7 @@ static void choices_by_name(int direction, int seen)
         if (!launched(&p, launch(&p))) break;
         collect(&p), settle(&p, false, "the path by name");
     }
-    device_seen = THIS_DEVICE;
+    see_device(THIS_DEVICE);
     const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, direction, FUSED);
     const bool some = kept > 0 || direction == FORWARD; /* its smallest plan is fused too */
     if (!test_that(some && (fused > 0) == may)) test_detail("%d plans fused, %d not", fused, kept);
@@ -1703,9 +1700,9 @@ static void choices(void)
         static const int seen[] = {NO_DEVICE, 80, 100, THIS_DEVICE};
         plan_t of[4] = {};
         for (int k = 0; k < 4; k++) {
-            device_seen = seen[k];
+            see_device(seen[k]);
             const lk_status status = plan_of(&p, cases[i].budget, &of[k]);
-            device_seen = THIS_DEVICE;
+            see_device(THIS_DEVICE);
             const bool alike = k == 3 || (of[k].path != FUSED && !memcmp(&of[k], &of[0], sizeof of[0]));
             if (!test_that(!status && alike))
                 test_detail("%d, device %d: %s, %s", i, seen[k], lk_status_string(status), of[k].text);

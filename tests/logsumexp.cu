@@ -1082,9 +1082,41 @@ static void status_strings(void)
     if (!test_that(lk_status_string(-1000) != NULL)) test_detail("-1000 is NULL");
 }
 
+#if defined(LK_SIMT)
+/* What code of an older architecture left out is not relied on; code older than lk's is refused, in words. */
+static void older_code(void)
+{
+    static const struct {
+        const char *code;
+        lk_status automatic, cluster;
+        const char *word;
+    } cases[] = {{"75", cudaErrorNoKernelImageForDevice, cudaErrorNoKernelImageForDevice, "8.0"},
+                 {"80", LK_OK, LK_ERR_PATH, "sm_90"},
+                 {"90", LK_OK, LK_OK, ""}};
+    const char *const own = getenv("SIMT_CODE");
+    char kept[16];
+    snprintf(kept, sizeof kept, "%s", own ? own : "90");
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        setenv("SIMT_CODE", cases[i].code, 1), lk_code_known.id = -1;
+        lk_logsumexp_forward_args nothing = {};
+        nothing.cols = nothing.inner = 1;
+        const lk_status automatic = lk_logsumexp_forward_bf16(&nothing, test.stream);
+        nothing.path = LK_LOGSUMEXP_CLUSTER;
+        const lk_status cluster = lk_logsumexp_forward_bf16(&nothing, test.stream);
+        if (!test_that(automatic == cases[i].automatic && cluster == cases[i].cluster && strstr(lk_last_error(), cases[i].word)))
+            test_detail("sm_%s: %s, by cluster %s: \"%s\"", cases[i].code, lk_status_string(automatic),
+                        lk_status_string(cluster), lk_last_error());
+    }
+    setenv("SIMT_CODE", kept, 1), lk_code_known.id = -1;
+}
+#endif
+
 static void all_errors(void)
 {
     if (test_begin("lk_status_string")) status_strings(), test_finish();
+#if defined(LK_SIMT)
+    if (test_begin("code of older architectures")) older_code(), test_finish();
+#endif
     for (int direction = 0; direction < 2; direction++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("%s %s: errors", direction_name[direction], test_type_name[type]))

@@ -77,6 +77,8 @@ static inline void test_cuda(cudaError_t error, const char *call, const char *fi
 }
 #define TEST_CUDA(call) test_cuda(call, #call, __FILE__, __LINE__)
 
+static __global__ void test_code_kernel(void) {} /* to be asked what it was compiled for */
+
 static inline void test_start(int argc, char **argv)
 {
     const char *fuzz = getenv("FUZZ"), *seed = getenv("FUZZ_SEED");
@@ -92,11 +94,10 @@ static inline void test_start(int argc, char **argv)
         }
     }
     setvbuf(stdout, NULL, _IOLBF, 1 << 12); /* a crash loses no line */
-    int major = 0, minor = 0;
+    cudaFuncAttributes code;
     TEST_CUDA(cudaDeviceGetAttribute(&test.sms, cudaDevAttrMultiProcessorCount, 0));
-    TEST_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    TEST_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
-    test.arch = 10 * major + minor;
+    TEST_CUDA(cudaFuncGetAttributes(&code, test_code_kernel));
+    test.arch = code.ptxVersion;
 #if defined(LK_SIMT)
     const char *schedule = getenv("SIMT_SCHEDULE");
     printf("backend: simulator, schedule %s, sm_%d, %d SMs%s\n", schedule ? schedule : "forward", test.arch, test.sms,

@@ -71,6 +71,7 @@ static const struct { cudaError_t error; const char *name, *text; } error_table[
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -504,7 +505,8 @@ static kernel_options options_of(const void *kernel) {
 cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *a, const void *kernel) {
     memset(a, 0, sizeof *a);
     a->maxThreadsPerBlock = 1024;
-    a->ptxVersion = a->binaryVersion = 90;
+    a->ptxVersion = environment_number("SIMT_CODE", 90);
+    a->binaryVersion = 90;
     a->maxDynamicSharedSizeBytes = options_of(kernel).dynamic_bytes;
     return cudaSuccess;
 }

@@ -1,3 +1,3 @@
 # file: srms_norm.cuh - the gradient that reaches residual_out is left out for few rows
 # case: backward f32 auto: few rows
-s/ + (p\.p\.dr\.rows ? add\[j\] : 0\.0f);/;/
+s/!PLAIN && p\.p\.dr\.rows/false/
