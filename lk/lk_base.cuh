@@ -133,8 +133,8 @@ LK_HOST lk_status lk_check_aligned(const char *op, const char *field, const void
 LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {
     if (error == cudaErrorNoKernelImageForDevice)
-        return lk_fail((lk_status)error, op, "the program has no code for this GPU from compute capability 8.0 on; say so to "
-                                             "nvcc, as by -gencode arch=compute_90a,code=sm_90a");
+        return lk_fail((lk_status)error, op, "the program has no code for this GPU; tell nvcc its compute capability, as by "
+                                             "-gencode arch=compute_90a,code=sm_90a");
     return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
 }
 
@@ -152,7 +152,7 @@ LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
 
 /* What the launchers ask of the current device: its number of SMs, the KiB of shared memory that each one has, and the compute
  * capability that the code it runs was compiled for, 90 for 9.0. A card also runs PTX of older ones: what that code left out is
- * not there, whatever the card could do. nvcc's own default is older than any code of lk's. */
+ * not there, whatever the card could do. */
 typedef struct {
     int arch, sms, smem;
 } lk_device;
@@ -171,7 +171,6 @@ LK_HOST cudaError_t lk_current_device(lk_device *device)
     if (error == cudaSuccess && id != lk_code_known.id) {
         cudaFuncAttributes code;
         error = cudaFuncGetAttributes(&code, (const void *)lk_code_kernel);
-        if (error == cudaSuccess && code.ptxVersion < 80) error = cudaErrorNoKernelImageForDevice;
         if (error == cudaSuccess) lk_code_known = {id, code.ptxVersion};
     }
     device->arch = lk_code_known.arch, device->smem = smem / 1024;

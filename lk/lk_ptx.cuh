@@ -18,6 +18,10 @@
 #include <math.h>
 #include <stdint.h>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "lk needs compute capability 8.0 or later; tell nvcc your card's, as by -gencode arch=compute_90a,code=sm_90a"
+#endif
+
 /* The architecture a kernel is compiled for, 0 in host code. */
 #if defined(LK_SIMT)
 #define LK_ARCH 900

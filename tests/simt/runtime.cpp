@@ -507,6 +507,7 @@ cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *a, const void *k
     a->maxThreadsPerBlock = 1024;
     a->ptxVersion = environment_number("SIMT_CODE", 90);
     a->binaryVersion = 90;
+    if (a->ptxVersion > 90) return note(cudaErrorNoKernelImageForDevice);
     a->maxDynamicSharedSizeBytes = options_of(kernel).dynamic_bytes;
     return cudaSuccess;
 }
