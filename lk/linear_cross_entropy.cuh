@@ -425,6 +425,28 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
     return s;
 }
 
+/* A thread's share of the count of tokens first to end; U loads at once, since one alone takes as long. */
+template <class Int>
+LK_DEVICE void lk_lce_count(lk_lce_tally *s, const lk_lce_args &a, const Int *target, int64_t first, int64_t end)
+{
+    constexpr int U = 24, BATCH = U * LK_LCE_THREADS;
+    const int64_t ignored = a.ignore_index;
+    const bool every = !a.use_ignore_index;
+    for (; first < end; first += BATCH) {
+        const int left = (int)(end - first < BATCH ? end - first : BATCH) - (int)threadIdx.x;
+        const Int *at = target + first + threadIdx.x;
+        Int y[U] = {};
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (u * LK_LCE_THREADS < left) y[u] = at[u * LK_LCE_THREADS];
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const bool counted = u * LK_LCE_THREADS < left && (every || y[u] != ignored);
+            s->counted += counted, s->bad += counted && (uint64_t)(int64_t)y[u] >= (uint64_t)a.vocab;
+        }
+    }
+}
+
 /* The e of the first power of two 2^e above x, as far as f16's dZ needs it; 0 where there is none. */
 LK_DEVICE int lk_lce_exponent(float x)
 {
@@ -450,10 +472,12 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.c.type == LK_DTYPE_F16 && p.c.gradient;
     lk_lce_tally s = {};
-#pragma unroll 16
-    for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
-        const lk_ce_label label = lk_ce_look_up(a, token);
-        s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
+#pragma unroll 1
+    for (int right = p.c.compact ? 0 : 1; right < 2; right++) { /* of this block's tokens, where it matters */
+        const int64_t first = right && p.c.compact ? begin : 0, end = right ? a.tokens : begin;
+        if (a.target_dtype == LK_TARGET_INT32) lk_lce_count(&s, a, (const int32_t *)a.target, first, end);
+        else lk_lce_count(&s, a, (const int64_t *)a.target, first, end);
+        if (!right) s.before = s.counted;
     }
     for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
         const lk_ce_label label = lk_ce_look_up(a, token);
@@ -1132,27 +1156,25 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_colum
 /* ---- After the matmuls ----------------------------------------------------------------------------------------------- */
 
 /* The sums of a reduced loss, by one block; every thread calls. */
-LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, float nothing)
+LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
 {
     const lk_lce_args &a = p.c.a;
     const lk_lce_pieces &w = p.w;
+    unsigned terms = 0; /* lk_ce_add_up's count, which nobody needs here */
     float sums[2] = {0.0f, 0.0f};
-#pragma unroll 16
-    for (int64_t row = threadIdx.x; row < p.c.rows; row += LK_LCE_THREADS) {
-        if (w.loss) sums[0] += w.loss[row];
-        if (w.z) sums[1] += w.z[row];
-    }
-    lk_sum_cluster(sums, 0);
+    if (w.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.loss, p.c.rows, &terms);
+    if (w.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.z, p.c.rows, &terms);
+    lk_sum_cluster<2, true>(sums, 0);
     if (threadIdx.x != 0) return;
-    if (p.c.rows && w.counts->bad) sums[0] = NAN;
+    if (counts.bad) sums[0] = NAN;
     if (a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = p.c.rows ? (float)w.counts->counted : 0.0f, over = p.c.rows ? w.counts->weight_sum : 0.0f;
-        const float divisor = w.class_weight ? valid : over;
+        const float valid = (float)counts.counted, over = counts.weight_sum;
+        const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
         const bool some = over != 0.0f;
         sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
         sums[1] = some ? __fdiv_rn(sums[1], valid) : sums[1] != sums[1] ? sums[1] : nothing;
     }
-    if (p.c.rows && w.counts->over) sums[0] = sums[1] = NAN;
+    if (counts.over) sums[0] = sums[1] = NAN;
     if (a.loss) *a.loss = sums[0];
     if (a.z_loss_out) *a.z_loss_out = sums[1];
 }
@@ -1164,17 +1186,21 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     const lk_lce_args &a = p.c.a;
     const lk_lce_pieces &w = p.w;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t thread = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, step = (int64_t)gridDim.x * LK_LCE_THREADS;
+    const int64_t block = (int64_t)blockIdx.x - 1, blocks = (int64_t)gridDim.x - 1; /* less the one for the reduced loss */
+    const int64_t thread = block * LK_LCE_THREADS + threadIdx.x, step = blocks * LK_LCE_THREADS;
     lk_griddepcontrol_wait();
-    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0, over = !none && w.counts->over;
-    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact;
-    const bool sums = p.c.gives_loss && reduced && (a.loss || a.z_loss_out);
-    if (sums && blockIdx.x == 0) lk_lce_reduce(p, a.zero_when_empty ? 0.0f : NAN);
-    if (none && thread == 0) {
-        if (a.valid_rows) *a.valid_rows = 0;
-        if (a.weight_sum) *a.weight_sum = 0.0f;
+    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
+    lk_lce_counts counts = {};
+    if (!none) counts = *w.counts;
+    if (block < 0) {
+        if (p.c.gives_loss && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
+        if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
+        if (none && threadIdx.x == 0 && a.weight_sum) *a.weight_sum = 0.0f;
+        return;
     }
-    for (int64_t first = thread - lane; first < a.tokens; first += step) {
+    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, over = counts.over;
+    const bool left = every || (p.c.gives_loss && a.lse) || counts.bad || over || compact; /* something of tokens */
+    for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
         const int64_t token = first + lane;
         lk_ce_label label = {-1, false, false};
         if (token < a.tokens) {
@@ -1210,11 +1236,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
             lk_lce_set(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
         for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_lce_set(a.dbias, a.dbias_dtype, col, value);
     } else if (!none && a.dbias) {
-        const float alpha = w.counts->alpha;
         for (int64_t col = thread; col < a.vocab; col += step) {
             float sum = 0.0f;
             for (int64_t split = 0; split < w.splits; split++) sum += w.dbias[split * a.vocab + col];
-            sum = fmaf(alpha, sum, a.accumulate ? lk_lce_get(a.dbias, a.dbias_dtype, col) : 0.0f);
+            sum = fmaf(counts.alpha, sum, a.accumulate ? lk_lce_get(a.dbias, a.dbias_dtype, col) : 0.0f);
             lk_lce_set(a.dbias, a.dbias_dtype, col, sum);
         }
     }
@@ -2281,7 +2306,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_run *r)
     if (status) return status;
     int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
     if (blocks > 2 * r->device.sms) blocks = 2 * r->device.sms;
-    return lk_lce_launch(r, lk_lce_finish_kernel, blocks, r->p);
+    return lk_lce_launch(r, lk_lce_finish_kernel, blocks + 1, r->p);
 }
 
 /* ---- Launchers ------------------------------------------------------------------------------------------------------- */

@@ -1476,8 +1476,27 @@ static void states(int special)
     }
 }
 
+/* The class terms of few rows, which have a launch of their own: up to what its block loads at once, of either size, whole groups
+ * of four and what is left of one. */
+static void few_terms(int type, int direction)
+{
+    const int64_t rows[] = {0, 1, 2, 3, 4, 5, 127, 1024, 2050, 3075, 4095, 4096, 4097, 5000, 7171, 8191, 8192};
+    for (int i = 0; i < LENGTH_OF(rows); i++)
+        for (int k = 0; k < 6; k++) {
+            if (test.small && (i + k) % 3) continue;
+            problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, rows[i], 3);
+            p.on[k % 2 ? SUM : MEAN] = true, p.on[IGNORE] = k > 1, p.empty = k > 3 ? ALL_IGNORED : SOME;
+            p.on[ZERO_WHEN_EMPTY] = i % 2, p.has[Z_LOSS] = k > 1, p.has[VALID] = k != 2, p.has[WEIGHT_SUM] = k != 3;
+            p.has[LOSS] = p.has[LSE] = true;
+            check(&p);
+        }
+}
+
 static void all_sequences(void)
 {
+    for (int direction = FORWARD; direction <= BOTH; direction += BOTH - FORWARD)
+        if (test_begin("%s f32: the terms of few rows", direction_name[direction]))
+            few_terms(TEST_F32, direction), test_finish();
     for (int special = 0; special < SPECIALS; special++)
         if (test_begin("lk_ce_row: two slices, %s", special_name[special])) states(special), test_finish();
     for (int type = 0; type < TEST_TYPES; type++) {
