@@ -425,28 +425,6 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
     return s;
 }
 
-/* A thread's share of the count of tokens first to end; U loads at once, since one alone takes as long. */
-template <class Int>
-LK_DEVICE void lk_lce_count(lk_lce_tally *s, const lk_lce_args &a, const Int *target, int64_t first, int64_t end)
-{
-    constexpr int U = 24, BATCH = U * LK_LCE_THREADS;
-    const int64_t ignored = a.ignore_index;
-    const bool every = !a.use_ignore_index;
-    for (; first < end; first += BATCH) {
-        const int left = (int)(end - first < BATCH ? end - first : BATCH) - (int)threadIdx.x;
-        const Int *at = target + first + threadIdx.x;
-        Int y[U] = {};
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (u * LK_LCE_THREADS < left) y[u] = at[u * LK_LCE_THREADS];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            const bool counted = u * LK_LCE_THREADS < left && (every || y[u] != ignored);
-            s->counted += counted, s->bad += counted && (uint64_t)(int64_t)y[u] >= (uint64_t)a.vocab;
-        }
-    }
-}
-
 /* The e of the first power of two 2^e above x, as far as f16's dZ needs it; 0 where there is none. */
 LK_DEVICE int lk_lce_exponent(float x)
 {
@@ -472,12 +450,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.c.type == LK_DTYPE_F16 && p.c.gradient;
     lk_lce_tally s = {};
-#pragma unroll 1
-    for (int right = p.c.compact ? 0 : 1; right < 2; right++) { /* of this block's tokens, where it matters */
-        const int64_t first = right && p.c.compact ? begin : 0, end = right ? a.tokens : begin;
-        if (a.target_dtype == LK_TARGET_INT32) lk_lce_count(&s, a, (const int32_t *)a.target, first, end);
-        else lk_lce_count(&s, a, (const int64_t *)a.target, first, end);
-        if (!right) s.before = s.counted;
+#pragma unroll 16
+    for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
+        const lk_ce_label label = lk_ce_look_up(a, token);
+        s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
     }
     for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
         const lk_ce_label label = lk_ce_look_up(a, token);

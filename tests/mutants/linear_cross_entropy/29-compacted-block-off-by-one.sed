@@ -1,2 +1,2 @@
 # file: linear_cross_entropy.cuh - a block counts its own first token among those to its left
-s/if (!right) s.before = s.counted;/if (!right) s.before = s.counted + (begin > 0);/
+s/label.counted \&\& token < begin;/label.counted \&\& token <= begin;/
