@@ -495,9 +495,10 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
 
 /* Few rows, whose time is one turn of latencies: a block owns a row, all that a thread needs is on its way before anything is
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
- * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. Measured on an H200, bf16: 512 rows of 2048
- * columns with a residual take 0.67 of the kernel above's time, 4 of 1024 without 0.89: 1.54 us, where a copy takes 1.0 and a
- * kernel without any option 1.3; 1 of 4096 with residual and weight takes 1.86 us. PLAIN: there are x and y, perhaps rstd. */
+ * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. PLAIN: there are x and y, perhaps rstd.
+ * Measured on an H200, bf16: 512 rows of 2048 columns with a residual take 0.67 of the kernel above's time; 4 of 1024 without
+ * 0.89, or 0.82 where they are PLAIN: 1.43 us, where a copy takes 1.0 and a kernel without any option 1.3; 1 of 4096 with
+ * residual and weight takes 1.82 us. */
 template <class T, class R, bool PLAIN>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
@@ -809,7 +810,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 }
 
 /* Few rows, as forward's, without dweight. Measured on an H200, bf16, in shares of the kernel above's time: 4 rows of 1024
- * columns 0.85, 512 with a residual 0.86. PLAIN: there are x, dy and dx, perhaps rstd. */
+ * columns 0.85, or 0.78 where they are PLAIN: there are x, dy and dx, perhaps rstd; 512 with a residual 0.86. */
 template <class T, class R, bool PLAIN>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
@@ -1101,8 +1102,8 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     const bool plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
     const bool held = sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
-    /* Measured on an H200, without a weight: up to 2048 threads an SM the kernel for few rows takes 0.63 to 1.00 of the other's
-     * time, then 1.06 to 1.24; backward's up to 256 threads 0.86 to 1.01, then 0.89 to 1.50. */
+    /* Measured on an H200, without a weight, not PLAIN: up to 2048 threads an SM the kernel for few rows takes 0.63 to 1.00 of
+     * the other's time, then 1.06 to 1.24; backward's up to 256 threads 0.86 to 1.01, then 0.89 to 1.50. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;
