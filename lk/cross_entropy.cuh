@@ -175,7 +175,7 @@ typedef struct {
  *                     span more than 2^62 elements; dlogits = logits with rows that start at other bytes
  *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
  *                     target_dtype, path: none of the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
- *   LK_ERR_PATH       CLUSTER below sm_90; BLOCK or CLUSTER with more than 2^27 rows
+ *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace_bytes below it, workspace NULL or not aligned to 256 bytes
  * Rows of any alignment run at full speed as long as those of dlogits start at the same offset modulo 16 bytes as those of
@@ -633,13 +633,13 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     if (p.weight_sum) *p.weight_sum = over;
 }
 
-/* The same of few rows' class terms alone, 4 U THREADS rows at most, by one block. It is in a chain behind the rows, where
+/* The same of few rows' class terms alone, 16 THREADS rows at most, by one block. It is in a chain behind the rows, where
  * instructions come late: there are few of them, and every load is on its way before anything is waited for. On an H200, behind
- * 4096 rows of 1024 it takes 1.13 us, the kernel above 1.48; by 128 threads 1.39, by 512 1.21. */
-template <int THREADS, int U>
+ * 4096 rows of 1024 it takes 1.13 us by 256 threads, the kernel above 1.48; by 128 threads 1.39, by 512 1.21. */
+template <int THREADS>
 LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const __grid_constant__ lk_cross_entropy_sum_plan p)
 {
-    constexpr int WARPS = THREADS / 32;
+    constexpr int U = 4, WARPS = THREADS / 32;
     LK_SHARED(float, sums, [WARPS]);
     LK_SHARED(unsigned, counts, [WARPS]);
     const int thread = (int)threadIdx.x, whole = (int)p.rows / 4;
@@ -654,7 +654,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const 
     }
     uint32_t rest = LK_CE_IGNORED;
     if (thread < (int)p.rows % 4) rest = __float_as_uint(p.terms.loss[whole * 4 + thread]);
-    float sum = __uint_as_float(rest);
+    float sum = __uint_as_float(rest) + 0.0f; /* not -0 */
     unsigned count = min(rest ^ LK_CE_IGNORED, 1u);
 #pragma unroll
     for (int u = 0; u < U; u++) sum += lk_ce_add_four(t[u], &count);
@@ -1895,7 +1895,7 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_path(const char *
     return LK_OK;
 }
 
-/* Validates; a becomes the arguments with every default filled in. arch: of the device, 90 where it does not matter. */
+/* Validates; a becomes the arguments with every default filled in. arch: of lk_device, 90 where it does not matter. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_entropy_forward_args *args, int arch,
                                                  lk_cross_entropy_forward_args *a)
@@ -1986,10 +1986,12 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
 {
     const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->rows,
                                            a->reduction == LK_REDUCTION_MEAN, a->zero_when_empty};
-    void (*kernel)(lk_cross_entropy_sum_plan) = lk_cross_entropy_sum_kernel<256, 1>;
-    if (!terms.z && !terms.weight)
-        kernel = a->rows <= 4096 ? lk_cross_entropy_sum_few_kernel<256, 4> : lk_cross_entropy_sum_few_kernel<256, 8>;
-    if (a->rows <= 8192) return lk_launch_pdl(op, device, kernel, 1, 1, 256, 0, stream, sum);
+    const bool alone = !terms.z && !terms.weight;
+    if (alone && a->rows <= 4096)
+        return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<256>, 1, 1, 256, 0, stream, sum);
+    if (alone && a->rows <= 8192)
+        return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<512>, 1, 1, 512, 0, stream, sum);
+    if (a->rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, sum);
     const int cluster = lk_cross_entropy_adders(device, a->rows, sizeof(float));
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);
 }

@@ -152,12 +152,14 @@ LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
 
 /* What the launchers ask of the current device: its number of SMs, the KiB of shared memory that each one has, and the compute
  * capability that the code it runs was compiled for, 90 for 9.0. A card also runs PTX of older ones: what that code left out is
- * not there, whatever the card could do. */
+ * not there, whatever the card could do. The first call in a thread loads the code, which makes a context where there is none. */
 typedef struct {
     int arch, sms, smem;
 } lk_device;
 
-LK_KERNEL void lk_code_kernel(void) {} /* to be asked about */
+/* Its launch bound says what was loaded. ptxVersion does not where files were linked with -rdc=true: there it is the lowest of
+ * all of them. */
+LK_KERNEL void __launch_bounds__(LK_ARCH ? LK_ARCH / 10 : 1) lk_code_kernel(void) {}
 static thread_local struct {
     int id, arch;
 } lk_code_known = {-1, 0};
@@ -171,7 +173,12 @@ LK_HOST cudaError_t lk_current_device(lk_device *device)
     if (error == cudaSuccess && id != lk_code_known.id) {
         cudaFuncAttributes code;
         error = cudaFuncGetAttributes(&code, (const void *)lk_code_kernel);
-        if (error == cudaSuccess) lk_code_known = {id, code.ptxVersion};
+#if defined(LK_SIMT)
+        const int arch = code.ptxVersion;
+#else
+        const int arch = code.maxThreadsPerBlock;
+#endif
+        if (error == cudaSuccess) lk_code_known = {id, arch};
     }
     device->arch = lk_code_known.arch, device->smem = smem / 1024;
     return error;

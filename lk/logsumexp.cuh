@@ -76,7 +76,7 @@ typedef struct {
  *                     dx overlap; dx = x with other strides
  *   LK_ERR_VALUE      scale is not finite; path is none of the enum
  *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
- *                     CLUSTER in backward or below sm_90
+ *                     CLUSTER in backward, or in code for less than sm_90
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  * A packed row or vector of rows that starts on 16 bytes is fastest; dx and x whose rows have different addresses modulo 16
  * take a slower path, as do columns with inner > 1 that are not all aligned to 16 bytes. */

@@ -108,7 +108,7 @@ typedef struct {
  *                     dx = dy, dx = dresidual_out, dresidual = dresidual_out) with other strides
  *   LK_ERR_VALUE      eps negative or not finite; a dtype that is neither T nor f32; residual_out together with x or residual
  *                     (backward); dx = dresidual_out of another type; path is none of the enum
- *   LK_ERR_PATH       CLUSTER below sm_90; a path of one row a block (BLOCK, CLUSTER) with more than 2^27 rows
+ *   LK_ERR_PATH       CLUSTER in code for less than sm_90; a path of one row a block (BLOCK, CLUSTER) with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
  * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full

@@ -421,7 +421,9 @@ static test_spin_state test_spin;
 /* Half of the SMs are held from here to test_release_sms. */
 static inline void test_hold_sms(void)
 {
-    const int smem = 160 << 10; /* an SM has room for one such block */
+    int smem = 0;
+    TEST_CUDA(cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    smem = smem / 10 * 7; /* an SM has room for one such block */
     if (!test_spin.flag) {
         TEST_CUDA(cudaMalloc((void **)&test_spin.flag, 4));
         TEST_CUDA(cudaStreamCreateWithFlags(&test_spin.spinning, cudaStreamNonBlocking));

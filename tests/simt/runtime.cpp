@@ -27,7 +27,9 @@ struct CUstream_st {
     int invalidated;
 };
 
-enum { THREADS_PER_SM = 2048, BLOCKS_PER_SM = 32, SM_SHARED_BYTES = 228 << 10, BLOCK_SHARED_BYTES = 48 << 10, OPTIN_SHARED_BYTES = 227 << 10 };
+enum { THREADS_PER_SM = 2048, BLOCKS_PER_SM = 32, BLOCK_SHARED_BYTES = 48 << 10 };
+#define SM_SHARED_BYTES device_smem()
+#define OPTIN_SHARED_BYTES (device_smem() - 1024)
 
 struct kernel_options { int dynamic_bytes, opted_in, big_cluster; };
 
@@ -53,6 +55,11 @@ static int environment_number(const char *name, int otherwise) {
 int simt_poison_byte(void) {
     static int byte = environment_number("SIMT_POISON", 0xFF);
     return byte;
+}
+
+static int device_smem(void) {
+    static int kib = environment_number("SIMT_SMEM", 228);
+    return kib << 10;
 }
 
 static int device_sms(void) {
@@ -515,7 +522,7 @@ cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *a, const void *k
 cudaError_t simt_max_active_blocks(int *blocks, int threads, size_t dynamic_bytes) {
     if (threads < 1) return note(cudaErrorInvalidValue);
     size_t by_threads = threads > 1024 ? 0 : THREADS_PER_SM / ((threads + 31) / 32 * 32);
-    size_t by_memory = dynamic_bytes > OPTIN_SHARED_BYTES ? 0 : SM_SHARED_BYTES / (dynamic_bytes + 1024);
+    size_t by_memory = dynamic_bytes > (size_t)OPTIN_SHARED_BYTES ? 0 : SM_SHARED_BYTES / (dynamic_bytes + 1024);
     size_t most = by_threads < by_memory ? by_threads : by_memory;
     *blocks = most < BLOCKS_PER_SM ? (int)most : BLOCKS_PER_SM;
     return cudaSuccess;

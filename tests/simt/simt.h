@@ -84,6 +84,7 @@ Environment
     SIMT_THREADS=N                              OS threads (one per core; always 1 under TSan)
     SIMT_POISON=0xFF                            the byte that fresh memory is filled with; any other than 0xFF guards against fmaxf(NaN, x) = x
     SIMT_SMS=4                                  multiprocessors that the device claims to have
+    SIMT_SMEM=228                               KiB of shared memory that each of them claims to have
     SIMT_CODE=90                                the compute capability that kernels claim to be compiled for
 
 Stepping through a kernel

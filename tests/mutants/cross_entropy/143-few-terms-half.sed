@@ -1,3 +1,3 @@
 # file: cross_entropy.cuh - 4097 to 8192 rows' terms are added up by the block for half as many
 # case: forward f32: the terms of few rows
-s/a->rows <= 4096 ? lk_cross_entropy_sum_few/a->rows <= 8192 ? lk_cross_entropy_sum_few/
+s/if (alone \&\& a->rows <= 4096)/if (alone \&\& a->rows <= 8192)/

@@ -1,3 +1,3 @@
 # file: lk_base.cuh - the launchers rely on what the card could do, not on what the code has
 # case: code of other architectures
-s/lk_code_known = {id, code.ptxVersion}/lk_code_known = {id, code.binaryVersion}/
+s/const int arch = code\.ptxVersion;/const int arch = code.binaryVersion;/
