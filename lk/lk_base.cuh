@@ -152,7 +152,7 @@ LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
 
 /* What the launchers ask of the current device: its number of SMs, the KiB of shared memory that each one has, and the compute
  * capability that the code it runs was compiled for, 90 for 9.0. A card also runs PTX of older ones: what that code left out is
- * not there, whatever the card could do. The first call in a thread loads the code, which makes a context where there is none. */
+ * not there, whatever the card could do. A thread's first call loads the code, which makes a context where there is none. */
 typedef struct {
     int arch, sms, smem;
 } lk_device;
