@@ -247,16 +247,24 @@ def listed(items, most=6):
 
 
 def slower(groups, column):
-    """Sentences of the cases where the best peer beats lk by this clock, worst first, and how many were compared."""
-    found, compared = [], 0
+    """Where the best peer beats lk by this clock: a text for each op, direction and peer, worst first; the number of those
+    cases, and of all that were compared."""
+    found, compared = collections.defaultdict(list), 0
     for (op, case, direction), row_of in groups.items():
         mine = number(row_of["lk"][column]) if "lk" in row_of else None
         name, theirs = best(row_of, column)
         if mine and theirs:
             compared += 1
             if mine > SLOWER * theirs:
-                found.append((mine / theirs, f"{op} {TITLE[direction]}, {case} ({mine / theirs:.2f} times {name})"))
-    return [text for _, text in sorted(found, reverse=True)], compared
+                mark = "*" if column == "kernel_ms" and row_of[name]["kernel_clock"] == "profiler" else ""
+                found[op, TITLE[direction], name + mark].append((mine / theirs, case))
+    texts = []
+    for (op, title, name), cases in sorted(found.items(), key=lambda item: max(item[1]), reverse=True):
+        ratios = [ratio for ratio, _ in cases]
+        times = f"{max(ratios):.2f}" if len(cases) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
+        names = "; ".join(case for _, case in cases) if len(cases) < 4 else f"{len(cases)} cases, the worst {max(cases)[1]}"
+        texts.append(f"- {op} {title}: {times} times {name} ({names})")
+    return texts, sum(map(len, found.values())), compared
 
 
 def less_accurate(groups):
@@ -274,10 +282,10 @@ def less_accurate(groups):
     return [text for _, text in sorted(worst.values(), reverse=True)]
 
 
-def sentence(texts, compared, start):
+def sentence(texts, count, compared, start):
     if not compared:
-        return f"{start}: not measured."
-    return f"{start}, in {len(texts)} of {compared} cases" + (f": {listed(texts)}." if texts else ".")
+        return f"{start}: not measured.\n"
+    return "\n".join([f"{start}, in {count} of {compared} cases" + (":" if texts else "."), "", *texts, ""])
 
 
 def span(values):
@@ -314,9 +322,13 @@ def readme(rows, path):
         print(f"| {op} | {TITLE[direction]} | {case} | {lk['kernel_ms'] or '-'}, {lk['call_ms']} | "
               f"{f'{kernel:g} ({name})' if name else '-'}, {f'{call:g} ({caller})' if caller else '-'} | {span(kernels)} | "
               f"{span(calls)} |")
-    texts, compared = slower(groups, "kernel_ms")
-    print("", sentence(texts, compared, f"Where lk loses by more than {SLOWER - 1:.0%}: kernels alone"), sep="\n")
-    print(sentence(*slower(groups, "call_ms"), "Called from Python"))
+    texts, count, compared = slower(groups, "kernel_ms")
+    print("", sentence(texts, count, compared, f"Where lk loses by more than {SLOWER - 1:.0%}: kernels alone"), sep="\n")
+    if any(text.startswith("- linear_cross_entropy backward") for text in texts):
+        print("linear_cross_entropy's backward makes the logits again, which the others have kept since forward.\n")
+    if any("* (" in text for text in texts):
+        print("\\* By the profiler, since it cannot be captured: the sum of its kernels' times, without the gaps between them.\n")
+    print(sentence(*slower(groups, "call_ms"), "Called from Python, lk by ctypes, which takes longer than a small op's kernels"))
     worse = listed(less_accurate(groups), 8)
     print(f"Where lk is less accurate than the most accurate of the others, by more than {WORSE - 1:.0%}:",
           worse + "." if worse else "nowhere.")
