@@ -40,10 +40,14 @@ import math
 import os
 import platform
 import signal
+import site
 import statistics
 import subprocess
 import sys
 import time
+
+for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    site.addsitedir(folder)  # what .pth files there say too, of packages that were only unpacked
 
 try:
     import torch
