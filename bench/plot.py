@@ -325,7 +325,7 @@ def readme(rows, path):
     texts, count, compared = slower(groups, "kernel_ms")
     print("", sentence(texts, count, compared, f"Where lk loses by more than {SLOWER - 1:.0%}: kernels alone"), sep="\n")
     if any(text.startswith("- linear_cross_entropy backward") for text in texts):
-        print("linear_cross_entropy's backward makes the logits again, which the others have kept since forward.\n")
+        print("linear_cross_entropy's backward makes the logits again, which PyTorch has kept since forward.\n")
     if any("* (" in text for text in texts):
         print("\\* By the profiler, since it cannot be captured: the sum of its kernels' times, without the gaps between them.\n")
     print(sentence(*slower(groups, "call_ms"), "Called from Python, lk by ctypes, which takes longer than a small op's kernels"))

@@ -495,11 +495,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
 
 /* Few rows, whose time is one turn of latencies: a block owns a row, all that a thread needs is on its way before anything is
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
- * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. PLAIN: there are x and y, perhaps rstd.
+ * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. BARE: there are x and y, perhaps rstd.
  * Measured on an H200, bf16: 512 rows of 2048 columns with a residual take 0.67 of the kernel above's time; 4 of 1024 without
- * 0.89, or 0.82 where they are PLAIN: 1.43 us, where a copy takes 1.0 and a kernel without any option 1.3; 1 of 4096 with
- * residual and weight takes 1.82 us. */
-template <class T, class R, bool PLAIN>
+ * take 1.44 us, as if not BARE 1.54 and by the kernel above 1.74, where a copy takes 1.01; 1 of 4096 with residual and weight
+ * takes 1.82 us. */
+template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
@@ -510,8 +510,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (!PLAIN) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_held<T, PLAIN> held[U];
+    if (!BARE) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_held<T, BARE> held[U];
     lk_srms_norm_hold<T, R>(held, p.p, row, vec * N, count);
     float sum[1] = {0.0f}, s[N];
 #pragma unroll
@@ -528,11 +528,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        if (!PLAIN && p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
+        if (!BARE && p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] *= rstd;
-        if (!PLAIN && p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
-        if (PLAIN || p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        if (!BARE && p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
+        if (BARE || p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
     }
 }
 
@@ -809,9 +809,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     }
 }
 
-/* Few rows, as forward's, without dweight. Measured on an H200, bf16, in shares of the kernel above's time: 4 rows of 1024
- * columns 0.85, or 0.78 where they are PLAIN: there are x, dy and dx, perhaps rstd; 512 with a residual 0.86. */
-template <class T, class R, bool PLAIN>
+/* Few rows, as forward's, without dweight. BARE: there are x, dy and dx, perhaps rstd. Measured on an H200, bf16: 4 rows of
+ * 1024 columns take 1.59 us; in a form before BARE 1.76, and 2.05 by the kernel above; 512 with a residual 0.86 of its time. */
+template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
@@ -826,7 +826,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     float rstd = p.a.rstd ? p.a.rstd[row] : 0.0f;
     lk_srms_norm_load_raw(dy, p.p.dy, row, vec * N, count);
     lk_srms_norm_load_raw(x, p.p.x, row, vec * N, count);
-    if (!PLAIN) {
+    if (!BARE) {
         lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
         lk_srms_norm_load_raw(r, p.p.r, row, vec * N, count);
         lk_srms_norm_load_raw(dr, p.p.dr, row, vec * N, count);
@@ -834,12 +834,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (PLAIN) lk_unpack(s[u], x[u][0]);
+        if (BARE) lk_unpack(s[u], x[u][0]);
         else lk_srms_norm_add<T, R>(s[u], p.p, x[u], r[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
-        if (PLAIN || p.p.dy.rows) lk_unpack(g[u], dy[u][0]);
-        if (!PLAIN && p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (BARE || p.p.dy.rows) lk_unpack(g[u], dy[u][0]);
+        if (!BARE && p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
         if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
@@ -851,11 +851,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         float add[N] = {};
-        if (!PLAIN && p.p.dr.rows) lk_srms_norm_unpack<R, N>(add, dr[u]);
+        if (!BARE && p.p.dr.rows) lk_srms_norm_unpack<R, N>(add, dr[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        if (PLAIN || p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, g[u]);
-        if (!PLAIN && p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, g[u]);
+        if (BARE || p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, g[u]);
+        if (!BARE && p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, g[u]);
     }
 }
 
@@ -1102,8 +1102,8 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
     const bool plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
     const bool held = sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
-    /* Measured on an H200, without a weight, not PLAIN: up to 2048 threads an SM the kernel for few rows takes 0.63 to 1.00 of
-     * the other's time, then 1.06 to 1.24; backward's up to 256 threads 0.86 to 1.01, then 0.89 to 1.50. */
+    /* Measured on an H200, without a weight and before BARE: up to 2048 threads an SM the kernel for few rows takes 0.63 to
+     * 1.00 of the other's time, then 1.06 to 1.24; backward's up to 256 threads 0.86 to 1.01, then 0.89 to 1.50. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
     plan.p = l.p;

@@ -28,8 +28,6 @@ struct CUstream_st {
 };
 
 enum { THREADS_PER_SM = 2048, BLOCKS_PER_SM = 32, BLOCK_SHARED_BYTES = 48 << 10 };
-#define SM_SHARED_BYTES device_smem()
-#define OPTIN_SHARED_BYTES (device_smem() - 1024)
 
 struct kernel_options { int dynamic_bytes, opted_in, big_cluster; };
 
@@ -57,9 +55,13 @@ int simt_poison_byte(void) {
     return byte;
 }
 
-static int device_smem(void) {
+static int sm_shared_bytes(void) {
     static int kib = environment_number("SIMT_SMEM", 228);
     return kib << 10;
+}
+
+static int optin_shared_bytes(void) {
+    return sm_shared_bytes() - 1024;
 }
 
 static int device_sms(void) {
@@ -394,10 +396,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = THREADS_PER_SM; break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = SM_SHARED_BYTES; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = sm_shared_bytes(); break;
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = OPTIN_SHARED_BYTES; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = optin_shared_bytes(); break;
     case cudaDevAttrMaxBlocksPerMultiprocessor: *value = BLOCKS_PER_SM; break;
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
     case cudaDevAttrClusterLaunch: *value = 1; break;
@@ -411,8 +413,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     snprintf(p->name, sizeof p->name, "simulator");
     p->totalGlobalMem = (size_t)8 << 30;
     p->sharedMemPerBlock = BLOCK_SHARED_BYTES;
-    p->sharedMemPerMultiprocessor = SM_SHARED_BYTES;
-    p->sharedMemPerBlockOptin = OPTIN_SHARED_BYTES;
+    p->sharedMemPerMultiprocessor = sm_shared_bytes();
+    p->sharedMemPerBlockOptin = optin_shared_bytes();
     p->regsPerBlock = 65536;
     p->warpSize = 32;
     p->maxThreadsPerBlock = 1024;
@@ -488,7 +490,7 @@ cudaError_t simt_func_set_attribute(const void *kernel, cudaFuncAttribute attrib
     kernel_options &k = kernels[kernel];
     switch (attribute) {
     case cudaFuncAttributeMaxDynamicSharedMemorySize:
-        if (value < 0 || value > OPTIN_SHARED_BYTES) return note(cudaErrorInvalidValue);
+        if (value < 0 || value > optin_shared_bytes()) return note(cudaErrorInvalidValue);
         k.dynamic_bytes = value;
         k.opted_in = 1;
         return cudaSuccess;
@@ -522,7 +524,7 @@ cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *a, const void *k
 cudaError_t simt_max_active_blocks(int *blocks, int threads, size_t dynamic_bytes) {
     if (threads < 1) return note(cudaErrorInvalidValue);
     size_t by_threads = threads > 1024 ? 0 : THREADS_PER_SM / ((threads + 31) / 32 * 32);
-    size_t by_memory = dynamic_bytes > (size_t)OPTIN_SHARED_BYTES ? 0 : SM_SHARED_BYTES / (dynamic_bytes + 1024);
+    size_t by_memory = dynamic_bytes > (size_t)optin_shared_bytes() ? 0 : sm_shared_bytes() / (dynamic_bytes + 1024);
     size_t most = by_threads < by_memory ? by_threads : by_memory;
     *blocks = most < BLOCKS_PER_SM ? (int)most : BLOCKS_PER_SM;
     return cudaSuccess;
