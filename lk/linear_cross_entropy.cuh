@@ -364,6 +364,7 @@ typedef struct {
     void *x;               /* T [chunk, x_stride], compacted */
     float *dx;             /* [chunk, hidden], sums over panels */
     float *dweight;        /* [vocab or panel, hidden], sums over chunks */
+    int8_t *low;           /* [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], what such a sum has beyond its bf16: fused */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
     float *slice;          /* [slice, logits_stride], f32 logits of a part of the chunk's rows; logits is then T's and all dZ */
     void *cublas;
@@ -1102,6 +1103,239 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     }
 }
 
+/* dx = v (E weight) and dweight (+)= E^T (v x) of a chunk, in one launch, so that the last tiles of one leave nobody idle. In
+ * shared memory a factor that lies across is squares of 64 k by 64, which wgmma takes as they are.
+ * A bf16 dweight that is summed over chunks has its sums, rounded, in dweight, and what they are beyond that, in units of 2^-8
+ * of a bf16's last place, in a byte each of the workspace: 24 bits in all, and nothing is left to do after the last chunk. */
+
+#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above. 4, 6, 12 and 16 take as long */
+
+typedef struct {
+    int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not asked for, or cuBLASLt's */
+    int steps;       /* of what is summed over */
+} lk_lce_tiles;
+
+typedef struct {
+    CUtensorMap e, weight;    /* dx's factors */
+    CUtensorMap e_across, x;  /* dweight's */
+    lk_lce_panel q;           /* the chunk, all columns */
+    lk_lce_tiles dx, dweight;
+    int lead;                 /* see lk_lce_gradient_tile */
+    bool first, last;         /* chunk */
+    bool wide_dx, wide_dweight; /* eight neighbours from a multiple of 8 on are all there, at a multiple of 16 bytes */
+} lk_lce_gradients;
+
+typedef struct {
+    int row, col; /* the first of the pair of tiles; row -1: there is none */
+    bool dx;
+} lk_lce_gradient_item;
+
+LK_DEVICE lk_lce_gradient_item lk_lce_gradient_place(const lk_lce_tiles &t, int i, bool dx)
+{
+    const int group = i / (LK_LCE_BAND * t.cols), first = group * LK_LCE_BAND, rest = i - first * t.cols;
+    const int wide = t.pairs - first < LK_LCE_BAND ? t.pairs - first : LK_LCE_BAND;
+    return {2 * LK_GEMM_ROWS * (first + rest % wide), LK_GEMM_COLS * (rest / wide), dx};
+}
+
+/* What a cluster works on at its turn: first its share of dx, in rounds of all clusters. Those that the last round leaves out,
+ * the late ones, take `lead` rounds of dweight before all take turns again. */
+LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int turn)
+{
+    const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
+    const int items = p.dx.pairs * p.dx.cols, more = items % clusters, late = clusters - more;
+    const int own = items / clusters + (cluster < more), behind = cluster < more ? late + cluster : cluster - more;
+    if (turn < own) return lk_lce_gradient_place(p.dx, turn * clusters + cluster, true);
+    turn -= own;
+    int i = p.lead * late + turn * clusters + behind;
+    if (cluster >= more) i = turn < p.lead ? turn * late + behind : i - p.lead * clusters;
+    if (i < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_place(p.dweight, i, false);
+    return {-1, 0, false};
+}
+
+/* Eight neighbours of a row to and from memory, or those that are left of it; zeros instead of what is not. */
+LK_DEVICE uint4 lk_lce_get8(const lk_bf16 *from, int left, bool wide)
+{
+    lk_bf16 x[8];
+    uint4 group = {};
+    if (wide && left > 0) return *(const uint4 *)from;
+#pragma unroll
+    for (int i = 0; i < 8; i++) lk_put(x + i, i < left ? lk_to_float(from[i]) : 0.0f);
+    memcpy(&group, x, sizeof group);
+    return group;
+}
+LK_DEVICE void lk_lce_put8(lk_bf16 *to, uint4 group, int left, bool wide)
+{
+    lk_bf16 x[8];
+    if (wide && left > 0) {
+        *(uint4 *)to = group;
+        return;
+    }
+    memcpy(x, &group, sizeof group);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < left) to[i] = x[i];
+}
+
+LK_DEVICE uint32_t lk_lce_pair(float low, float high)
+{
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    uint32_t pair;
+    memcpy(&pair, &two, sizeof pair);
+    return pair;
+}
+
+/* dx of the thread's two rows of a tile. */
+LK_DEVICE void lk_lce_put_dx_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
+{
+    const lk_lce_args &a = p.q.p.c.a;
+    const lk_lce_pieces &w = p.q.p.w;
+    const int mine = col + (int)threadIdx.x % 4 * 8, left = (int)a.hidden - mine;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t at = row + 8 * r;
+        const bool here = at < p.q.rows;
+        const int64_t token = !here ? -1 : w.token ? w.token[p.q.first_row + at] : p.q.first_row + at;
+        const float v = here ? w.scale[at] : 0.0f;
+        lk_bf16 *const out = (lk_bf16 *)a.dx + (token < 0 ? 0 : token) * a.dx_stride + mine;
+#pragma unroll
+        for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const float *const two = d + block * 16 + g * 4 + 2 * r;
+                pair[g] = v == 0.0f ? 0 : lk_lce_pair(v * (alpha * two[0]), v * (alpha * two[1])); /* 0 * NaN */
+            }
+            const uint4 group = lk_lce_turn(pair);
+            if (token >= 0) lk_lce_put8(out + block * 32, group, left - block * 32, p.wide_dx);
+        }
+    }
+}
+
+/* A tile of dweight in f32. */
+LK_DEVICE void lk_lce_put_f32_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
+{
+    const lk_lce_args &a = p.q.p.c.a;
+    const int mine = col + (int)threadIdx.x % 4 * 2, left = (int)a.hidden - mine;
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS; i += 2) {
+        const int64_t at = row + i / 2 % 2 * 8;
+        const int c = i / 4 * 8;
+        float *const out = (float *)a.dweight + at * a.dweight_stride + mine + c;
+        if (at >= a.vocab || c >= left) continue;
+        if (p.wide_dweight) *(float2 *)out = make_float2(alpha * d[i], alpha * d[i + 1]);
+        else {
+            out[0] = alpha * d[i];
+            if (c + 1 < left) out[1] = alpha * d[i + 1];
+        }
+    }
+}
+
+/* A sum of 24 bits: its bf16, and what it has beyond that. */
+LK_DEVICE float lk_lce_join(uint32_t bf16, int low)
+{
+    return __int_as_float((int)(bf16 << 16) + low * 256);
+}
+LK_DEVICE int lk_lce_beyond(float x, uint32_t bf16)
+{
+    const int low = (__float_as_int(x) - (int)(bf16 << 16) + 128) >> 8;
+    return low > 127 ? 127 : low;
+}
+
+/* A tile of dweight in bf16. */
+LK_DEVICE void lk_lce_put_bf16_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
+{
+    const lk_lce_args &a = p.q.p.c.a;
+    const bool add = !p.first || a.accumulate;
+    const int mine = col + (int)threadIdx.x % 4 * 8, left = (int)a.hidden - mine;
+    const int64_t tile = (int64_t)(row / LK_GEMM_ROWS) * p.dweight.cols + col / LK_GEMM_COLS;
+    uint4 *const low = (uint4 *)(p.q.p.w.low + tile * LK_GEMM_ROWS * LK_GEMM_COLS) + threadIdx.x - 128;
+    lk_bf16 *out[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        out[r] = row + 8 * r < a.vocab ? (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine : NULL;
+#pragma unroll
+    for (int half = 0; half < 8; half += 4) { /* blocks of 32 columns */
+        uint4 high[4][2], beyond[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int block = half + i;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                high[i][r] = {};
+                if (add && out[r]) high[i][r] = lk_lce_get8(out[r] + block * 32, left - block * 32, p.wide_dweight);
+            }
+            beyond[i] = p.first ? make_uint4(0, 0, 0, 0) : low[block * 256];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int block = half + i;
+            uint32_t bytes[4] = {beyond[i].x, beyond[i].y, beyond[i].z, beyond[i].w};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                uint32_t pair[4] = {high[i][r].x, high[i][r].y, high[i][r].z, high[i][r].w};
+                if (add) {
+                    const uint4 turned = lk_lce_turn(pair); /* its own inverse */
+                    pair[0] = turned.x, pair[1] = turned.y, pair[2] = turned.z, pair[3] = turned.w;
+                }
+#pragma unroll
+                for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
+                    const float *const two = d + block * 16 + g * 4 + 2 * r;
+                    uint32_t &four = bytes[r * 2 + g / 2];
+                    const int at = g % 2 * 16;
+                    const float x = fmaf(alpha, two[0], lk_lce_join(pair[g] & 0xffff, (int8_t)(four >> at)));
+                    const float y = fmaf(alpha, two[1], lk_lce_join(pair[g] >> 16, (int8_t)(four >> (at + 8))));
+                    pair[g] = lk_lce_pair(x, y);
+                    const uint32_t beyond_x = lk_lce_beyond(x, pair[g] & 0xffff) & 0xff;
+                    const uint32_t beyond_y = lk_lce_beyond(y, pair[g] >> 16) & 0xff;
+                    four = (four & ~(0xffffu << at)) | (beyond_x | beyond_y << 8) << at;
+                }
+                const uint4 group = lk_lce_turn(pair);
+                if (out[r]) lk_lce_put8(out[r] + block * 32, group, left - block * 32, p.wide_dweight);
+            }
+            if (!p.last) low[block * 256] = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+        }
+    }
+}
+
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(const __grid_constant__ lk_lce_gradients p)
+{
+#if LK_SM90A
+    LK_DYN_SMEM(lk_gemm_memory, memory);
+    lk_gemm_ring *const ring = lk_gemm_begin(&memory);
+    const int below = LK_GEMM_ROWS * ((int)blockIdx.x % 2);
+    unsigned step = 0;
+    lk_griddepcontrol_wait();
+    if (lk_gemm_loads()) {
+        lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
+        for (int turn = 0; threadIdx.x == 0; turn++) {
+            const lk_lce_gradient_item item = lk_lce_gradient_tile(p, turn);
+            if (item.row < 0) break;
+            if (item.dx)
+                lk_gemm_load<false, true>(ring, &step, &p.e, &p.weight, item.row + below, item.col, p.dx.steps);
+            else lk_gemm_load<true, true>(ring, &step, &p.e_across, &p.x, item.row + below, item.col, p.dweight.steps);
+        }
+    } else {
+        lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
+        const float alpha = p.q.p.w.counts->alpha;
+        float d[LK_GEMM_SUMS];
+        for (int turn = 0;; turn++) {
+            const lk_lce_gradient_item item = lk_lce_gradient_tile(p, turn);
+            const int row = item.row + below + lk_gemm_row(0);
+            if (item.row < 0) break;
+            if (item.dx) {
+                lk_gemm_multiply<false, true>(d, ring, &step, p.dx.steps);
+                lk_lce_put_dx_tile(p, d, row, item.col, alpha);
+            } else {
+                lk_gemm_multiply<true, true>(d, ring, &step, p.dweight.steps);
+                if (p.q.p.c.a.dweight_dtype == LK_DTYPE_F32) lk_lce_put_f32_tile(p, d, row, item.col, alpha);
+                else lk_lce_put_bf16_tile(p, d, row, item.col, alpha);
+            }
+        }
+    }
+    lk_gemm_end();
+#endif
+}
+
 /* ---- dbias ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -1314,6 +1548,13 @@ LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
     return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
 }
 
+/* Fused, whether dweight is made of lk's tiles. Where f32 is read and added to between a tile's last step and the next one's
+ * first, cuBLASLt was faster: all of forward_backward took 1 to 8 % less with chunks of 4096 tokens, 9 % with 768. */
+LK_HOST bool lk_lce_own_dweight(const lk_lce_call *c, int64_t chunk)
+{
+    return lk_lce_sums_dweight(c, chunk) || (chunk >= c->rows && !(c->a.dweight_dtype == LK_DTYPE_F32 && c->a.accumulate));
+}
+
 /* How many bytes of dweight are scratch until its one product or its sums come. */
 LK_HOST int64_t lk_lce_lent_bytes(const lk_lce_call *c, int64_t chunk)
 {
@@ -1358,17 +1599,17 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.class_weight = (float *)lk_lce_take(base, &used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, &used, a.dbias, w.splits * a.vocab, 4);
     w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_lce_type_bytes(c->type));
-    const bool sums_dx = fused || (panels && (c->type != LK_DTYPE_F32 || c->compact)), dx = a.dx && sums_dx;
-    const bool lent_dx = dx && fused && lk_lce_lent_bytes(c, chunk) >= chunk * a.hidden * 4;
     w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, c->compact ? chunk : rows, sizeof *w.sample);
-    const size_t from = used; /* what the factors are made of, then the sums of dx, then v x: none outlives the next */
+    size_t instead = used; /* v x, when the factors are made and what they are made of is done with */
     w.parts = (lk_lce_sums *)lk_lce_take(base, &used, fused, chunk * lk_ceil_div(a.vocab, panel), sizeof *w.parts);
     w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
-    size_t second = from, third = from;
-    w.dx = lent_dx ? (float *)a.dweight : (float *)lk_lce_take(base, &second, dx, chunk * a.hidden, 4);
-    if (fused && a.dweight && !c->compact) w.x = lk_lce_take(base, &third, true, chunk * w.x_stride, 2);
-    used = used > second ? used : second, used = used > third ? used : third;
-    w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), dweight_rows * a.hidden, 4);
+    if (fused && a.dweight && !c->compact) w.x = lk_lce_take(base, &instead, true, chunk * w.x_stride, 2);
+    used = used > instead ? used : instead;
+    const bool sums_dx = panels && (c->type != LK_DTYPE_F32 || c->compact), sums_dweight = lk_lce_sums_dweight(c, chunk);
+    const int64_t tiles = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS) * lk_ceil_div(a.hidden, LK_GEMM_COLS); /* pairs of them */
+    w.dx = (float *)lk_lce_take(base, &used, a.dx && sums_dx, chunk * a.hidden, 4);
+    w.dweight = (float *)lk_lce_take(base, &used, sums_dweight && !fused, dweight_rows * a.hidden, 4);
+    w.low = (int8_t *)lk_lce_take(base, &used, sums_dweight && fused, tiles, 2 * LK_GEMM_ROWS * LK_GEMM_COLS);
     if (slice > chunk) slice = chunk;
     const int64_t logit_bytes = lk_lce_type_bytes(slice || fused ? c->type : c->logits_type);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
@@ -1399,8 +1640,9 @@ LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, i
     return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
 }
 
-/* whole: so are chunks. Fused, what is done to an element of dx or of x takes 8.5 ps, which is fitted to how much longer it
- * took than chunks with 8192 to 131072 columns of hidden 4096, where the tile that is looked at first took 45 us. */
+/* whole: so are chunks. Fused, what is done to an element of x takes 7 ps, which is fitted to how much longer it took than
+ * chunks with 8192 to 131072 columns of hidden 4096, where the tile that is looked at first took 45 us; dx by itself has whole
+ * waves, and where sums of 24 bits are read and written, nothing is multiplied. */
 LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const lk_lce_args &a = c->a;
@@ -1411,14 +1653,14 @@ LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t c
     const int64_t rows = slice ? lk_lce_min(slice, chunk) : chunk;
     const double logits = slices * lk_lce_matmul_cost(c, whole, panel, rows, a.hidden, logit);
     const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* a warp to a row of panels: a few rows are slow */
-    const double moves = (double)(a.dx != NULL) + (double)(a.dweight != NULL);
-    const double elements = fused ? 8.5e-6 * moves * (double)chunk * (double)a.hidden : each * 1.5 * logit / rate;
-    const double pass = elements + 3.0 * (fused ? 2.0 + moves : slices);
-    const double dx_bytes = fused ? 4.0 : panels ? 8.0 : 2.0;
-    const double dx = a.dx ? lk_lce_matmul_cost(c, whole, a.hidden, chunk, panel, dx_bytes) : 0.0;
-    const double sum = a.dweight_dtype == LK_DTYPE_F32 || lk_lce_sums_dweight(c, chunk) ? 8.0 : 2.0;
+    const bool sums = lk_lce_sums_dweight(c, chunk), apart = !fused || !a.dweight || !lk_lce_own_dweight(c, chunk);
+    const double copy = fused && a.dweight ? 7e-6 * (double)chunk * (double)a.hidden : 0.0;
+    const double pass = fused ? copy + 9.0 : each * 1.5 * logit / rate + 3.0 * slices;
+    const double dx_bytes = panels ? 8.0 : 2.0;
+    const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && apart), a.hidden, chunk, panel, dx_bytes) : 0.0;
+    const double sum = fused && sums ? 0.0 : a.dweight_dtype == LK_DTYPE_F32 || sums ? 8.0 : 2.0;
     const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
-    double cost = logits + pass + dx + dweight;
+    double cost = logits + pass + dx + dweight + (fused && sums ? (double)panel * (double)a.hidden * 6.0 / 4e6 : 0.0);
     if (panels && c->gradient) cost += logits + pass;
     if (twice && a.dx && (a.dweight || a.dbias)) cost += logits + pass;
     const double chunks = whole ? (double)lk_ceil_div(c->rows, chunk) : (double)c->rows / (double)chunk;
@@ -1461,9 +1703,10 @@ LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
 
 LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, int path, size_t budget)
 {
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    if (fused && !c->gradient) return 0; /* no matmul is cuBLASLt's */
-    if (fused && budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4; /* or one more chunk */
+    if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
+        if (!c->gradient || !c->a.dweight || c->a.dweight_dtype != LK_DTYPE_F32) return 0; /* no matmul is cuBLASLt's */
+        if (budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4;         /* or one more chunk */
+    }
     return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
 }
 
@@ -1575,7 +1818,8 @@ LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_
  * bytes it says have too. */
 LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
-    static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace"};
+    static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
+                                       ", dweight summed in 24 bits"};
     const int64_t vocab = c->a.vocab;
     *plan = {};
     if (c->rows == 0) {
@@ -1592,7 +1836,7 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
         fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
         const size_t left = budget - plan->workspace_bytes;
         plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-        if (fused && !c->gradient) plan->cublas_bytes = 0;
+        if (fused && (!c->a.dweight || lk_lce_own_dweight(c, plan->chunk_tokens))) plan->cublas_bytes = 0;
         plan->workspace_bytes += plan->cublas_bytes;
         budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
     }
@@ -1604,9 +1848,9 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !fused) plan->matmuls++;
     if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
-    const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : lk_lce_sums_dweight(c, plan->chunk_tokens) ? 2 : 1;
+    const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !lk_lce_sums_dweight(c, plan->chunk_tokens) ? 1 : fused ? 3 : 2;
     const char *const kept = fused ? c->gradient ? "bf16 exponentials of" : "no kept" : plan->exact ? "f32" : "16-bit";
-    const int apart = fused && !c->gradient ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
+    const int apart = fused && !plan->cublas_bytes ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
     char last[40] = "", part[60] = "";
     if (w.slice)
         snprintf(part, sizeof part, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
@@ -1960,11 +2204,15 @@ template <class Args> LK_HOST lk_status lk_lce_launch(const lk_lce_run *r, void 
 }
 
 /* A kernel of tiles, in clusters of two blocks, one for each two SMs. */
-LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_run *r, void (*kernel)(lk_lce_fused), const lk_lce_fused &p)
+LK_HOST int64_t lk_lce_clusters(const lk_lce_run *r, int64_t items)
+{
+    return lk_lce_min(items, r->device.sms / 2 > 0 ? r->device.sms / 2 : 1);
+}
+template <class Args>
+LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_run *r, void (*kernel)(Args), int64_t items, const Args &p)
 {
     if (r->mode == LK_LCE_RESOLVE) return LK_OK;
-    const int64_t most = r->device.sms / 2 > 0 ? r->device.sms / 2 : 1;
-    return lk_launch_pdl(r->op, &r->device, kernel, 2 * lk_lce_min(p.items, most), 2, LK_GEMM_THREADS, sizeof(lk_gemm_memory),
+    return lk_launch_pdl(r->op, &r->device, kernel, 2 * lk_lce_clusters(r, items), 2, LK_GEMM_THREADS, sizeof(lk_gemm_memory),
                          r->stream, p);
 }
 
@@ -2044,7 +2292,7 @@ template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_run *r, const lk
     T *const to = (T *)a.dx + (r->p.c.compact ? 0 : q.first_row * a.dx_stride);
     const int32_t *const token = r->p.c.compact ? w.token + q.first_row : NULL;
     const lk_lce_move move = {w.dx ? (const void *)w.dx : w.x, to, NULL, token, q.rows, a.hidden,
-                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0, w.scale};
+                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0, NULL};
     return w.dx ? lk_lce_move_rows<float, T>(r, move) : lk_lce_move_rows<T, T>(r, move);
 }
 
@@ -2217,7 +2465,47 @@ template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_run *r, lk_lce_f
     p.parts = p.q.p.w.sample, p.tiles = p.runs = p.run_tiles = 1, p.items = p.pairs;
     p.q.p.c.a.label_smoothing = 1.0f; /* the sums of smoothing too: the tile's mean */
     p.q.p.c.a.class_weight = NULL, p.q.p.w.class_weight = NULL;
-    return status ? status : lk_lce_launch_tiles(r, lk_lce_fused_kernel<false, false>, p);
+    return status ? status : lk_lce_launch_tiles(r, lk_lce_fused_kernel<false, false>, p.items, p);
+}
+
+/* How many rounds of dweight the clusters that have one tile of dx less take first: what ends soonest. A tile's end is worth
+ * about 4 of its steps. */
+LK_HOST int lk_lce_lead(const lk_lce_tiles &dx, const lk_lce_tiles &dweight, int64_t clusters)
+{
+    const int64_t items = (int64_t)dweight.pairs * dweight.cols, late = clusters - (int64_t)dx.pairs * dx.cols % clusters;
+    const int64_t all = dx.steps + 4, each = dweight.steps + 4, most = late < clusters ? all / each + 1 : 0;
+    int64_t best = 0, least = INT64_MAX;
+    for (int64_t lead = 0; lead <= most; lead++) {
+        const int64_t rest = items > lead * late ? items - lead * late : 0, rounds = lk_ceil_div(rest, clusters);
+        const int64_t others = rest > late ? lk_ceil_div(rest - late, clusters) : 0, early = all + others * each;
+        const int64_t time = (lead + rounds) * each > early ? (lead + rounds) * each : early;
+        if (time < least) best = lead, least = time;
+    }
+    return (int)best;
+}
+
+/* A chunk's gradients, of its exponentials, their factors and v x: dx, and dweight where it is lk's own. */
+LK_HOST lk_status lk_lce_run_gradients(const lk_lce_run *r, const lk_lce_panel &q, bool dweight)
+{
+    const lk_lce_args &a = r->p.c.a;
+    const lk_lce_pieces &w = r->p.w;
+    lk_lce_gradients p = {};
+    lk_status status = LK_OK;
+    p.q = q, p.first = q.first_row == 0, p.last = q.first_row + q.rows >= r->p.c.rows;
+    const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
+    if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(a.vocab, LK_GEMM_DEPTH)};
+    if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
+    const int64_t items = (int64_t)p.dx.pairs * p.dx.cols + (int64_t)p.dweight.pairs * p.dweight.cols;
+    p.lead = lk_lce_lead(p.dx, p.dweight, lk_lce_clusters(r, items));
+    p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
+    p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
+    if (r->mode == LK_LCE_RESOLVE) return LK_OK;
+    if (a.dx) status = lk_gemm_map(r->op, &p.e, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_ROWS);
+    if (a.dx && !status) status = lk_gemm_map(r->op, &p.weight, a.weight, a.vocab, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
+    if (dweight && !status)
+        status = lk_gemm_map(r->op, &p.e_across, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_DEPTH);
+    if (dweight && !status) status = lk_gemm_map(r->op, &p.x, w.x, q.rows, a.hidden, w.x_stride, LK_GEMM_DEPTH);
+    return status ? status : lk_lce_launch_tiles(r, lk_lce_gradients_kernel, items, p);
 }
 
 /* One chunk whose logits stay in registers. */
@@ -2247,20 +2535,22 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
     const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32);
     if (!c.gradient) {
         if (!status)
-            status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, false> : lk_lce_fused_kernel<false, false>, p);
+            status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, false> : lk_lce_fused_kernel<false, false>,
+                                         p.items, p);
         return status ? status : lk_lce_launch(r, lk_lce_merge_kernel, blocks, p);
     }
     if (!status && (chunk == 0 || c.compact)) status = lk_lce_sample<T>(r, p);
     if (!c.compact) q.p.w.sample += q.first_row;
-    if (!status) status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, true> : lk_lce_fused_kernel<false, true>, p);
+    if (!status)
+        status = lk_lce_launch_tiles(r, plain ? lk_lce_fused_kernel<true, true> : lk_lce_fused_kernel<false, true>, p.items, p);
+    const lk_lce_pieces &w = q.p.w;
     if (!status) status = lk_lce_launch(r, lk_lce_factor_kernel, blocks, p);
     if (!status) status = lk_lce_dbias<T>(r, q);
-    if (!status && a.dx) status = lk_lce_dx<T>(r, q);
-    if (!status) status = lk_lce_put_dx<T>(r, q);
-    if (status || !a.dweight) return status;
-    const lk_lce_pieces &w = q.p.w; /* v x takes the place of the sums of dx */
-    status = lk_lce_move_rows<T, T>(r, {x, w.x, NULL, NULL, q.rows, a.hidden, x_stride, w.x_stride, 0, w.scale});
-    return status ? status : lk_lce_dweight<T>(r, q);
+    if (!status && a.dweight)
+        status = lk_lce_move_rows<T, T>(r, {x, w.x, NULL, NULL, q.rows, a.hidden, x_stride, w.x_stride, 0, w.scale});
+    const bool own = a.dweight && lk_lce_own_dweight(&c, r->plan.chunk_tokens);
+    if (!status && (a.dx || own)) status = lk_lce_run_gradients(r, q, own);
+    return status || !a.dweight || own ? status : lk_lce_dweight<T>(r, q);
 }
 
 /* All of a call, in the run's mode. */

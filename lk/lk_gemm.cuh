@@ -104,19 +104,25 @@ LK_DEVICE bool lk_gemm_loads(void)
 #define LK_GEMM_LOAD_REGISTERS 40
 #define LK_GEMM_MULTIPLY_REGISTERS 232
 
-/* The copies of a tile, by one thread. */
+/* The copies of a tile, by one thread. A transposed factor comes in squares of 64 k by 64 of its rows or columns. */
+template <bool transpose_a = false, bool transpose_b = false>
 LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMap *a, const CUtensorMap *b, int row, int col,
                             int steps)
 {
     const unsigned rank = lk_cluster_ctarank();
-    const int half = LK_GEMM_COLS / 2 * (int)rank;
-    for (int k = 0; k < steps; k++, ++*step) {
+    const int half = LK_GEMM_COLS / 2 * (int)rank, square = LK_GEMM_DEPTH;
+    for (int step_of_tile = 0; step_of_tile < steps; step_of_tile++, ++*step) {
         const unsigned stage = *step % LK_GEMM_STAGES, turn = *step / LK_GEMM_STAGES % 2;
+        const int k = step_of_tile * LK_GEMM_DEPTH;
+        lk_mbarrier *const full = &ring->full[stage];
+        lk_bf16 *const to_a = ring->a[stage], *const to_b = ring->b[stage] + half * LK_GEMM_DEPTH;
         lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], turn ^ 1);
-        lk_mbarrier_arrive_expect_tx(&ring->full[stage], LK_GEMM_STAGE_BYTES);
-        lk_cp_async_bulk_tensor_2d_load(ring->a[stage], a, k * LK_GEMM_DEPTH, row, &ring->full[stage]);
-        lk_cp_async_bulk_tensor_2d_load_multicast(ring->b[stage] + half * LK_GEMM_DEPTH, b, k * LK_GEMM_DEPTH, col + half,
-                                                  &ring->full[stage], 3);
+        lk_mbarrier_arrive_expect_tx(full, LK_GEMM_STAGE_BYTES);
+        for (int i = 0; i < (transpose_a ? LK_GEMM_ROWS : 1); i += square)
+            lk_cp_async_bulk_tensor_2d_load(to_a + i * square, a, transpose_a ? row + i : k, transpose_a ? k : row, full);
+        for (int i = 0; i < (transpose_b ? LK_GEMM_COLS / 2 : 1); i += square)
+            lk_cp_async_bulk_tensor_2d_load_multicast(to_b + i * square, b, transpose_b ? col + half + i : k,
+                                                      transpose_b ? k : col + half, full, 3);
     }
 }
 
@@ -130,19 +136,21 @@ LK_DEVICE void lk_gemm_release(lk_gemm_ring *ring, unsigned step)
 
 /* The sums of a tile, by a consumer warpgroup: d[i] is of row lk_gemm_row(i) and column lk_gemm_col(i) of the tile. The
  * products of a stage are on their way while those of the next one are issued. */
+template <bool transpose_a = false, bool transpose_b = false>
 LK_DEVICE void lk_gemm_multiply(float (&d)[LK_GEMM_SUMS], lk_gemm_ring *ring, unsigned *step, int steps)
 {
-    const int group = (int)threadIdx.x / 128 - 1;
-    const uint64_t first_a = lk_wgmma_descriptor(ring->a[0] + group * 64 * LK_GEMM_DEPTH, 16, 1024);
-    const uint64_t first_b = lk_wgmma_descriptor(ring->b[0], 16, 1024);
+    const int group = (int)threadIdx.x / 128 - 1, square = 64 * LK_GEMM_DEPTH;
+    const uint64_t first_a = lk_wgmma_descriptor(ring->a[0] + group * square, 16, 1024);
+    const uint64_t first_b = lk_wgmma_descriptor(ring->b[0], transpose_b ? 2 * square : 16, 1024);
+    const int next_a = transpose_a ? 128 : 2, next_b = transpose_b ? 128 : 2; /* 16 k further on: 16 rows, or 32 bytes */
     for (int k = 0; k < steps; k++, ++*step) {
         const unsigned stage = *step % LK_GEMM_STAGES, turn = *step / LK_GEMM_STAGES % 2;
         const uint64_t a = first_a + stage * (sizeof ring->a[0] / 16), b = first_b + stage * (sizeof ring->b[0] / 16);
         lk_mbarrier_wait_parity(&ring->full[stage], turn);
         lk_wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < LK_GEMM_DEPTH / 16; j++) /* 16 columns of k are 32 bytes: 2 in a descriptor */
-            lk_wgmma_m64k16_bf16<LK_GEMM_COLS>(d, a + 2 * j, b + 2 * j, k + j > 0);
+        for (int j = 0; j < LK_GEMM_DEPTH / 16; j++)
+            lk_wgmma_m64k16_bf16<LK_GEMM_COLS, transpose_a, transpose_b>(d, a + next_a * j, b + next_b * j, k + j > 0);
         lk_wgmma_commit_group();
         lk_wgmma_wait_group<1>();
         if (k > 0) lk_gemm_release(ring, *step - 1);

@@ -1,3 +1,3 @@
 # file: lk_gemm.cuh - every stage has the first columns of A
 # case: far apart forward fused
-s|ring->a\[stage\], a, k \* LK_GEMM_DEPTH, row|ring->a[stage], a, 0 * k, row|
+s|transpose_a ? row + i : k, transpose_a ? k : row|transpose_a ? row + i : 0 * k, transpose_a ? k : row|

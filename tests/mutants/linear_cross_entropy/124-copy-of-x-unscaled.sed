@@ -1,3 +1,3 @@
-# file: linear_cross_entropy.cuh - dweight is made from x itself
+# file: linear_cross_entropy.cuh - fused, dweight is made from x itself
 # case: accuracy bf16
-s|m.a = fused ? w.x : lk_lce_x<T>(r, q)|m.a = lk_lce_x<T>(r, q)|; s|m.key.lda = fused ? w.x_stride : lk_lce_x_stride(r)|m.key.lda = lk_lce_x_stride(r), (void)fused|
+s|&p.x, w.x, q.rows, a.hidden, w.x_stride|\&p.x, (const lk_bf16 *)a.x + q.first_row * a.x_stride, q.rows, a.hidden, a.x_stride|

@@ -1,3 +1,3 @@
 # file: lk_gemm.cuh - a block keeps its half of B
 # case: errors forward bf16
-s|&ring->full\[stage\], 3);|\&ring->full[stage], (uint16_t)(1 << rank));|
+s|transpose_b ? k : col + half, full, 3);|transpose_b ? k : col + half, full, (uint16_t)(1 << rank));|
