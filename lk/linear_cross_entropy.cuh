@@ -43,8 +43,8 @@
  *            not added to and is written last, or else in the workspace. Whatever fits is found by a model of an H200's times;
  *            path, chunk_tokens, slice_tokens and panel_vocab overrule it. Each plan is exact: dweight is a sum of floats over
  *            all tokens, rounded once; it lives in the caller's f32 dweight, in dweight itself where one chunk has all tokens,
- *            or in f32 of the workspace. At 12288 tokens, hidden 4096, vocab 131072 in bf16 (6144 MiB of f32 logits), where
- *            logits are kept:
+ *            in f32 of the workspace, or, FUSED, in dweight and a byte an element of the workspace: 24 bits. At 12288 tokens of
+ *            hidden 4096, vocab 131072 in bf16 (6144 MiB of f32 logits), where logits are kept:
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
  *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
@@ -57,25 +57,25 @@
  *            LK_LINEAR_CROSS_ENTROPY_FUSED has kernels of its own (bf16 on sm_90a, by TMA and wgmma, see lk_gemm.cuh). forward
  *            keeps no logits: the columns of a tile are added to the states of its rows while they are in registers, which
  *            takes 16 bytes a token and run of columns (here 12 MiB). forward_backward keeps e^(z - reference) in bf16 where
- *            other plans have f32 logits, and there is no pass over it: it is dZ but for a factor of the row, which dx's sums,
- *            in f32 of the workspace or in dweight, and a copy of x take. Here 160 MiB hold a 24th of the tokens, 512 MiB a
- *            seventh, 1130 MiB a third (f32 dweight; the sums of bf16 dweight in chunks take 2048 MiB besides), and 3178 MiB
- *            all (either).
+ *            other plans have f32 logits, and there is no pass over it: it is dZ but for a factor of the row, which dx's tiles
+ *            and a copy of x take. The tiles of dx and dweight are of one launch, but for an f32 dweight that is added to, by
+ *            several chunks or for the caller, which is cuBLASLt's. Here 160 MiB hold a 24th of the tokens, 512 MiB a seventh,
+ *            1130 MiB a third (f32 dweight; with bf16 dweight in chunks 660, 1044 and 1568 MiB hold a 24th, a sixth and a
+ *            third), and 3168 MiB all (either).
  *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
- *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 40000
- *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
- *            do: on another one, and where there is none, they give the plan that keeps logits.
- *            On an H200, as shares of the bare matmuls' speed at 12288 tokens of hidden 4096: forward of 131072 columns 0.99;
- *            forward_backward in the same 216 to 1130 MiB (f32 dweight), 911 to 3178 MiB (bf16), within 0.02 from run to run:
- *                vocab            8192  16384  32768  50257  65536  131072   bf16: 32768  65536  131072
- *                FUSED           0.902         0.964  0.917  0.956   0.966                0.990   0.955
- *                kept logits     0.965  0.935  0.949  0.861          0.922         0.988          0.946
- *            Power is its limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
+ *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 18000 (bf16
+ *            dweight) or 26000 columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current
+ *            device, as the calls do: on another one, and where there is none, they give the plan that keeps logits.
+ *            On an H200 it took, in turns with kept logits, 12288 tokens of hidden 4096: 3 % more time with 8192 columns, as
+ *            much with 16384, 1 to 3 % less with 32768; with 131072 and bf16 dweight in 1130 MiB 21 % less, since nothing is
+ *            computed again. README has the shares of the bare matmuls' speed.
+ *            Power is forward's limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
  *            without anything but the matmul it takes 4 to 6 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
- *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8) or a tenth.
- *            Where vocab is not a multiple of 8 the last vocab % 8 columns have matmuls of their own (not in true float, nor
- *            for FUSED's logits): with 50257 columns cuBLASLt takes 7, 5 and 1.3 times as long for logits, dx and dweight as
- *            with 50256. hidden has no such help: expect matmuls that slow where it is not a multiple of 8.
+ *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8, or none where
+ *            it has no product) or a tenth.
+ *            Where vocab is not a multiple of 8 cuBLASLt has products of their own for the last vocab % 8 columns (not in true
+ *            float): with 50257 columns it takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256.
+ *            hidden has no such help: expect matmuls that slow where it is not a multiple of 8.
  * Numerics   Matmuls of bf16 and f16 sum in float, those of f32 are true float unless tf32 is set. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy besides the rounding of a sum of hidden products; dZ has one rounding to T, dx,
  *            dweight and dbias another. Only where those last columns are apart and there are no panels is their part of dx,
@@ -89,7 +89,7 @@
  *            rounds the exponentials to bf16, and x times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks
  *            have up to 2.5e-3 in each (relative Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A
  *            row some of whose tiles are 2^40 above the reference, which is a guess from the first 256 columns, or 2^90 below
- *            it is rescaled, with one rounding more.
+ *            it is rescaled, with one rounding more. Its sums of 24 bits are rounded once a chunk to 2^-17 of what they are.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
  *            dbias reads dZ once more.
@@ -1203,7 +1203,7 @@ LK_DEVICE void lk_lce_put_dx_tile(const lk_lce_gradients &p, const float (&d)[LK
 #pragma unroll
             for (int g = 0; g < 4; g++) {
                 const float *const two = d + block * 16 + g * 4 + 2 * r;
-                pair[g] = v == 0.0f ? 0 : lk_lce_pair(v * (alpha * two[0]), v * (alpha * two[1])); /* 0 * NaN */
+                pair[g] = lk_lce_pair(v * (alpha * two[0]), v * (alpha * two[1]));
             }
             const uint4 group = lk_lce_turn(pair);
             if (token >= 0) lk_lce_put8(out + block * 32, group, left - block * 32, p.wide_dx);
@@ -1233,11 +1233,11 @@ LK_DEVICE void lk_lce_put_f32_tile(const lk_lce_gradients &p, const float (&d)[L
 /* A sum of 24 bits: its bf16, and what it has beyond that. */
 LK_DEVICE float lk_lce_join(uint32_t bf16, int low)
 {
-    return __int_as_float((int)(bf16 << 16) + low * 256);
+    return __uint_as_float((bf16 << 16) + (uint32_t)(low * 256));
 }
 LK_DEVICE int lk_lce_beyond(float x, uint32_t bf16)
 {
-    const int low = (__float_as_int(x) - (int)(bf16 << 16) + 128) >> 8;
+    const int low = (int)(__float_as_uint(x) - (bf16 << 16) + 128) >> 8; /* of a NaN, anything: it stays one */
     return low > 127 ? 127 : low;
 }
 
@@ -1701,15 +1701,6 @@ LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
     return lengths[at] ? lk_lce_equal(c->rows, lengths[at]) : 0;
 }
 
-LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, int path, size_t budget)
-{
-    if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
-        if (!c->gradient || !c->a.dweight || c->a.dweight_dtype != LK_DTYPE_F32) return 0; /* no matmul is cuBLASLt's */
-        if (budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4;         /* or one more chunk */
-    }
-    return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-}
-
 /* Panels of about equal width, in multiples of 128. */
 LK_HOST int64_t lk_lce_panel_of(const lk_lce_call *c, int64_t panels)
 {
@@ -1732,6 +1723,19 @@ LK_HOST int64_t lk_lce_run_cols(const lk_lce_call *c, int64_t chunk, size_t byte
         if (wanted <= bytes && time < 0.995 * least && items < 1 << 30) best = run, least = time;
     }
     return best * LK_GEMM_COLS;
+}
+
+/* What is set aside for cuBLASLt. Fused, nothing where it has no product, as when the longest chunk fits and is lk's own. */
+LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, int path, size_t budget)
+{
+    const lk_lce_args &a = c->a;
+    if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
+        const int64_t most = a.chunk_tokens ? a.chunk_tokens : c->rows, runs = lk_lce_run_cols(c, most, 0);
+        if (!c->gradient || !a.dweight || a.dweight_dtype != LK_DTYPE_F32) return 0;
+        if (lk_lce_own_dweight(c, most) && lk_lce_lay_out(c, path, most, runs, 0, NULL).bytes <= budget) return 0;
+        if (budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4; /* or one more chunk */
+    }
+    return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
 }
 
 /* The smallest budget: that of the leanest plan which the choice below would find. */

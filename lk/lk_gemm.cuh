@@ -24,6 +24,9 @@
  *   full    this block's copies have landed: one arrival, and LK_GEMM_STAGE_BYTES, a third of them from the peer's multicast
  *   empty   every consumer warp of both blocks has done with the stage, 16 arrivals: the next copy of B lands in both
  *
+ * A transposed factor is stored with its rows along k instead: a[k, row + i], b[k, col + j]. Its copies are squares of 64 k by
+ * 64 rows of A or columns of B, one after another, which wgmma reads as they are.
+ *
  * A kernel, of both warpgroup roles, walks the same tiles in the same order:
  *     LK_DYN_SMEM(lk_gemm_memory, memory);
  *     lk_gemm_ring *ring = lk_gemm_begin(&memory);

@@ -1283,6 +1283,17 @@ static void sums_of_24_bits(void)
     free(exact);
 }
 
+/* Rows of dx and dweight that end within a group of 8 though they start at multiples of it: what follows is not theirs. */
+static void rows_with_gaps(void)
+{
+    for (int i = 0; i < 4; i++) {
+        problem p = plain(TEST_BF16, BOTH, FUSED, 300, 13, 70);
+        p.stride[X] = p.stride[WEIGHT] = p.stride[DX] = p.stride[DWEIGHT] = 16;
+        p.on[MEAN] = true, p.on[DWEIGHT_F32] = i % 2, p.on[ACCUMULATE] = i / 2, p.chunk = i == 2 ? 100 : 0;
+        run(p);
+    }
+}
+
 /* A target at -inf: loss +inf, gradient finite and right; only the loss differs from what the other tests see. */
 static void masked_target(int type, int path)
 {
@@ -1376,6 +1387,7 @@ static void all_sequences(void)
     for (int direction = 0; direction < DIRECTIONS; direction++)
         if (has_path(TEST_BF16, direction, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
             many_rows(direction), test_finish();
+    if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
     if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
