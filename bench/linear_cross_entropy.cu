@@ -78,7 +78,7 @@ static const shape shapes[] = {
     {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0},
     {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS},
     {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED},
-    {CASE(32768, f32 path=fused), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, FUSED},
+    {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS},
     {CASE(131072, f32 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS},
     {CASE(131072, bf16 path=chunks), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 0, CHUNKS},
 };
