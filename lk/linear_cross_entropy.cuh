@@ -89,7 +89,7 @@
  *            rounds the exponentials to bf16, and x times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks
  *            have up to 2.5e-3 in each (relative Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A
  *            row some of whose tiles are 2^40 above the reference, which is a guess from the first 256 columns, or 2^90 below
- *            it is rescaled, with one rounding more. Its sums of 24 bits are rounded once a chunk to 2^-17 of what they are.
+ *            it is rescaled, with one rounding more. Its sums of 24 bits are rounded once a chunk, to 2^-16 of what they are.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
  *            dbias reads dZ once more.
@@ -134,13 +134,13 @@ lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *conte
 typedef struct {
     size_t workspace_bytes; /* what the plan uses, cublas_bytes among it; no more than the budget */
     size_t minimum_bytes;   /* the smallest workspace that is accepted */
-    size_t cublas_bytes;    /* what cuBLASLt gets: 32 MiB, less where the budget is small */
+    size_t cublas_bytes;    /* what cuBLASLt gets: 32 MiB, less where the budget is small, 0 where it has no product */
     int64_t chunk_tokens, chunks;
     int64_t panel_vocab, panels;
     int64_t slice_tokens;   /* tokens of a chunk whose logits are there at a time; 0: all, and dZ takes their place */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* how many products of 2 tokens hidden vocab operations each */
-    int exact;              /* not 0: no 16-bit logits, and the sums of dweight over tokens are float and rounded once */
+    int exact;              /* not 0: no 16-bit logits, and the sums of dweight over tokens are float, or 24 bits, see Plans */
     char text[220];         /* all that in words */
 } lk_linear_cross_entropy_plan;
 
@@ -361,7 +361,7 @@ typedef struct {
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
-    void *x;               /* T [chunk, x_stride], compacted */
+    void *x;               /* T [chunk, x_stride], compacted, and times the factor of the row: fused */
     float *dx;             /* [chunk, hidden], sums over panels */
     float *dweight;        /* [vocab or panel, hidden], sums over chunks */
     int8_t *low;           /* [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], what such a sum has beyond its bf16: fused */
@@ -761,8 +761,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 
 /* Kernels of lk_gemm.cuh's tiles. Without gradients nothing of the logits is kept. With them, a chunk's exponentials
  * E[t,j] = exp(scale (v[t,j] - reference)) are, in bf16: dZ is E but for a factor of the row, v below, which is known when the
- * row's sum is, and the target's element, which is put in its place then. So dx = v (E weight), with v applied to its sums, and
- * dweight = E^T (v x).
+ * row's sum is, and the target's element, which is put in its place then. So dx = v (E weight), where v comes last, and dweight
+ * = E^T (v x).
  * The reference is one of a row and has to be known before the row: it is guessed from the first tile, whose maximum and mean
  * say how far the largest of all columns will be. bf16 has float's range, so it may be off by 2^40 upwards and 2^90 downwards.
  * A tile beyond that takes its own maximum for that row, says so in `references`, and is brought in line later. */
@@ -1555,19 +1555,13 @@ LK_HOST bool lk_lce_own_dweight(const lk_lce_call *c, int64_t chunk)
     return lk_lce_sums_dweight(c, chunk) || (chunk >= c->rows && !(c->a.dweight_dtype == LK_DTYPE_F32 && c->a.accumulate));
 }
 
-/* How many bytes of dweight are scratch until its one product or its sums come. */
-LK_HOST int64_t lk_lce_lent_bytes(const lk_lce_call *c, int64_t chunk)
+/* For how many rows of logits there is room in dweight, which is scratch until its one product or its sums come. */
+LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
 {
     const lk_lce_args &a = c->a;
     const bool at_the_end = chunk >= c->rows || lk_lce_sums_dweight(c, chunk);
     if (!a.dweight || a.accumulate || !at_the_end || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) return 0;
-    return a.vocab * a.hidden * lk_lce_type_bytes(a.dweight_dtype);
-}
-
-/* For how many rows of logits there is room in it. */
-LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
-{
-    return lk_lce_lent_bytes(c, chunk) / (lk_lce_round_up(c->a.vocab, 64) * 4);
+    return a.vocab * a.hidden * lk_lce_type_bytes(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
 }
 
 /* slice: 0 where logits and dZ share their place. */
@@ -1756,6 +1750,7 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
         const size_t all = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes, bytes = part < all ? part : all;
         size_t budget = bytes;
         for (size_t room; (room = budget - lk_lce_cublas_share(c, path, budget)) < bytes;) budget += bytes - room;
+        if (all < budget && !lk_lce_cublas_share(c, path, all)) budget = all; /* fused, one chunk of few rows */
         if (budget < least) least = budget;
     }
     return least;
@@ -1833,14 +1828,15 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     const size_t least = lk_lce_minimum(c);
     if (budget < least)
         return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", least, budget);
-    bool fused = false;
+    bool fused = false, added = false; /* fused, dweight is cuBLASLt's */
     for (size_t before = 0; before != budget;) {
         before = budget;
         lk_lce_search(c, budget, plan);
         fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
         const size_t left = budget - plan->workspace_bytes;
         plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-        if (fused && (!c->a.dweight || lk_lce_own_dweight(c, plan->chunk_tokens))) plan->cublas_bytes = 0;
+        added = c->a.dweight && !lk_lce_own_dweight(c, plan->chunk_tokens);
+        if (fused && !added) plan->cublas_bytes = 0;
         plan->workspace_bytes += plan->cublas_bytes;
         budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
     }
@@ -1854,7 +1850,7 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !lk_lce_sums_dweight(c, plan->chunk_tokens) ? 1 : fused ? 3 : 2;
     const char *const kept = fused ? c->gradient ? "bf16 exponentials of" : "no kept" : plan->exact ? "f32" : "16-bit";
-    const int apart = fused && !plan->cublas_bytes ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
+    const int apart = fused && !added ? 0 : (int)lk_lce_apart(c, vocab - (plan->panels - 1) * plan->panel_vocab);
     char last[40] = "", part[60] = "";
     if (w.slice)
         snprintf(part, sizeof part, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
@@ -2477,9 +2473,9 @@ template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_run *r, lk_lce_f
 LK_HOST int lk_lce_lead(const lk_lce_tiles &dx, const lk_lce_tiles &dweight, int64_t clusters)
 {
     const int64_t items = (int64_t)dweight.pairs * dweight.cols, late = clusters - (int64_t)dx.pairs * dx.cols % clusters;
-    const int64_t all = dx.steps + 4, each = dweight.steps + 4, most = late < clusters ? all / each + 1 : 0;
+    const int64_t all = dx.steps + 4, each = dweight.steps + 4, most = late < clusters ? items / late + 1 : 0;
     int64_t best = 0, least = INT64_MAX;
-    for (int64_t lead = 0; lead <= most; lead++) {
+    for (int64_t lead = 0; lead <= most && lead <= all / each + 1; lead++) {
         const int64_t rest = items > lead * late ? items - lead * late : 0, rounds = lk_ceil_div(rest, clusters);
         const int64_t others = rest > late ? lk_ceil_div(rest - late, clusters) : 0, early = all + others * each;
         const int64_t time = (lead + rounds) * each > early ? (lead + rounds) * each : early;
@@ -2495,6 +2491,7 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_run *r, const lk_lce_panel &
     const lk_lce_pieces &w = r->p.w;
     lk_lce_gradients p = {};
     lk_status status = LK_OK;
+    if (r->mode == LK_LCE_RESOLVE) return LK_OK;
     p.q = q, p.first = q.first_row == 0, p.last = q.first_row + q.rows >= r->p.c.rows;
     const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
     if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(a.vocab, LK_GEMM_DEPTH)};
@@ -2503,7 +2500,6 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_run *r, const lk_lce_panel &
     p.lead = lk_lce_lead(p.dx, p.dweight, lk_lce_clusters(r, items));
     p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
-    if (r->mode == LK_LCE_RESOLVE) return LK_OK;
     if (a.dx) status = lk_gemm_map(r->op, &p.e, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_ROWS);
     if (a.dx && !status) status = lk_gemm_map(r->op, &p.weight, a.weight, a.vocab, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
     if (dweight && !status)
