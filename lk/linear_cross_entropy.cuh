@@ -58,14 +58,14 @@
  *            keeps no logits: the columns of a tile are added to the states of its rows while they are in registers, which
  *            takes 16 bytes a token and run of columns (here 12 MiB). forward_backward keeps e^(z - reference) in bf16 where
  *            other plans have f32 logits, and there is no pass over it: it is dZ but for a factor of the row, which dx's tiles
- *            and a copy of x take. The tiles of dx and dweight are of one launch, but for an f32 dweight that is added to, by
- *            several chunks or for the caller, which is cuBLASLt's. Here 160 MiB hold a 24th of the tokens, 512 MiB a seventh,
- *            1130 MiB a third (f32 dweight; with bf16 dweight in chunks 660, 1044 and 1568 MiB hold a 24th, a sixth and a
- *            third), and 3168 MiB all (either).
+ *            and a copy of x take. dx's tiles are lk's own, and so are dweight's where a bf16 one is summed over chunks; any
+ *            other dweight is a product of cuBLASLt's. Here 160 MiB hold a 24th of the tokens, 512 MiB a seventh, 1130 MiB a
+ *            third (f32 dweight; with bf16 dweight in chunks 660, 1044 and 1568 MiB hold a 24th, a sixth and a third), and 3176
+ *            MiB all (either).
  *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
- *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 18000 (bf16
- *            dweight) or 26000 columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current
- *            device, as the calls do: on another one, and where there is none, they give the plan that keeps logits.
+ *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 17000
+ *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
+ *            do: on another one, and where there is none, they give the plan that keeps logits.
  *            On an H200 it took, in turns with kept logits, 12288 tokens of hidden 4096: 3 % more time with 8192 columns, as
  *            much with 16384, 1 to 3 % less with 32768; with 131072 and bf16 dweight in 1130 MiB 21 % less, since nothing is
  *            computed again. README has the shares of the bare matmuls' speed.
@@ -1103,15 +1103,20 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     }
 }
 
-/* dx = v (E weight) and dweight (+)= E^T (v x) of a chunk, in one launch, so that the last tiles of one leave nobody idle. In
- * shared memory a factor that lies across is squares of 64 k by 64, which wgmma takes as they are.
- * A bf16 dweight that is summed over chunks has its sums, rounded, in dweight, and what they are beyond that, in units of 2^-8
- * of a bf16's last place, in a byte each of the workspace: 24 bits in all, and nothing is left to do after the last chunk. */
+/* dx = v (E weight) of a chunk and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x), in one launch, so that
+ * the last tiles of one leave nobody idle. In shared memory a factor that lies across is squares of 64 k by 64, which wgmma
+ * takes as they are.
+ * dweight holds its sums, rounded, and a byte each of the workspace what they are beyond that, in units of 2^-8 of a bf16's
+ * last place: 24 bits in all, and nothing is left to do after the last chunk.
+ * Any other dweight is cuBLASLt's, which took 1 to 2 % of forward_backward less with all of 12288 tokens at once and 65536
+ * columns or more, and 1 to 9 % less where f32 is added to: here that happens between a tile's last step and the next one's
+ * first. L2 prefetches of what is added to, additions by the L2 (red), clusters that start apart or that do half of dweight
+ * before dx changed nothing. */
 
 #define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above. 4, 6, 12 and 16 take as long */
 
 typedef struct {
-    int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not asked for, or cuBLASLt's */
+    int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not asked for, or is cuBLASLt's */
     int steps;       /* of what is summed over */
 } lk_lce_tiles;
 
@@ -1211,25 +1216,6 @@ LK_DEVICE void lk_lce_put_dx_tile(const lk_lce_gradients &p, const float (&d)[LK
     }
 }
 
-/* A tile of dweight in f32. */
-LK_DEVICE void lk_lce_put_f32_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
-{
-    const lk_lce_args &a = p.q.p.c.a;
-    const int mine = col + (int)threadIdx.x % 4 * 2, left = (int)a.hidden - mine;
-#pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS; i += 2) {
-        const int64_t at = row + i / 2 % 2 * 8;
-        const int c = i / 4 * 8;
-        float *const out = (float *)a.dweight + at * a.dweight_stride + mine + c;
-        if (at >= a.vocab || c >= left) continue;
-        if (p.wide_dweight) *(float2 *)out = make_float2(alpha * d[i], alpha * d[i + 1]);
-        else {
-            out[0] = alpha * d[i];
-            if (c + 1 < left) out[1] = alpha * d[i + 1];
-        }
-    }
-}
-
 /* A sum of 24 bits: its bf16, and what it has beyond that. */
 LK_DEVICE float lk_lce_join(uint32_t bf16, int low)
 {
@@ -1241,8 +1227,8 @@ LK_DEVICE int lk_lce_beyond(float x, uint32_t bf16)
     return low > 127 ? 127 : low;
 }
 
-/* A tile of dweight in bf16. */
-LK_DEVICE void lk_lce_put_bf16_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
+/* A tile of dweight. */
+LK_DEVICE void lk_lce_put_dweight_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
 {
     const lk_lce_args &a = p.q.p.c.a;
     const bool add = !p.first || a.accumulate;
@@ -1327,8 +1313,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
                 lk_lce_put_dx_tile(p, d, row, item.col, alpha);
             } else {
                 lk_gemm_multiply<true, true>(d, ring, &step, p.dweight.steps);
-                if (p.q.p.c.a.dweight_dtype == LK_DTYPE_F32) lk_lce_put_f32_tile(p, d, row, item.col, alpha);
-                else lk_lce_put_bf16_tile(p, d, row, item.col, alpha);
+                lk_lce_put_dweight_tile(p, d, row, item.col, alpha);
             }
         }
     }
@@ -1548,13 +1533,6 @@ LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
     return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
 }
 
-/* Fused, whether dweight is made of lk's tiles. Where f32 is read and added to between a tile's last step and the next one's
- * first, cuBLASLt was faster: all of forward_backward took 1 to 8 % less with chunks of 4096 tokens, 9 % with 768. */
-LK_HOST bool lk_lce_own_dweight(const lk_lce_call *c, int64_t chunk)
-{
-    return lk_lce_sums_dweight(c, chunk) || (chunk >= c->rows && !(c->a.dweight_dtype == LK_DTYPE_F32 && c->a.accumulate));
-}
-
 /* For how many rows of logits there is room in dweight, which is scratch until its one product or its sums come. */
 LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
 {
@@ -1634,7 +1612,7 @@ LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, i
     return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
 }
 
-/* whole: so are chunks. Fused, what is done to an element of x takes 7 ps, which is fitted to how much longer it took than
+/* whole: so are chunks. Fused, what is done to an element of x takes 5 ps, which is fitted to how much longer it took than
  * chunks with 8192 to 131072 columns of hidden 4096, where the tile that is looked at first took 45 us; dx by itself has whole
  * waves, and where sums of 24 bits are read and written, nothing is multiplied. */
 LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
@@ -1647,11 +1625,11 @@ LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t c
     const int64_t rows = slice ? lk_lce_min(slice, chunk) : chunk;
     const double logits = slices * lk_lce_matmul_cost(c, whole, panel, rows, a.hidden, logit);
     const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* a warp to a row of panels: a few rows are slow */
-    const bool sums = lk_lce_sums_dweight(c, chunk), apart = !fused || !a.dweight || !lk_lce_own_dweight(c, chunk);
-    const double copy = fused && a.dweight ? 7e-6 * (double)chunk * (double)a.hidden : 0.0;
+    const bool sums = lk_lce_sums_dweight(c, chunk);
+    const double copy = fused && a.dweight ? 5e-6 * (double)chunk * (double)a.hidden : 0.0;
     const double pass = fused ? copy + 9.0 : each * 1.5 * logit / rate + 3.0 * slices;
     const double dx_bytes = panels ? 8.0 : 2.0;
-    const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && apart), a.hidden, chunk, panel, dx_bytes) : 0.0;
+    const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && !sums), a.hidden, chunk, panel, dx_bytes) : 0.0;
     const double sum = fused && sums ? 0.0 : a.dweight_dtype == LK_DTYPE_F32 || sums ? 8.0 : 2.0;
     const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
     double cost = logits + pass + dx + dweight + (fused && sums ? (double)panel * (double)a.hidden * 6.0 / 4e6 : 0.0);
@@ -1719,17 +1697,19 @@ LK_HOST int64_t lk_lce_run_cols(const lk_lce_call *c, int64_t chunk, size_t byte
     return best * LK_GEMM_COLS;
 }
 
-/* What is set aside for cuBLASLt. Fused, nothing where it has no product, as when the longest chunk fits and is lk's own. */
+/* What is set aside for cuBLASLt: fused, nothing where it has no product. */
 LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, int path, size_t budget)
 {
     const lk_lce_args &a = c->a;
-    if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
-        const int64_t most = a.chunk_tokens ? a.chunk_tokens : c->rows, runs = lk_lce_run_cols(c, most, 0);
-        if (!c->gradient || !a.dweight || a.dweight_dtype != LK_DTYPE_F32) return 0;
-        if (lk_lce_own_dweight(c, most) && lk_lce_lay_out(c, path, most, runs, 0, NULL).bytes <= budget) return 0;
-        if (budget / 10 > LK_LCE_CUBLAS_BYTES / 4) return LK_LCE_CUBLAS_BYTES / 4; /* or one more chunk */
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const size_t most = fused ? LK_LCE_CUBLAS_BYTES / 4 : LK_LCE_CUBLAS_BYTES; /* fused, more could be one more chunk */
+    const size_t share = budget / 10 < most ? budget / 10 / 256 * 256 : most;
+    if (fused && (!c->gradient || !a.dweight)) return 0;
+    if (fused && a.dweight_dtype != LK_DTYPE_F32) { /* its product in one chunk */
+        const int64_t chunk = a.chunk_tokens ? a.chunk_tokens : c->rows, run = lk_lce_run_cols(c, chunk, 0);
+        if (chunk < c->rows || lk_lce_lay_out(c, path, chunk, run, 0, NULL).bytes + share > budget) return 0;
     }
-    return budget / 10 < LK_LCE_CUBLAS_BYTES ? budget / 10 / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+    return share;
 }
 
 /* The smallest budget: that of the leanest plan which the choice below would find. */
@@ -1750,7 +1730,6 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
         const size_t all = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes, bytes = part < all ? part : all;
         size_t budget = bytes;
         for (size_t room; (room = budget - lk_lce_cublas_share(c, path, budget)) < bytes;) budget += bytes - room;
-        if (all < budget && !lk_lce_cublas_share(c, path, all)) budget = all; /* fused, one chunk of few rows */
         if (budget < least) least = budget;
     }
     return least;
@@ -1835,7 +1814,7 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
         fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
         const size_t left = budget - plan->workspace_bytes;
         plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-        added = c->a.dweight && !lk_lce_own_dweight(c, plan->chunk_tokens);
+        added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens);
         if (fused && !added) plan->cublas_bytes = 0;
         plan->workspace_bytes += plan->cublas_bytes;
         budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
@@ -2484,7 +2463,7 @@ LK_HOST int lk_lce_lead(const lk_lce_tiles &dx, const lk_lce_tiles &dweight, int
     return (int)best;
 }
 
-/* A chunk's gradients, of its exponentials, their factors and v x: dx, and dweight where it is lk's own. */
+/* A chunk's gradients, of its exponentials, their factors and v x: dx, and dweight where it has sums. */
 LK_HOST lk_status lk_lce_run_gradients(const lk_lce_run *r, const lk_lce_panel &q, bool dweight)
 {
     const lk_lce_args &a = r->p.c.a;
@@ -2548,9 +2527,9 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_run *r, int64_t chu
     if (!status) status = lk_lce_dbias<T>(r, q);
     if (!status && a.dweight)
         status = lk_lce_move_rows<T, T>(r, {x, w.x, NULL, NULL, q.rows, a.hidden, x_stride, w.x_stride, 0, w.scale});
-    const bool own = a.dweight && lk_lce_own_dweight(&c, r->plan.chunk_tokens);
-    if (!status && (a.dx || own)) status = lk_lce_run_gradients(r, q, own);
-    return status || !a.dweight || own ? status : lk_lce_dweight<T>(r, q);
+    const bool sums = lk_lce_sums_dweight(&c, r->plan.chunk_tokens);
+    if (!status && (a.dx || sums)) status = lk_lce_run_gradients(r, q, sums);
+    return status || !a.dweight || sums ? status : lk_lce_dweight<T>(r, q);
 }
 
 /* All of a call, in the run's mode. */

@@ -1651,7 +1651,7 @@ static void goal_plans(void)
         const int faster = fused_here && a.vocab > 20000 ? (int)FUSED : LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         const bool good = status == LK_OK && of.path == faster && of.matmuls == 3 && of.exact && of.chunk_tokens >= 2048 &&
                           of.workspace_bytes <= budget && of.minimum_bytes <= (size_t)24 << 20 &&
-                          of.cublas_bytes >= (size_t)(of.path != FUSED ? 20 : i % 2 ? 8 : 0) << 20;
+                          of.cublas_bytes >= (size_t)(of.path == FUSED ? 8 : 20) << 20;
         if (!test_that(good))
             test_detail("vocab %lld: %s, %s, smallest %zu, cuBLASLt %zu", (long long)a.vocab, lk_status_string(status), of.text,
                         of.minimum_bytes, of.cublas_bytes);
