@@ -39,6 +39,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import re
 import signal
 import site
 import statistics
@@ -906,7 +907,8 @@ class Progress:
 def say(env, rows, progress, case, row):
     row = {**dict.fromkeys(COLUMNS, ""), "op": case.op, "dtype": "bf16", "case": case.name, "gpu": env.gpu,
            "commit": env.commit, **row}
-    row["note"] = " ".join(row["note"].replace(",", ";").replace('"', "'").replace("|", "/").split())[:200]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", row["note"])  # without colours
+    row["note"] = " ".join(plain.replace(",", ";").replace('"', "'").replace("|", "/").split())[:200]
     rows.append(row)
     progress.clear()
     shown = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling", "errors", "extra_mb",
