@@ -294,9 +294,9 @@ def span(values):
 
 def readme(rows, path):
     groups, stem = grouped(rows), os.path.splitext(path)[0]
-    print(f"lk, PyTorch and other libraries on the same tensors in one process ({rows[0]['gpu'].upper()}, bf16, cold L2;",
-          f"[all rows]({stem}.md), errors and memory too). Full lines and `kernels`: the kernels alone; dotted lines and",
-          "`call`: a call from Python.", sep="\n", end="\n\n")
+    print("lk, PyTorch and other libraries on the same tensors, in one process but for those named below",
+          f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
+          "the kernels alone; dotted lines and `call`: a call from Python.", sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
             print(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-{name}-dark.svg">'
@@ -337,6 +337,10 @@ def readme(rows, path):
               if "lk" in row_of and not (row_of["lk"]["call_ms"] and right(row_of["lk"]))]
     if broken:
         print(f"lk failed: {listed(broken)}.")
+    apart = unique(f"{row['provider']} ({op})" for (op, *_), row_of in groups.items() for row in row_of.values()
+                   if row["commit"] != row_of.get("lk", row)["commit"])
+    if apart:
+        print(f"In a run of their own, not beside lk: {', '.join(apart)}.")
     gone = unique(f"{row['provider']} ({row['note'].removeprefix('missing: ')})" for row in rows
                   if not row["direction"] and row["note"].startswith("missing"))
     if gone:

@@ -60,15 +60,17 @@
  *            other plans have f32 logits, and there is no pass over it: it is dZ but for a factor of the row, which dx's tiles
  *            and a copy of x take. dx's tiles are lk's own, and so are dweight's where a bf16 one is summed over chunks; any
  *            other dweight is a product of cuBLASLt's. Here 160 MiB hold a 24th of the tokens, 512 MiB a seventh, 1130 MiB a
- *            third (f32 dweight; with bf16 dweight in chunks 660, 1044 and 1568 MiB hold a 24th, a sixth and a third), and 3176
+ *            third (f32 dweight; with bf16 dweight in chunks 660, 1044 and 1568 MiB hold a 24th, a sixth and a third), and 3178
  *            MiB all (either).
  *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
  *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 17000
  *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
  *            do: on another one, and where there is none, they give the plan that keeps logits.
- *            On an H200 it took, in turns with kept logits, 12288 tokens of hidden 4096: 3 % more time with 8192 columns, as
- *            much with 16384, 1 to 3 % less with 32768; with 131072 and bf16 dweight in 1130 MiB 21 % less, since nothing is
- *            computed again. README has the shares of the bare matmuls' speed.
+ *            On an H200, in ms for 12288 tokens of hidden 4096 in the same 216 to 3178 MiB (bench/results/h200.md has more):
+ *                vocab, dweight  8192 f32  32768 f32  50257 f32  131072 f32  131072 bf16
+ *                FUSED              3.89       15.0       23.4        59.1         58.7
+ *                kept logits        3.74       15.4       24.7        60.8         59.5
+ *            131072 columns with bf16 dweight in 1130 MiB take 63.4 ms FUSED; in panels, which compute again, they took 81.5.
  *            Power is forward's limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
  *            without anything but the matmul it takes 4 to 6 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8, or none where
@@ -89,7 +91,8 @@
  *            rounds the exponentials to bf16, and x times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks
  *            have up to 2.5e-3 in each (relative Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A
  *            row some of whose tiles are 2^40 above the reference, which is a guess from the first 256 columns, or 2^90 below
- *            it is rescaled, with one rounding more. Its sums of 24 bits are rounded once a chunk, to 2^-16 of what they are.
+ *            it is rescaled, with one rounding more. Its sums of 24 bits are rounded once a chunk, to 2^-16 of what they are,
+ *            seldom 2^-15.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
  *            dbias reads dZ once more.
@@ -761,8 +764,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 
 /* Kernels of lk_gemm.cuh's tiles. Without gradients nothing of the logits is kept. With them, a chunk's exponentials
  * E[t,j] = exp(scale (v[t,j] - reference)) are, in bf16: dZ is E but for a factor of the row, v below, which is known when the
- * row's sum is, and the target's element, which is put in its place then. So dx = v (E weight), where v comes last, and dweight
- * = E^T (v x).
+ * row's sum is, and the target's element, which is put in its place then. So dx = v (E weight), where v comes last, and
+ * dweight = E^T (v x).
  * The reference is one of a row and has to be known before the row: it is guessed from the first tile, whose maximum and mean
  * say how far the largest of all columns will be. bf16 has float's range, so it may be off by 2^40 upwards and 2^90 downwards.
  * A tile beyond that takes its own maximum for that row, says so in `references`, and is brought in line later. */
@@ -781,16 +784,17 @@ typedef struct {
     int steps;            /* of hidden */
 } lk_lce_fused;
 
-/* Item i of the order in which tiles are worked on, as a pair of row tiles and a run: the clusters that run at a time share
- * the rows of a group and few runs, so that each tile of weight is read from memory once a group. */
+/* Item i of the order in which tiles are worked on, as a pair of row tiles and a run of columns: the clusters that run at a
+ * time share the rows of a group, of `most` pairs, and few runs, so that each tile of columns is read from memory once a group.
+ */
 typedef struct {
     int pair, run;
 } lk_lce_item;
 
-LK_DEVICE lk_lce_item lk_lce_item_of(const lk_lce_fused &p, int i)
+LK_DEVICE lk_lce_item lk_lce_item_of(int pairs, int runs, int most, int i)
 {
-    const int group = i / (LK_LCE_GROUP * p.runs), first = group * LK_LCE_GROUP, rest = i - first * p.runs;
-    const int wide = p.pairs - first < LK_LCE_GROUP ? p.pairs - first : LK_LCE_GROUP;
+    const int group = i / (most * runs), first = group * most, rest = i - first * runs;
+    const int wide = pairs - first < most ? pairs - first : most;
     return {first + rest % wide, rest / wide};
 }
 
@@ -876,6 +880,14 @@ LK_DEVICE float lk_lce_guess(lk_lce_sums first, float ahead, float scale)
     return max + (above > 0.0f ? fminf(above, most) : 0.0f); /* nothing where the tile has no columns, or -inf among them */
 }
 
+LK_DEVICE uint32_t lk_lce_pair(float low, float high)
+{
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    uint32_t pair;
+    memcpy(&pair, &two, sizeof pair);
+    return pair;
+}
+
 /* Four lanes that hold two columns each of four groups of 8, as pairs of bf16, change so that each holds a group. */
 LK_DEVICE uint4 lk_lce_turn(const uint32_t (&pair)[4])
 {
@@ -923,8 +935,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
                 sum += e[j];
                 if (!plain && e[j] > 0.0f) e[j] *= slope; /* an ignored row's slope may be NaN */
             }
-            const __nv_bfloat162 two = __floats2bfloat162_rn(e[0], e[1]);
-            memcpy(&pair[g], &two, sizeof two);
+            pair[g] = lk_lce_pair(e[0], e[1]);
         }
         const uint4 group = lk_lce_turn(pair);
         if (out && block * 32 + quarter * 8 < room) *(uint4 *)(out + block * 32 + quarter * 8) = group;
@@ -950,7 +961,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
     if (lk_gemm_loads()) {
         lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
         for (int i = (int)blockIdx.x / 2; threadIdx.x == 0 && i < p.items; i += (int)gridDim.x / 2) {
-            const lk_lce_item item = lk_lce_item_of(p, i);
+            const lk_lce_item item = lk_lce_item_of(p.pairs, p.runs, LK_LCE_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS, first = item.run * p.run_tiles;
             for (int tile = first; tile < first + p.run_tiles && tile < p.tiles; tile++)
                 lk_gemm_load(ring, &step, &p.x, &p.weight, row, tile * LK_GEMM_COLS, p.steps);
@@ -961,7 +972,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
         const float *const weights = w.class_weight ? w.class_weight : a.class_weight;
         float z[LK_GEMM_SUMS];
         for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
-            const lk_lce_item item = lk_lce_item_of(p, i);
+            const lk_lce_item item = lk_lce_item_of(p.pairs, p.runs, LK_LCE_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.run * p.run_tiles;
             int y[2];
             float guess[2] = {0.0f, 0.0f};
@@ -1108,12 +1119,13 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
  * takes as they are.
  * dweight holds its sums, rounded, and a byte each of the workspace what they are beyond that, in units of 2^-8 of a bf16's
  * last place: 24 bits in all, and nothing is left to do after the last chunk.
- * Any other dweight is cuBLASLt's, which took 1 to 2 % of forward_backward less with all of 12288 tokens at once and 65536
- * columns or more, and 1 to 9 % less where f32 is added to: here that happens between a tile's last step and the next one's
- * first. L2 prefetches of what is added to, additions by the L2 (red), clusters that start apart or that do half of dweight
- * before dx changed nothing. */
+ * Any other dweight is cuBLASLt's. On an H200, 12288 tokens of hidden 4096 in one chunk came to 0.962 and 0.956 of the matmuls'
+ * speed with bf16 dweight of 65536 and 131072 columns by these tiles, and come to 0.994 and 0.964 by cuBLASLt's. f32 that is
+ * added to is so between a tile's last step and the next one's first: 16 chunks with 131072 columns took 80 ms, and take 71.
+ * Those 80 were with additions by the L2 (red); L2 prefetches of what is added to, clusters that start apart or of which half
+ * do dweight before dx gained nothing. */
 
-#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above. 4, 6, 12 and 16 take as long */
+#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above. 4, 6 and 16 took as long */
 
 typedef struct {
     int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not asked for, or is cuBLASLt's */
@@ -1137,9 +1149,8 @@ typedef struct {
 
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_place(const lk_lce_tiles &t, int i, bool dx)
 {
-    const int group = i / (LK_LCE_BAND * t.cols), first = group * LK_LCE_BAND, rest = i - first * t.cols;
-    const int wide = t.pairs - first < LK_LCE_BAND ? t.pairs - first : LK_LCE_BAND;
-    return {2 * LK_GEMM_ROWS * (first + rest % wide), LK_GEMM_COLS * (rest / wide), dx};
+    const lk_lce_item item = lk_lce_item_of(t.pairs, t.cols, LK_LCE_BAND, i);
+    return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.run, dx};
 }
 
 /* What a cluster works on at its turn: first its share of dx, in rounds of all clusters. Those that the last round leaves out,
@@ -1179,14 +1190,6 @@ LK_DEVICE void lk_lce_put8(lk_bf16 *to, uint4 group, int left, bool wide)
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (i < left) to[i] = x[i];
-}
-
-LK_DEVICE uint32_t lk_lce_pair(float low, float high)
-{
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    uint32_t pair;
-    memcpy(&pair, &two, sizeof pair);
-    return pair;
 }
 
 /* dx of the thread's two rows of a tile. */
@@ -1612,9 +1615,9 @@ LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, i
     return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
 }
 
-/* whole: so are chunks. Fused, what is done to an element of x takes 5 ps, which is fitted to how much longer it took than
- * chunks with 8192 to 131072 columns of hidden 4096, where the tile that is looked at first took 45 us; dx by itself has whole
- * waves, and where sums of 24 bits are read and written, nothing is multiplied. */
+/* whole: so are chunks. Fused, the tile that is looked at first takes 45 us with hidden 4096, and what is done to an element of
+ * x 5 ps, which is as much as leaves 16384 columns, which took about as long either way, to kept logits, whose dZ is rounded
+ * once less; dx by itself has whole waves, and where sums of 24 bits are read and written, nothing is multiplied. */
 LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const lk_lce_args &a = c->a;
@@ -2182,7 +2185,7 @@ template <class Args> LK_HOST lk_status lk_lce_launch(const lk_lce_run *r, void 
     return lk_launch_pdl(r->op, &r->device, kernel, grid, 1, LK_LCE_THREADS, 0, r->stream, args);
 }
 
-/* A kernel of tiles, in clusters of two blocks, one for each two SMs. */
+/* Clusters of a kernel of tiles, of two blocks each: one for each two SMs. */
 LK_HOST int64_t lk_lce_clusters(const lk_lce_run *r, int64_t items)
 {
     return lk_lce_min(items, r->device.sms / 2 > 0 ? r->device.sms / 2 : 1);

@@ -765,10 +765,9 @@ static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
 
 static bool possible(int at, int did)
 {
-    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "workspace above",
-                                            "smoothing with weights"};
+    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "smoothing with weights"};
     static const char *const not_forward[] = {"chunks", "a short last chunk", "chunks and panels", "last columns apart",
-                                              "pointers off"}; /* of x and weight */
+                                              "workspace above", "pointers off"}; /* of x and weight */
     const int which = did_direction[did], direction = at / PATHS, path = at % PATHS;
     if (!has_path(TEST_BF16, direction, path)) return false;
     if (!strcmp(did_name[did], "a fused plan"))
