@@ -635,7 +635,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
 
 /* The same of few rows' class terms alone, 16 THREADS rows at most, by one block. It is in a chain behind the rows, where
  * instructions come late: there are few of them, and every load is on its way before anything is waited for. On an H200, 4096
- * rows of 1024 take 4.92 us with it and 3.75 without a sum; in earlier forms of both 4.93 by 256 threads, 5.15 by 128, 4.97 by
+ * rows of 1024 take 4.76 us with it and 3.72 without a sum; in earlier forms of both 4.93 by 256 threads, 5.15 by 128, 4.97 by
  * 512, and 5.23 by the kernel above. */
 template <int THREADS>
 LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const __grid_constant__ lk_cross_entropy_sum_plan p)
@@ -755,12 +755,14 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
     return {head, vocab - vecs * LK_VEC<T>, vecs};
 }
 
-/* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile a share's first vector is
- * brought into the L2, which reads nothing. Of the ceiling on an H200, forward in earlier forms: 64 rows of 128256 without it
- * 0.720, by one vector 0.753, by two 0.747, by all 0.617; 4096 rows of 1024 by one 0.791, by two 0.717. */
-template <class T> LK_DEVICE void lk_ce_prefetch(lk_lse_share<T> share)
+/* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile, and while the grid in front
+ * ends, the first vectors of a thread are brought into the L2, and the targets, which reads nothing. On an H200, in us, without
+ * it behind the wait, by one vector and by two: forward of 4096 rows of 1024 3.76, 3.72 and 3.96, of 2048 5.79, 5.61 and 5.59,
+ * of 4096 9.84, 9.65 and 9.50; 64 of 128256 6.27, 6.17 and 6.29. Whole rows at once by cp.async.bulk.prefetch took forward
+ * longer than none, as did dependents that come early. */
+template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_t row)
 {
-    if (share.count > 0) lk_prefetch_l2(share.first);
+    lk_prefetch_l2((const char *)a.target + row * (a.target_dtype == LK_TARGET_INT64 ? 8 : 4));
 }
 
 /* What only the thread that writes a row's results needs: its label, and the target's logit and class weight. */
@@ -802,8 +804,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
         const T *logits = (const T *)a.logits + row * a.logits_stride;
         share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
     }
+    lk_lse_prefetch<U / 2>(share, team_log2);
+    if (writes) lk_ce_prefetch_target(a, result);
     lk_griddepcontrol_wait();
-    lk_ce_prefetch(share);
     lk_ce_label label = {-1, false, false};
     lk_ce_target<T> target = {};
     if (row < a.rows) label = lk_ce_look_up(a, row);
@@ -837,9 +840,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
     lk_lse_cluster_begin(inbox);
+    lk_lse_prefetch<1>(share, size_log2);
+    if (rank == 0) lk_ce_prefetch_target(a, row);
     lk_griddepcontrol_wait();
     if (U == 2) lk_griddepcontrol_launch_dependents(); /* as in logsumexp */
-    if (U == 2) lk_ce_prefetch(share);
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_lse_start(raw, share, size_log2);
@@ -959,7 +963,6 @@ typedef struct {
     int team_log2;             /* as in forward */
     int slots;                 /* a thread */
     int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
-    int early;                 /* of short rows: blocks whose logits come into the L2 while they wait for their targets */
     int inside;                /* 0 or 1: of short rows, which count for a mean themselves */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
@@ -1407,6 +1410,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     LK_SHARED(lk_ce_mail, mail, [1]);
     lk_ce_mail_begin(mail);
     lk_cluster_begin();
+    /* Of backward, early too, the launch behind it would pay: forward, on an H200, up to 4 % of both. */
+    if (!given) lk_griddepcontrol_launch_dependents();
+    if (at.rank == 0 && row < a.rows) lk_ce_prefetch_target(a, row);
+    if (at.count > 0) lk_prefetch_l2(at.first);
+    if (at.count > 1) lk_prefetch_l2(at.first + at.jump);
     lk_griddepcontrol_wait();
 
     int y = -1; /* the target; or why there is none: -1 ignored, -2 bad. A label takes three registers */
@@ -1534,7 +1542,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     for (; u < held; u++, out += team * N, col += team * N)
         lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
     if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
-    lk_griddepcontrol_launch_dependents();
+    if (given) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
     if constexpr (given) others = lk_ce_delivered(mail, sum, team, seat & (team - 1));
     if (owner && aside->y >= 0) {
@@ -1641,10 +1649,11 @@ template <int W> LK_DEVICE void lk_ce_meet(int team)
 
 /* given: backward. lanes: a row's, 32, 64 or 128; 0: up to 32, as the plan says. Of several warps each takes its exponentials
  * against a reference of its own, and they meet once, and their logits stay in the caches: by streaming loads 2048 and 4096
- * columns take 2 % longer on an H200, 1024 2 % less. inside: forward_backward with the count for a mean without class
- * weights, in clusters of 8 blocks. Each cluster counts all rows while its logits are on their way, in place of a launch in
- * front, and its warps tell each other by st.async. Every warp waits for all words, one of no row too: then nobody writes into
- * a block that has ended. */
+ * columns take 2 % longer on an H200, 1024 2 % less. These rows are asked for whole, in front of the wait: 4096 columns take
+ * 17.8 us for backward so, by two vectors a thread, as 1024 are, 18.7, by none 19.0; 1024 5.7, 5.0 and 5.8. inside:
+ * forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each cluster counts all rows while
+ * its logits are on their way, in place of a launch in front, and its warps tell each other by st.async. Every warp waits for
+ * all words, one of no row too: then nobody writes into a block that has ended. */
 template <class T, bool given, int lanes, bool inside>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
@@ -1670,6 +1679,15 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         lk_barrier_cluster_wait(); /* all peers run and have their barriers */
         if (threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&mail->full, PEERS * WARPS * 8);
     }
+    lk_griddepcontrol_launch_dependents();
+    if (there && rank == 0) {
+        lk_ce_prefetch_target(a, row);
+        if (given) lk_prefetch_l2(p.given + row);
+        if (W > 1) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
+    }
+#pragma unroll
+    for (int u = 0; W == 1 && u < 2; u++)
+        if (u < count) lk_prefetch_l2(first + u * step);
     lk_griddepcontrol_wait();
     if (full && !inside && !there) return;
 
@@ -1699,11 +1717,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
     if (mean && a.class_weight) over = *p.weight_sum;
-    if (blockIdx.x < (unsigned)p.early) {
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (u < count) lk_prefetch_l2(first + u * step);
-    }
     const lk_ce_label label = lk_ce_received(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target; or why there is none: -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
@@ -2191,7 +2204,6 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
-        plan.early = 2 * device->sms; /* half of 4096 rows of 1024: forward_backward, in an earlier form, gained 6 % */
         const int cluster = plan.inside ? 8 : 1;
         const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
         void (*const kernels[2][4])(lk_cross_entropy_gradient_plan) = {

@@ -199,8 +199,9 @@ LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, siz
 }
 
 /* A launcher's launch: with clusters of `cluster` blocks (1: none) and, from sm_90 on, programmatic dependent launch. The
- * kernel may start while the one before it ends, so it touches no global memory before lk_griddepcontrol_wait(), which every
- * block executes. */
+ * kernel may start while the one before it ends, so it reads and writes no global memory before lk_griddepcontrol_wait(), which
+ * every block executes. What it will read it may prefetch into the L2 by then: the DRAM has time, and short launches are the
+ * sooner done, on an H200 by up to 13 % (4096 rows of 1024, cross_entropy's backward). */
 template <class Args>
 LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
                                 int block, size_t smem, cudaStream_t stream, const Args &args)
@@ -534,6 +535,14 @@ template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_ls
     for (int u = 0; u < U; u++) {
         if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
     }
+}
+
+/* Asks for the first n vectors of a share, before there may be loads. */
+template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_lse_share<T> share, int size_log2)
+{
+#pragma unroll
+    for (int u = 0; u < n; u++)
+        if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
 }
 
 /* The state of a share's vectors with a running maximum. */

@@ -113,7 +113,7 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
                             int steps)
 {
     const unsigned rank = lk_cluster_ctarank();
-    const int half = LK_GEMM_COLS / 2 * (int)rank, square = LK_GEMM_DEPTH;
+    const int half = LK_GEMM_COLS / 2 * (int)rank, side = LK_GEMM_DEPTH;
     for (int step_of_tile = 0; step_of_tile < steps; step_of_tile++, ++*step) {
         const unsigned stage = *step % LK_GEMM_STAGES, turn = *step / LK_GEMM_STAGES % 2;
         const int k = step_of_tile * LK_GEMM_DEPTH;
@@ -121,10 +121,10 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
         lk_bf16 *const to_a = ring->a[stage], *const to_b = ring->b[stage] + half * LK_GEMM_DEPTH;
         lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], turn ^ 1);
         lk_mbarrier_arrive_expect_tx(full, LK_GEMM_STAGE_BYTES);
-        for (int i = 0; i < (transpose_a ? LK_GEMM_ROWS : 1); i += square)
-            lk_cp_async_bulk_tensor_2d_load(to_a + i * square, a, transpose_a ? row + i : k, transpose_a ? k : row, full);
-        for (int i = 0; i < (transpose_b ? LK_GEMM_COLS / 2 : 1); i += square)
-            lk_cp_async_bulk_tensor_2d_load_multicast(to_b + i * square, b, transpose_b ? col + half + i : k,
+        for (int i = 0; i < (transpose_a ? LK_GEMM_ROWS : 1); i += side)
+            lk_cp_async_bulk_tensor_2d_load(to_a + i * side, a, transpose_a ? row + i : k, transpose_a ? k : row, full);
+        for (int i = 0; i < (transpose_b ? LK_GEMM_COLS / 2 : 1); i += side)
+            lk_cp_async_bulk_tensor_2d_load_multicast(to_b + i * side, b, transpose_b ? col + half + i : k,
                                                       transpose_b ? k : col + half, full, 3);
     }
 }

@@ -63,8 +63,9 @@ LK_DEVICE void lk_griddepcontrol_wait(void)
 #endif
 }
 
-/* griddepcontrol.launch_dependents (9.7.13.13): lets the next grid of the stream start its blocks where there is room. Best
- * late in a kernel: blocks that come early gather on the SMs that are free first and stay there. */
+/* griddepcontrol.launch_dependents (9.7.13.13): lets the next grid of the stream start its blocks where there is room. Early in
+ * a kernel they have time to prefetch; but blocks that come early gather on the SMs that are free first and stay there, so
+ * where there is one wave of long blocks, late is best. */
 LK_DEVICE void lk_griddepcontrol_launch_dependents(void)
 {
 #if !defined(LK_SIMT) && LK_ARCH >= 900
@@ -793,13 +794,28 @@ template <int groups> LK_DEVICE void lk_cp_async_wait_group(const char *file = _
 #endif
 }
 
-/* prefetch.global.L2 (9.7.9.15): asks for the bytes around an address to be brought into the L2. It reads nothing. */
-LK_DEVICE void lk_prefetch_l2(const void *global)
+/* prefetch.global.L2 (9.7.9.15): asks for the bytes around an address to be brought into the L2. A hint, which reads nothing:
+ * it may stand before lk_griddepcontrol_wait(), since what is written meanwhile goes through the same L2. */
+LK_DEVICE void lk_prefetch_l2(const void *global, const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-#if !defined(LK_SIMT)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_prefetch(global, 1, file, line);
 #else
-    (void)global;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#endif
+}
+
+/* cp.async.bulk.prefetch.L2.global (9.7.9.25.4.3): the same for `bytes` bytes, a multiple of 16 at a multiple of 16, by one
+ * thread. */
+LK_DEVICE void lk_cp_async_bulk_prefetch_l2(const void *global, unsigned bytes, const char *file = __builtin_FILE(),
+                                            int line = __builtin_LINE())
+{
+    (void)global, (void)bytes, (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_prefetch(global, bytes, file, line);
+#elif LK_ARCH >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
 #endif
 }
 

@@ -122,10 +122,11 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_w
         share = lk_lse_aim(x, lk_split_row(x, p.a.cols), rank, team_log2);
     }
     lk_vec<T> raw[U];
+    lk_griddepcontrol_launch_dependents();
+    lk_lse_prefetch<2>(share, team_log2);
     lk_griddepcontrol_wait();
     lk_lse_start(raw, share, team_log2);
     const lk_lse s = lk_lse_read<false>(raw, share, p.a.scale, rank, team_log2, team);
-    lk_griddepcontrol_launch_dependents();
     if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
 }
 
@@ -141,8 +142,9 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
     lk_lse_cluster_begin(inbox);
+    if (U == 2) lk_griddepcontrol_launch_dependents(); /* blocks of clusters, few rows */
+    lk_lse_prefetch<U == 2 ? 2 : 1>(share, size_log2);
     lk_griddepcontrol_wait();
-    if (U == 2) lk_griddepcontrol_launch_dependents(); /* blocks of clusters, few rows: 2 % sooner than behind the reads */
     lk_lse_start(raw, share, size_log2);
     lk_lse s = lk_lse_read<false>(raw, share, a.scale, rank, size_log2, 32);
     if (U != 2) lk_griddepcontrol_launch_dependents();

@@ -313,6 +313,12 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
     for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
+/* Asks for what is at column col of a row, before it may be read. */
+template <class E> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_input &in, int64_t row, int col)
+{
+    if (in.rows) lk_prefetch_l2((const E *)in.rows + row * in.stride + col);
+}
+
 /* Loads U vectors of a thread, 32 apart: `count` vectors are left from the first on, which is at column col. */
 template <class E, int PARTS, int U>
 LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[U][PARTS], const lk_srms_norm_input &in, int64_t row, int col, int count)
@@ -446,7 +452,13 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
     const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
     const int first = at.begin + split.head, stop = min(split.vecs, at.stop);
     lk_cluster_begin();
+    const bool early = at.size <= 64; /* on an H200 rows of more threads took 1 to 4 % longer so */
+    if (early && at.vec < stop) {
+        lk_srms_norm_prefetch<T>(p.p.x, row, first + at.vec * N);
+        lk_srms_norm_prefetch<R>(p.p.r, row, first + at.vec * N);
+    }
     lk_griddepcontrol_wait();
+    if (early) lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
     if (WEIGHT) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, first + at.vec * N, stop - at.vec);
@@ -471,7 +483,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
     lk_cluster_ready();
     float sum[1] = {total.sum + total.part};
     lk_srms_norm_sum(p.p, sum, 0);
-    lk_griddepcontrol_launch_dependents();
+    if (!early) lk_griddepcontrol_launch_dependents();
 
     const float rstd = lk_rsqrt(fmaf(sum[0], p.p.inverse_cols, p.a.eps));
     if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[row] = rstd;
@@ -497,8 +509,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
  * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. BARE: there are x and y, perhaps rstd.
  * Measured on an H200, bf16: 512 rows of 2048 columns with a residual take 0.67 of the kernel above's time; 4 of 1024 without
- * take 1.44 us, as if not BARE 1.54 and by the kernel above 1.74, where a copy takes 1.01; 1 of 4096 with residual and weight
- * takes 1.82 us. */
+ * take 1.37 us, where a copy takes 1.02; without prefetches 1.46, as if not BARE 1.54 and by the kernel above 1.74; 1 of 4096
+ * with residual and weight takes 1.77 us. */
 template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
@@ -506,6 +518,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>;
     const int64_t row = blockIdx.x;
     const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
+    if (count > 0) {
+        lk_srms_norm_prefetch<T>(p.p.x, row, vec * N);
+        if (!BARE) lk_srms_norm_prefetch<R>(p.p.r, row, vec * N);
+        if (!BARE) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
+    }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
@@ -706,11 +723,17 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
     float *partial = (float *)p.a.workspace; /* a team's first row is its number */
     if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.p, at.row, N);
     lk_cluster_begin();
-    lk_griddepcontrol_wait();
     float sums[WEIGHT ? U : 1][N] = {};
     lk_srms_norm_split split = lk_srms_norm_split_row<T>(p.p, at.row, at.cols);
     const int first = at.begin + split.head + at.vec * N, vecs = min(split.vecs, at.stop) - at.vec;
     int count = at.row < p.a.rows ? vecs : 0;
+    if (count > 0) {
+        lk_srms_norm_prefetch<S>(p.p.x, at.row, first);
+        lk_srms_norm_prefetch<T>(p.p.dy, at.row, first);
+        lk_srms_norm_prefetch<R>(p.p.dr, at.row, first);
+    }
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
     if (WEIGHT && !HOT && p.a.dweight) { /* each thread what it will add to */
         for (int i = at.rank; i < split.edge; i += at.size) partial[at.begin + lk_srms_norm_edge<T>(split, i)] = 0.0f;
         for (int i = U * 32; i < vecs; i += 32)
@@ -772,7 +795,6 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
         } else {
             lk_srms_norm_sum(p.p, sum, turn);
         }
-        lk_griddepcontrol_launch_dependents();
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.p.inverse_cols, p.a.eps));
         here.slope = sum[0] * here.rstd * p.p.inverse_cols * here.rstd;
@@ -810,7 +832,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 }
 
 /* Few rows, as forward's, without dweight. BARE: there are x, dy and dx, perhaps rstd. Measured on an H200, bf16: 4 rows of
- * 1024 columns take 1.59 us; in a form before BARE 1.76, and 2.05 by the kernel above; 512 with a residual 0.86 of its time. */
+ * 1024 columns take 1.48 us; without prefetches 1.62, in a form before BARE 1.76, and 2.05 by the kernel above; 512 with a
+ * residual 0.86 of its time. */
 template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
@@ -818,6 +841,10 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
     const int64_t row = blockIdx.x;
     const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
+    if (count > 0) {
+        lk_srms_norm_prefetch<T>(p.p.dy, row, vec * N);
+        lk_srms_norm_prefetch<T>(p.p.x, row, vec * N);
+    }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
