@@ -796,13 +796,12 @@ template <int groups> LK_DEVICE void lk_cp_async_wait_group(const char *file = _
 
 /* prefetch.global.L2 (9.7.9.15): asks for the bytes around an address to be brought into the L2. A hint, which reads nothing:
  * it may stand before lk_griddepcontrol_wait(), since what is written meanwhile goes through the same L2. */
-LK_DEVICE void lk_prefetch_l2(const void *global, const char *file = __builtin_FILE(), int line = __builtin_LINE())
+LK_DEVICE void lk_prefetch_l2(const void *global)
 {
-    (void)file, (void)line;
-#if defined(LK_SIMT)
-    simt_prefetch(global, 1, file, line);
-#else
+#if !defined(LK_SIMT)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#else
+    (void)global;
 #endif
 }
 
@@ -813,7 +812,7 @@ LK_DEVICE void lk_cp_async_bulk_prefetch_l2(const void *global, unsigned bytes, 
 {
     (void)global, (void)bytes, (void)file, (void)line;
 #if defined(LK_SIMT)
-    simt_prefetch(global, bytes, file, line);
+    simt_bulk_prefetch(global, bytes, file, line);
 #elif LK_ARCH >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
 #endif

@@ -2165,10 +2165,13 @@ __attribute__((noinline, cold)) static void bad_own_copy(const void *to, const v
     check_global(from, bytes, what, file, line);
 }
 
-void simt_prefetch(const void *at, size_t bytes, const char *file, int line) {
-    if (bytes > 1 && (((uintptr_t)at | bytes) & 15))
-        simt_fail(file, line, "lk_cp_async_bulk_prefetch_l2: %zu bytes at %p, which are not multiples of 16", bytes, at);
-    if (first_hidden(at, bytes)) simt_fail(file, line, "a prefetch of %zu bytes at %p, beyond an allocation", bytes, at);
+void simt_bulk_prefetch(const void *at, size_t bytes, const char *file, int line) {
+    if (((uintptr_t)at | bytes) & 15)
+        simt_fail(file, line, "cp.async.bulk.prefetch: %zu bytes at %p are not multiples of 16", bytes, at);
+#if !defined(SIMT_TSAN)
+    if (!simt_range_fits(at, bytes))
+        simt_fail(file, line, "cp.async.bulk.prefetch: %zu bytes at %p leave their allocation", bytes, at);
+#endif
 }
 
 void simt_cp_async(void *to, const void *from, size_t bytes, const char *file, int line) {

@@ -179,7 +179,7 @@ void simt_bulk_wait(unsigned groups, int read, SIMT_SITE);      /* all but the l
 void simt_fence_proxy_async(void);
 void simt_st_async(unsigned to, uint64_t value, unsigned bar, SIMT_SITE);
 /* cp.async: a thread's own copies, of 4, 8 or 16 bytes, in groups of their own. */
-void simt_prefetch(const void *at, size_t bytes, SIMT_SITE); /* nothing; under ASan the bytes must be there */
+void simt_bulk_prefetch(const void *at, size_t bytes, SIMT_SITE); /* reads nothing, of poisoned bytes too; they are in one allocation */
 void simt_cp_async(void *to, const void *from, size_t bytes, SIMT_SITE);
 void simt_cp_async_commit(SIMT_SITE);
 void simt_cp_async_wait(unsigned groups, SIMT_SITE); /* all but the latest `groups` groups have landed */
