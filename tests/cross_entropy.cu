@@ -1182,7 +1182,7 @@ static void huge_logits(int type, int direction, int path)
                 p.special = NEIGHBOURS, p.offset = sign * m.offset;
                 p.scale = direction == BACKWARD ? (float)exp2(floor(log2((double)m.scale))) : m.scale;
                 p.on[SCALE] = m.scale != 1;
-                if (turn % 3) p.on[with[(turn + i) % LENGTH_OF(with)]] = true;
+                if (turn % 3) p.on[with[(turn + i + LENGTH_OF(with)) % LENGTH_OF(with)]] = true; /* turn may be -1 */
                 p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[SMOOTHING];
                 if (m.offset > 1e38) p.on[SMOOTHING] = false; /* the sum of differences is out of range */
                 check(&p);
