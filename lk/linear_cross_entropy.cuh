@@ -63,7 +63,7 @@
  *            third (f32 dweight; with bf16 dweight in chunks 660, 1044 and 1568 MiB hold a 24th, a sixth and a third), and 3178
  *            MiB all (either).
  *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
- *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 16000
+ *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 17000
  *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
  *            do: on another one, and where there is none, they give the plan that keeps logits.
  *            On an H200, in ms for 12288 tokens of hidden 4096 in the same 216 to 3178 MiB (bench/results/h200.md has more):
@@ -1616,9 +1616,9 @@ LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, i
 }
 
 /* whole: so are chunks. Fused, the tile that is looked at first takes 45 us with hidden 4096, and what is done to an element of
- * x 4.5 ps, which is as much as gives it 16384 columns, which took it 2 % less with bf16 dweight and 5 to 8 % with f32, and
- * leaves 12000 to kept logits, whose dZ is rounded once less; dx by itself has whole waves, and where sums of 24 bits are read
- * and written, nothing is multiplied. */
+ * x 5 ps, which is as much as leaves 16384 columns to kept logits, whose dZ is rounded once less: in the bench, of the matmuls'
+ * speed, 0.941 with f32 dweight, 0.973 with bf16 and 0.969 with that and weights of 1, where FUSED came to 0.945, 0.965 and
+ * 0.938; dx by itself has whole waves, and where sums of 24 bits are read and written, nothing is multiplied. */
 LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const lk_lce_args &a = c->a;
@@ -1630,7 +1630,7 @@ LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t c
     const double logits = slices * lk_lce_matmul_cost(c, whole, panel, rows, a.hidden, logit);
     const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* a warp to a row of panels: a few rows are slow */
     const bool sums = lk_lce_sums_dweight(c, chunk);
-    const double copy = fused && a.dweight ? 4.5e-6 * (double)chunk * (double)a.hidden : 0.0;
+    const double copy = fused && a.dweight ? 5e-6 * (double)chunk * (double)a.hidden : 0.0;
     const double pass = fused ? copy + 9.0 : each * 1.5 * logit / rate + 3.0 * slices;
     const double dx_bytes = panels ? 8.0 : 2.0;
     const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && !sums), a.hidden, chunk, panel, dx_bytes) : 0.0;
