@@ -452,7 +452,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
     const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(p.p, row, at.cols) : lk_srms_norm_split{0, 0, 0};
     const int first = at.begin + split.head, stop = min(split.vecs, at.stop);
     lk_cluster_begin();
-    const bool early = at.size <= 64; /* on an H200 rows of more threads took 1 to 4 % longer so */
+    /* Prefetch, dependents: on an H200 larger blocks of a row took 1 to 4 % longer so. On sm_80 it would only spill. */
+    const bool early = LK_ARCH >= 900 && at.size <= 64;
     if (early && at.vec < stop) {
         lk_srms_norm_prefetch<T>(p.p.x, row, first + at.vec * N);
         lk_srms_norm_prefetch<R>(p.p.r, row, first + at.vec * N);
@@ -509,8 +510,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
  * waited for, and the code is short, since instructions come late to a block that has just started. Rows start and end on 16
  * bytes, weight is of type T on 16 bytes, and a thread holds all of its vectors. BARE: there are x and y, perhaps rstd.
  * Measured on an H200, bf16: 512 rows of 2048 columns with a residual take 0.67 of the kernel above's time; 4 of 1024 without
- * take 1.37 us, where a copy takes 1.02; without prefetches 1.46, as if not BARE 1.54 and by the kernel above 1.74; 1 of 4096
- * with residual and weight takes 1.77 us. */
+ * take 1.35 us, where a copy takes 1.01; in earlier forms, without prefetches 1.46, as if not BARE 1.54 and by the kernel above
+ * 1.74; 1 of 4096 with residual and weight takes 1.74 us. */
 template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
@@ -832,8 +833,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 }
 
 /* Few rows, as forward's, without dweight. BARE: there are x, dy and dx, perhaps rstd. Measured on an H200, bf16: 4 rows of
- * 1024 columns take 1.48 us; without prefetches 1.62, in a form before BARE 1.76, and 2.05 by the kernel above; 512 with a
- * residual 0.86 of its time. */
+ * 1024 columns take 1.45 us; in earlier forms, without prefetches 1.62, before BARE 1.76, and 2.05 by the kernel above; 512 with
+ * a residual 0.86 of its time. */
 template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
