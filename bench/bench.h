@@ -23,8 +23,9 @@
  *
  * Ceiling    A kernel that reads set->read and writes set->write and computes nothing, in 16-byte accesses, launched with the
  *            attributes of the operation (programmatic stream serialisation). All launch shapes get a few replays, the best
- *            two then alternate with the operation; the better median is the ceiling. It asks for nothing ahead of its wait for
- *            the launch in front, as most operations do: short ones may come above it. of_ceiling = ceiling ms / own ms.
+ *            two then alternate with the operation; the better median is the ceiling. It prefetches
+ *            nothing before its wait for the launch in front. logsumexp's forward, cross_entropy and srms_norm do, while that
+ *            one still runs, so that short ones may come above it. of_ceiling = ceiling ms / own ms.
  *            On an H200 a ceiling over 3 % slower than it was measured before (bench_known_gb_per_s) makes the row
  *            "invalid: ceiling"; an of_ceiling above 1.03 makes it "invalid: above ceiling". Both are written all the same.
  *            Where an operation is matmuls, its case names another yardstick, bare: the same matmuls and nothing between them.

@@ -48,7 +48,9 @@
  *            NaN, lse is -inf, +inf, NaN.
  * Traffic    forward reads the logits once; backward, and forward_backward too, reads them once and writes dlogits once (rows
  *            that no cluster's shared memory holds are read twice by forward_backward). Smoothing with class weights
- *            reads class_weight along each row, backward twice.
+ *            reads class_weight along each row, backward twice. Prefetches come before the target is known: of an ignored row
+ *            they bring one or two vectors a thread into the L2; backward and forward_backward, all of a plain one of 2 to 8
+ *            KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch's cross_entropy has it; z-loss: Chowdhery et al., "PaLM", 2022;
  *            softcap: Gemma 2, 2024.
@@ -755,11 +757,7 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
     return {head, vocab - vecs * LK_VEC<T>, vecs};
 }
 
-/* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile, and while the grid in front
- * ends, the first vectors of a thread are brought into the L2, and the targets, which reads nothing. On an H200, in us, without
- * it behind the wait, by one vector and by two: forward of 4096 rows of 1024 3.76, 3.72 and 3.96, of 2048 5.79, 5.61 and 5.59,
- * of 4096 9.84, 9.65 and 9.50; 64 of 128256 6.27, 6.17 and 6.29. Whole rows at once by cp.async.bulk.prefetch took forward
- * longer than none, as did dependents that come early. */
+/* A row's target on its way into the L2. */
 template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_t row)
 {
     lk_prefetch_l2((const char *)a.target + row * (a.target_dtype == LK_TARGET_INT64 ? 8 : 4));
@@ -782,7 +780,13 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
     lk_ce_put<false>(p.a, p.terms, row, target.label, target.weight, state);
 }
 
-/* A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
+/* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile, and while the grid in front
+ * ends, the targets and a thread's first vectors are brought into the L2, which reads nothing. On an H200, in us, by one vector
+ * behind the wait, by one in front of it and by two: 4096 rows of 1024 3.76, 3.72 and 3.96, of 2048 5.79, 5.61 and 5.59, of
+ * 4096 9.84, 9.65 and 9.50; 64 of 128256, by clusters, 6.27, 6.17 and 6.29. Whole rows at once by cp.async.bulk.prefetch took
+ * forward 18 to 26 % longer, and dependents that come early 2 to 4 % on 1024 and 2048.
+ *
+ * A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
  * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. On an H200, 4096
  * rows of 2048 in earlier forms: 0.828 of the ceiling, by blocks of 256 threads 0.818, of 512 0.664. An ignored row is not
  * read. */
@@ -843,7 +847,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_lse_prefetch<1>(share, size_log2);
     if (rank == 0) lk_ce_prefetch_target(a, row);
     lk_griddepcontrol_wait();
-    if (U == 2) lk_griddepcontrol_launch_dependents(); /* as in logsumexp */
+    if (U == 2) lk_griddepcontrol_launch_dependents();
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_lse_start(raw, share, size_log2);
@@ -1410,7 +1414,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     LK_SHARED(lk_ce_mail, mail, [1]);
     lk_ce_mail_begin(mail);
     lk_cluster_begin();
-    /* Of backward, early too, the launch behind it would pay: forward, on an H200, up to 4 % of both. */
+    /* Not in backward: a forward launched behind it then took up to 4 % of the two's time longer on an H200. */
     if (!given) lk_griddepcontrol_launch_dependents();
     if (at.rank == 0 && row < a.rows) lk_ce_prefetch_target(a, row);
     if (at.count > 0) lk_prefetch_l2(at.first);
@@ -1650,7 +1654,8 @@ template <int W> LK_DEVICE void lk_ce_meet(int team)
 /* given: backward. lanes: a row's, 32, 64 or 128; 0: up to 32, as the plan says. Of several warps each takes its exponentials
  * against a reference of its own, and they meet once, and their logits stay in the caches: by streaming loads 2048 and 4096
  * columns take 2 % longer on an H200, 1024 2 % less. These rows are asked for whole, in front of the wait: 4096 columns take
- * 17.8 us for backward so, by two vectors a thread, as 1024 are, 18.7, by none 19.0; 1024 5.7, 5.0 and 5.8. inside:
+ * 17.8 us for backward so, by two vectors a thread, as 1024 are, 18.7, by some rows' behind the wait 19.0; 1024 5.7, 5.0 and
+ * 5.8. inside:
  * forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each cluster counts all rows while
  * its logits are on their way, in place of a launch in front, and its warps tell each other by st.async. Every warp waits for
  * all words, one of no row too: then nobody writes into a block that has ended. */

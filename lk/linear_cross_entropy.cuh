@@ -1617,8 +1617,9 @@ LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, i
 
 /* whole: so are chunks. Fused, the tile that is looked at first takes 45 us with hidden 4096, and what is done to an element of
  * x 5 ps, which is as much as leaves 16384 columns to kept logits, whose dZ is rounded once less: in the bench, of the matmuls'
- * speed, 0.941 with f32 dweight, 0.973 with bf16 and 0.969 with that and weights of 1, where FUSED came to 0.945, 0.965 and
- * 0.938; dx by itself has whole waves, and where sums of 24 bits are read and written, nothing is multiplied. */
+ * speed, 0.941 with f32 dweight, 0.973 with bf16 and 0.969 with that and weights of 1, where FUSED by itself, in another run,
+ * came to 0.945, 0.965 and 0.938; dx by itself has whole waves, and where sums of 24 bits are read and written, nothing is
+ * multiplied. */
 LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const lk_lce_args &a = c->a;

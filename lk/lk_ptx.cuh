@@ -55,7 +55,7 @@ LK_DEVICE float lk_ex2(float x)
 }
 
 /* griddepcontrol.wait (9.7.13.13): returns when the grids before this one in the stream have ended and their writes are
- * visible. Every block of a kernel started by lk_launch_pdl executes it before it touches global memory. */
+ * visible. Every thread of a kernel started by lk_launch_pdl executes it before it reads or writes global memory. */
 LK_DEVICE void lk_griddepcontrol_wait(void)
 {
 #if !defined(LK_SIMT) && LK_ARCH >= 900
@@ -63,9 +63,11 @@ LK_DEVICE void lk_griddepcontrol_wait(void)
 #endif
 }
 
-/* griddepcontrol.launch_dependents (9.7.13.13): lets the next grid of the stream start its blocks where there is room. Early in
- * a kernel they have time to prefetch; but blocks that come early gather on the SMs that are free first and stay there, so
- * where there is one wave of long blocks, late is best. */
+/* griddepcontrol.launch_dependents (9.7.13.13): lets the next grid of the stream start its blocks where there is room, once
+ * all blocks of this one have come here or ended. It may stand before the wait: the next grid's wait needs this grid's end, and
+ * this grid ends only when its own wait has returned, so all earlier grids have ended too. Early in a kernel, the next one's
+ * blocks have time to prefetch; but they gather on the SMs that are free first and stay there, so where there is one wave of
+ * long blocks, late is best. */
 LK_DEVICE void lk_griddepcontrol_launch_dependents(void)
 {
 #if !defined(LK_SIMT) && LK_ARCH >= 900
@@ -795,13 +797,15 @@ template <int groups> LK_DEVICE void lk_cp_async_wait_group(const char *file = _
 }
 
 /* prefetch.global.L2 (9.7.9.15): asks for the bytes around an address to be brought into the L2. A hint, which reads nothing:
- * it may stand before lk_griddepcontrol_wait(), since what is written meanwhile goes through the same L2. */
-LK_DEVICE void lk_prefetch_l2(const void *global)
+ * it may stand before lk_griddepcontrol_wait(), since what is written meanwhile to this card's memory goes through the same
+ * L2. */
+LK_DEVICE void lk_prefetch_l2(const void *global, const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-#if !defined(LK_SIMT)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+    (void)file, (void)line;
+#if defined(LK_SIMT)
+    simt_prefetch(global, file, line);
 #else
-    (void)global;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 #endif
 }
 

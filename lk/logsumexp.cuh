@@ -142,7 +142,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
     lk_lse_cluster_begin(inbox);
-    if (U == 2) lk_griddepcontrol_launch_dependents(); /* blocks of clusters, few rows */
+    if (U == 2) lk_griddepcontrol_launch_dependents(); /* clusters, few rows: on an H200 2 % sooner than behind the wait */
     lk_lse_prefetch<U == 2 ? 2 : 1>(share, size_log2);
     lk_griddepcontrol_wait();
     lk_lse_start(raw, share, size_log2);

@@ -833,8 +833,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
 }
 
 /* Few rows, as forward's, without dweight. BARE: there are x, dy and dx, perhaps rstd. Measured on an H200, bf16: 4 rows of
- * 1024 columns take 1.45 us; in earlier forms, without prefetches 1.62, before BARE 1.76, and 2.05 by the kernel above; 512 with
- * a residual 0.86 of its time. */
+ * 1024 columns take 1.45 us; in earlier forms, without prefetches 1.62, before BARE 1.76, and 2.05 by the kernel above; 512
+ * with a residual 0.86 of its time. */
 template <class T, class R, bool BARE>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)

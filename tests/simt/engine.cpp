@@ -2165,13 +2165,18 @@ __attribute__((noinline, cold)) static void bad_own_copy(const void *to, const v
     check_global(from, bytes, what, file, line);
 }
 
-void simt_bulk_prefetch(const void *at, size_t bytes, const char *file, int line) {
-    if (((uintptr_t)at | bytes) & 15)
-        simt_fail(file, line, "cp.async.bulk.prefetch: %zu bytes at %p are not multiples of 16", bytes, at);
-#if !defined(SIMT_TSAN)
-    if (!simt_range_fits(at, bytes))
-        simt_fail(file, line, "cp.async.bulk.prefetch: %zu bytes at %p leave their allocation", bytes, at);
-#endif
+static bool poisoned_prefetch;
+void simt_allow_poisoned_prefetch(int allowed) { poisoned_prefetch = allowed; }
+
+void simt_bulk_prefetch(const void *at, unsigned bytes, const char *file, int line) {
+    const char *const what = "lk_cp_async_bulk_prefetch_l2";
+    if (!bytes || (((uintptr_t)at | bytes) & 15))
+        simt_fail(file, line, "%s: %u bytes at %p are not multiples of 16", what, bytes, at);
+    if (!poisoned_prefetch) check_global(at, bytes, what, file, line);
+}
+
+void simt_prefetch(const void *at, const char *file, int line) {
+    if (!poisoned_prefetch && first_hidden(at, 1)) check_global(at, 1, "lk_prefetch_l2", file, line);
 }
 
 void simt_cp_async(void *to, const void *from, size_t bytes, const char *file, int line) {

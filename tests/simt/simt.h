@@ -176,10 +176,14 @@ void simt_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *
 void simt_bulk_store(void *global, const void *shared, unsigned bytes, SIMT_SITE);
 void simt_bulk_commit(void);
 void simt_bulk_wait(unsigned groups, int read, SIMT_SITE);      /* all but the latest `groups`; read: for their sources alone */
+void simt_bulk_prefetch(const void *global, unsigned bytes, SIMT_SITE);
+void simt_prefetch(const void *global, SIMT_SITE);
+/* A prefetch reads nothing. Under ASan what it asks for must be there all the same, poisoned bytes aside while `allowed`: a test
+   poisons what is there and is not to be read. */
+void simt_allow_poisoned_prefetch(int allowed);
 void simt_fence_proxy_async(void);
 void simt_st_async(unsigned to, uint64_t value, unsigned bar, SIMT_SITE);
 /* cp.async: a thread's own copies, of 4, 8 or 16 bytes, in groups of their own. */
-void simt_bulk_prefetch(const void *at, size_t bytes, SIMT_SITE); /* reads nothing, of poisoned bytes too; they are in one allocation */
 void simt_cp_async(void *to, const void *from, size_t bytes, SIMT_SITE);
 void simt_cp_async_commit(SIMT_SITE);
 void simt_cp_async_wait(unsigned groups, SIMT_SITE); /* all but the latest `groups` groups have landed */

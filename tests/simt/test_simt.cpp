@@ -687,14 +687,17 @@ template <int wrong> __global__ void st_async_kernel(int *result) {
 
 enum { STAGE_VECTORS = SLOT_INTS / 4, NO_COPY_WAIT = 200, WAIT_OF_ANOTHER, NO_COPY_BARRIER, WAIT_BEHIND_BARRIER, NO_COMMIT,
        EXIT_IN_FLIGHT, COPY_UNALIGNED_SHARED, COPY_UNALIGNED_GLOBAL, COPY_SIZE, COPY_TO_GLOBAL, COPY_FROM_SHARED,
-       COPY_PAST_STAGES, COPY_PAST_INPUT, TOO_MANY_COPIES, PREFETCH_UNALIGNED, PREFETCH_PAST_INPUT };
+       COPY_PAST_STAGES, COPY_PAST_INPUT, TOO_MANY_COPIES, PREFETCH_UNALIGNED, PREFETCH_SIZE,
+       PREFETCH_PAST_INPUT, PREFETCH_BEYOND };
 
 /* Two stages of cp.async; each thread sums what its neighbour has copied while its own next vector is on its way. */
 template <int wrong> __global__ void stages_kernel(const int *in, int *result) {
     LK_SHARED(uint4, stages, [2][STAGE_VECTORS]);
     const int t = threadIdx.x, last = STAGE_VECTORS - 1;
     int sum = 0;
-    if (t == 0) lk_cp_async_bulk_prefetch_l2(in + (wrong == PREFETCH_UNALIGNED), TILES * SLOT_INTS * 4 + (wrong == PREFETCH_PAST_INPUT) * 16);
+    if (t == 0) lk_cp_async_bulk_prefetch_l2(in + (wrong == PREFETCH_UNALIGNED),
+                                             TILES * SLOT_INTS * 4 + (wrong == PREFETCH_PAST_INPUT) * 16 + (wrong == PREFETCH_SIZE) * 8);
+    if (wrong == PREFETCH_BEYOND) lk_prefetch_l2(in + TILES * SLOT_INTS + t);
     for (int tile = 0; tile <= TILES; tile++) {         // copies tile `tile`, sums the one before
         if (tile < TILES) {
             const int *from = in + tile * SLOT_INTS + 4 * t + (wrong == COPY_UNALIGNED_GLOBAL);
@@ -1471,7 +1474,9 @@ static const negative negatives[] = {
     {"cp.async: past a shared variable", "past the end of stages|in no shared variable", launch_stages<COPY_PAST_STAGES>, 2},
     {"cp.async: past its source", "leave their allocation", launch_stages<COPY_PAST_INPUT>, 3},
     {"bulk prefetch: misaligned", "not multiples of 16", launch_stages<PREFETCH_UNALIGNED>, 1},
-    {"bulk prefetch: past its source", "leave their allocation", launch_stages<PREFETCH_PAST_INPUT>, 3},
+    {"bulk prefetch: size", "not multiples of 16", launch_stages<PREFETCH_SIZE>, 1},
+    {"bulk prefetch: past its source", "leave their allocation", launch_stages<PREFETCH_PAST_INPUT>, 2},
+    {"prefetch: past its source", "leave their allocation", launch_stages<PREFETCH_BEYOND>, 3},
     {"cp.async: too many", "more than 128 copies", launch_stages<TOO_MANY_COPIES>, 1},
     {"st.async: a wait at block scope", "that takes lk_mbarrier_wait_parity_cluster", launch_st_async<CTA_SCOPE>, 1},
     {"st.async: wrong parity", "wrong parity", launch_st_async<ST_ASYNC_PARITY>, 0},
