@@ -48,9 +48,8 @@
  *            NaN, lse is -inf, +inf, NaN.
  * Traffic    forward reads the logits once; backward, and forward_backward too, reads them once and writes dlogits once (rows
  *            that no cluster's shared memory holds are read twice by forward_backward). Smoothing with class weights
- *            reads class_weight along each row, backward twice. Prefetches come before the target is known: of an ignored row
- *            they bring one or two vectors a thread into the L2; backward and forward_backward, all of a plain one of 2 to 8
- *            KiB.
+ *            reads class_weight along each row, backward twice. Of a row that is ignored a thread's first vector or two
+ *            may be prefetched, before its target is known; by the gradients' first blocks all of one of up to 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch's cross_entropy has it; z-loss: Chowdhery et al., "PaLM", 2022;
  *            softcap: Gemma 2, 2024.
@@ -784,7 +783,9 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
  * ends, the targets and a thread's first vectors are brought into the L2, which reads nothing. On an H200, in us, by one vector
  * behind the wait, by one in front of it and by two: 4096 rows of 1024 3.76, 3.72 and 3.96, of 2048 5.79, 5.61 and 5.59, of
  * 4096 9.84, 9.65 and 9.50; 64 of 128256, by clusters, 6.27, 6.17 and 6.29. Whole rows at once by cp.async.bulk.prefetch took
- * forward 18 to 26 % longer, and dependents that come early 2 to 4 % on 1024 and 2048.
+ * forward 18 to 26 % longer, and dependents that come early 2 to 4 % on 1024 and 2048. Of an ignored
+ * row that much is fetched for nothing: 4096 rows of 32768, half of them ignored, take 35.5 us instead of 34.3. By the first
+ * wave of blocks alone 16384 and 32768 columns would take 2 to 3 % longer where nothing is ignored.
  *
  * A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
  * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. On an H200, 4096
@@ -966,7 +967,8 @@ typedef struct {
     int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
     int team_log2;             /* as in forward */
     int slots;                 /* a thread */
-    int sms, wave, stagger;    /* of the first `wave` blocks each starts `stagger` ns after the one before it on its SM */
+    int sms, wave, stagger;    /* `wave` blocks run at once; of the first each starts `stagger` ns after the one before it on
+                                  its SM, but where rows are short */
     int inside;                /* 0 or 1: of short rows, which count for a mean themselves */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
@@ -1414,11 +1416,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     LK_SHARED(lk_ce_mail, mail, [1]);
     lk_ce_mail_begin(mail);
     lk_cluster_begin();
-    /* Not in backward: a forward launched behind it then took up to 4 % of the two's time longer on an H200. */
+    /* Not in backward: a forward launched behind it then took up to 4 % of the two's time longer on an H200. As for the rows
+     * prefetched, of 4096 rows of 16384 none, half and 90 % ignored take 67.4, 54.3 and 43.5 us for backward; with two vectors
+     * always 67.4, 55.7 and 46.1, in the first wave only 67.9, 53.2 and 41.0, never 69.0, 54.0 and 41.0. */
     if (!given) lk_griddepcontrol_launch_dependents();
     if (at.rank == 0 && row < a.rows) lk_ce_prefetch_target(a, row);
     if (at.count > 0) lk_prefetch_l2(at.first);
-    if (at.count > 1) lk_prefetch_l2(at.first + at.jump);
+    if (at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(at.first + at.jump);
     lk_griddepcontrol_wait();
 
     int y = -1; /* the target; or why there is none: -1 ignored, -2 bad. A label takes three registers */
@@ -1653,12 +1657,18 @@ template <int W> LK_DEVICE void lk_ce_meet(int team)
 
 /* given: backward. lanes: a row's, 32, 64 or 128; 0: up to 32, as the plan says. Of several warps each takes its exponentials
  * against a reference of its own, and they meet once, and their logits stay in the caches: by streaming loads 2048 and 4096
- * columns take 2 % longer on an H200, 1024 2 % less. These rows are asked for whole, in front of the wait: 4096 columns take
+ * columns take 2 % longer on an H200, 1024 2 % less.
+ *
+ * inside: forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each cluster counts all
+ * rows while its logits are on their way, in place of a launch in front, and its warps tell each other by st.async. Every warp
+ * waits for all words, one of no row too: then nobody writes into a block that has ended.
+ *
+ * The first blocks prefetch their rows in front of the wait, those of several warps whole: on an H200 4096 rows of 4096 take
  * 17.8 us for backward so, by two vectors a thread, as 1024 are, 18.7, by some rows' behind the wait 19.0; 1024 5.7, 5.0 and
- * 5.8. inside:
- * forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each cluster counts all rows while
- * its logits are on their way, in place of a launch in front, and its warps tell each other by st.async. Every warp waits for
- * all words, one of no row too: then nobody writes into a block that has ended. */
+ * 5.8. Later a row is prefetched by the block that comes a wave before its own, and by then knows whether it is ignored. Of
+ * 16384 rows of 4096 none, half and 90 % ignored: 65.1, 52.3 and 46.8 us; by blocks that prefetch their own rows before they
+ * know their targets 65.3, 64.0 and 64.0; none prefetched 69.1, 54.1 and 43.8. Of 32768 of 1024 34.3, 26.2 and 23.5; 35.1, 30.4
+ * and 27.4; 35.4, 28.2 and 22.9. */
 template <class T, bool given, int lanes, bool inside>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
@@ -1672,6 +1682,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const int rank = (int)threadIdx.x & (team - 1), step = team * N;
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     const bool there = row < a.rows;
+    const int64_t next = row + (p.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* as far behind as a wave of blocks */
+    const bool early = blockIdx.x < (unsigned)p.wave, asks = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
     const bool mean = !inside && a.reduction == LK_REDUCTION_MEAN; /* with a count from in front */
@@ -1688,15 +1700,16 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (there && rank == 0) {
         lk_ce_prefetch_target(a, row);
         if (given) lk_prefetch_l2(p.given + row);
-        if (W > 1) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
+        if (W > 1 && early) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
     }
-#pragma unroll
-    for (int u = 0; W == 1 && u < 2; u++)
-        if (u < count) lk_prefetch_l2(first + u * step);
+    if (W == 1 && early && count > 0) lk_prefetch_l2(first);
+    if (W == 1 && early && count > 1) lk_prefetch_l2(first + step);
     lk_griddepcontrol_wait();
     if (full && !inside && !there) return;
 
     const lk_ce_word word = lk_ce_request(a, row);
+    lk_ce_word next_word = {};
+    if (asks) next_word = lk_ce_request(a, next);
     const unsigned lane = threadIdx.x % 32, number = lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
     const bool wide = a.target_dtype == LK_TARGET_INT64;
     const int left = (int)a.rows - (int)number;
@@ -1732,6 +1745,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             const T *from = first + u * step;
             raw[u] = W > 1 ? lk_load_vec_ca(from) : lk_load_vec(from);
         }
+    if (asks && lk_ce_received(a, next, next_word).counted)
+        lk_cp_async_bulk_prefetch_l2((const T *)a.logits + next * a.logits_stride, (unsigned)a.vocab * (unsigned)sizeof(T));
     T element = {};
     float weight = 1.0f;
     if (y >= 0) element = logits[y];
@@ -1847,7 +1862,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         *(uint4 *)(out + u * step) = packed.raw;
     }
     if (owner && y >= 0) lk_put(dlogits + y, single);
-    lk_griddepcontrol_launch_dependents();
     if (!given && owner && there) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, weight, all);
 }
 
@@ -2210,6 +2224,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (brief) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
         const int cluster = plan.inside ? 8 : 1;
+        plan.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
         const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
         void (*const kernels[2][4])(lk_cross_entropy_gradient_plan) = {
             {lk_cross_entropy_short_kernel<T, given, 0, false>, lk_cross_entropy_short_kernel<T, given, 32, false>,

@@ -845,6 +845,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     if (count > 0) {
         lk_srms_norm_prefetch<T>(p.p.dy, row, vec * N);
         lk_srms_norm_prefetch<T>(p.p.x, row, vec * N);
+        if (!BARE) {
+            lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
+            lk_srms_norm_prefetch<R>(p.p.r, row, vec * N);
+            lk_srms_norm_prefetch<R>(p.p.dr, row, vec * N);
+        }
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
