@@ -317,21 +317,24 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
 
 /* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
  * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one.
- * U = 4 streams its loads, U = 2 does not: how x and dx happen to lie in memory matters less then. Measured on an H200, bf16,
- * in shares of the ceiling: 4096 rows of 1024 columns by U = 4 0.93, 2 0.89; of 8192 0.99 and 1.00; of 131072 0.95 and 1.00, by
- * U = 2 with streaming loads 0.96, by U = 1 0.90, by U = 2 with stores that do not stream 0.94. */
+ * U = 4 streams its loads, U = 2 does not: how x and dx happen to lie in memory matters less then, and least to small blocks.
+ * Measured on an H200, bf16, 4096 rows of 131072 columns, in us, over eight distances of x and dx: by 128 threads and U = 2 504
+ * to 505, U = 1 503 to 507, U = 4 508 to 511; by 256 and U = 2 514 to 524, by 512 515 to 521, by 1024 513 to 517. In an earlier
+ * form, in shares of the ceiling, 1024 columns by U = 4 0.93, by 2 0.89. */
+#define LK_LOGSUMEXP_BACKWARD_THREADS 128
 typedef struct {
     lk_logsumexp_backward_args a;
-    int team;       /* a power of two up to LK_LOGSUMEXP_THREADS */
+    int team;       /* a power of two up to LK_LOGSUMEXP_BACKWARD_THREADS */
     int64_t pieces; /* a row */
 } lk_logsumexp_backward_row_plan;
 
 template <class T, bool aligned, int U>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS)
+    lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
 {
     const lk_logsumexp_backward_args &a = p.a;
     const int rank = threadIdx.x & (p.team - 1);
-    const int64_t unit = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / p.team) + threadIdx.x / p.team;
+    const int64_t unit = (int64_t)blockIdx.x * (LK_LOGSUMEXP_BACKWARD_THREADS / p.team) + threadIdx.x / p.team;
     /* Units of rows with more than one piece number fewer than 2^32: each has 128 elements or more. */
     const int64_t at = p.pieces == 1 ? unit : (uint32_t)unit / (uint32_t)p.pieces, piece = unit - at * p.pieces;
     const T *x = (const T *)a.x + at * a.outer_stride;
@@ -614,15 +617,16 @@ LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backw
     const bool narrow = !aligned || a.cols * (int64_t)sizeof(T) <= 2048;
     const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = narrow ? 4 : 2;
     lk_logsumexp_backward_row_plan plan = {a, 1, 1};
-    const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_THREADS;
+    const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_BACKWARD_THREADS;
     while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;
     plan.pieces = lk_ceil_div(vecs, plan.team * U);
-    const int64_t grid = lk_ceil_div(a.outer * plan.pieces, LK_LOGSUMEXP_THREADS / plan.team); /* x ends before 2^31 - 1 do */
+    const int teams = LK_LOGSUMEXP_BACKWARD_THREADS / plan.team;
+    const int64_t grid = lk_ceil_div(a.outer * plan.pieces, teams); /* x ends before 2^31 - 1 blocks do */
     return lk_launch_pdl(op, &device,
                          !aligned ? lk_logsumexp_backward_row_kernel<T, false, 4>
                          : narrow ? lk_logsumexp_backward_row_kernel<T, true, 4>
                                   : lk_logsumexp_backward_row_kernel<T, true, 2>,
-                         grid, 1, LK_LOGSUMEXP_THREADS, 0, stream, plan);
+                         grid, 1, LK_LOGSUMEXP_BACKWARD_THREADS, 0, stream, plan);
 }
 
 /* Emits the four functions of LK_DECLARE_LOGSUMEXP(T). */
