@@ -7,7 +7,8 @@
     plot.py --readme CSV   prints README's section (bench/readme puts it in its place)
 
 A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
-marks others. Full lines are the kernels alone, dotted ones calls from Python.
+marks others. Full lines are the kernels alone, dotted ones calls from Python. A share above 1.3 stands at 1.3: there the
+yardstick is slow itself, as bare matmuls are whose rows start at odd elements.
 """
 import collections
 import csv
@@ -17,6 +18,7 @@ import sys
 DIRECTIONS = ("forward", "backward", "forward_backward")
 TITLE = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 SLOWER, WORSE = 1.02, 1.05  # ratios from which on lk counts as slower, as less accurate: what runs differ by, and errors
+MOST = 1.3  # the largest share that plots show
 WRONG = 0.5  # a relative error from which on a result is none, and its time is not compared
 
 
@@ -130,7 +132,8 @@ def draw(plt, ticker, rows, figure, theme, path):
                 for row in mine:
                     case = parts(row["case"])
                     if number(row[value]):
-                        (line if lined(case) else marks).append((size_of(case), number(row[value])))
+                        y = min(MOST, number(row[value])) if panel is share else number(row[value])
+                        (line if lined(case) else marks).append((size_of(case), y))
                 if style == ":":
                     panel.plot(*zip(*sorted(line)) if line else ((), ()), ":", color=colour, linewidth=1, alpha=0.75)
                     continue
@@ -147,7 +150,7 @@ def draw(plt, ticker, rows, figure, theme, path):
         share.xaxis.set_major_formatter(ticker.FuncFormatter(short))
         share.set_xlabel(label)
         share.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
-        share.set_ylim(0, max([1.08] + [1.05 * (number(row["of_ceiling"]) or 0) for row in rows]))
+        share.set_ylim(0, max([1.08] + [1.05 * min(MOST, number(row["of_ceiling"]) or 0) for row in rows]))
         for panel in (time, share):
             panel.set_facecolor(theme["background"])
             panel.grid(True, color=theme["grid"], linewidth=0.7)
