@@ -165,10 +165,11 @@ template <int R, int W> static bench_mix bench_streams(void)
     {bench_stream_kernel<R, W, (flight < most ? 1 : flight / most), threads, cs>, threads,                                     \
      (flight < most ? 1 : flight / most), cs, blocks_per_sm}
     static const bench_shape shapes[] = {
-        BENCH_SHAPE(256, 2, false, 0),  BENCH_SHAPE(256, 4, false, 0), BENCH_SHAPE(256, 4, true, 0),
-        BENCH_SHAPE(256, 8, false, 0),  BENCH_SHAPE(256, 8, true, 0),  BENCH_SHAPE(512, 2, true, 0),
-        BENCH_SHAPE(512, 4, false, 0),  BENCH_SHAPE(512, 4, true, 0),  BENCH_SHAPE(1024, 4, true, 0),
-        BENCH_SHAPE(256, 8, true, 4),   BENCH_SHAPE(512, 4, false, 4), BENCH_SHAPE(1024, 4, true, 2),
+        BENCH_SHAPE(128, 2, false, 0),  BENCH_SHAPE(128, 4, false, 0), BENCH_SHAPE(256, 2, false, 0),
+        BENCH_SHAPE(256, 4, false, 0),  BENCH_SHAPE(256, 4, true, 0),  BENCH_SHAPE(256, 8, false, 0),
+        BENCH_SHAPE(256, 8, true, 0),   BENCH_SHAPE(512, 2, true, 0),  BENCH_SHAPE(512, 4, false, 0),
+        BENCH_SHAPE(512, 4, true, 0),   BENCH_SHAPE(1024, 4, true, 0), BENCH_SHAPE(256, 8, true, 4),
+        BENCH_SHAPE(512, 4, false, 4),  BENCH_SHAPE(1024, 4, true, 2),
     };
 #undef BENCH_SHAPE
     static_assert(sizeof shapes / sizeof shapes[0] <= BENCH_SHAPES_MOST, "raise BENCH_SHAPES_MOST");

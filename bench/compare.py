@@ -22,8 +22,9 @@ Memory     extra_mb: the peak during a call beyond inputs, upstream gradients an
            backward counts, in backward too.
 Ceiling    The time of a plain kernel with the same reads and writes, from lk's own bench (bench/results/<gpu>.csv) where it has
            the case (ceiling_from bench), cases of less and of more traffic (bench between) or of less alone (bench beyond);
-           else a copy by torch of as many bytes, timed here (copy). linear_cross_entropy: the bare matmuls by torch, timed here (matmul). forward_backward: the
-           sum of both directions, but for cross_entropy one read and one write, and for linear_cross_entropy three matmuls.
+           else a copy by torch of as many bytes, timed here (copy). linear_cross_entropy: the bare matmuls by torch, their
+           vocabulary in whole eights, timed here (matmul). forward_backward: the sum of both directions, but for cross_entropy
+           one read and one write, and for linear_cross_entropy three matmuls.
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
@@ -750,8 +751,9 @@ class Ceilings:
         return self.copies[size], "copy"
 
     def matmuls(self, case, sets):
-        """Forward's matmul, and backward's two, on random operands."""
-        x, weight = sets[0]["x"], sets[0]["weight"]
+        """Forward's matmul, and backward's two, on random operands; of a vocabulary in whole eights: where rows do not start on
+        16 bytes a matmul takes six times as long, and a yardstick that slow measures nothing."""
+        x, weight = sets[0]["x"], F.pad(sets[0]["weight"].detach(), (0, 0, 0, -len(sets[0]["weight"]) % 8))
         dz = torch.randn(len(x), len(weight), dtype=BF16, device=self.env.device) / len(x)
         calls = [lambda _: x @ weight.T, lambda _: dz @ weight, lambda _: dz.T @ x]
         times = [graph_clock(self.env, call, 1, case.flops / 7e11) for call in calls]

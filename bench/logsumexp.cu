@@ -32,16 +32,25 @@ static const shape shapes[] = {
     {"rows=4096 cols=65536", "backward", "bf16", 4096, 65536, 1},
     {"rows=4096 cols=131072", "backward", "bf16", 4096, 131072, 1},
     {"outer=64 cols=4096 inner=1024", "backward", "bf16", 64, 4096, 1024},
+    {"rows=4096 cols=1024", "forward then backward", "bf16", 4096, 1024, 1},
+    {"rows=4096 cols=8192", "forward then backward", "bf16", 4096, 8192, 1},
+    {"rows=4096 cols=131072", "forward then backward", "bf16", 4096, 131072, 1},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
-/* The least traffic: forward reads x, backward reads x and writes dx. lse and dlse, four bytes a row, are not counted. */
+/* The least traffic: forward reads x, backward reads x and writes dx; of both in turn that of backward, since what forward has
+ * read may still be in the L2. lse and dlse, four bytes a row, are not counted. */
 #define TRAFFIC_READ(s, element) ((size_t)((s)->outer * (s)->cols * (s)->inner) * (element))
-#define TRAFFIC_WRITE(s, element) (is_backward(s) ? TRAFFIC_READ(s, element) : 0)
+#define TRAFFIC_WRITE(s, element) (gives_gradient(s) ? TRAFFIC_READ(s, element) : 0)
 
-static bool is_backward(const shape *s)
+static bool gives_lse(const shape *s)
 {
-    return s->direction[0] == 'b';
+    return strcmp(s->direction, "backward") != 0;
+}
+
+static bool gives_gradient(const shape *s)
+{
+    return strcmp(s->direction, "forward") != 0;
 }
 
 static bool is_f32(const shape *s)
@@ -100,7 +109,18 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
     lk_put((T *)a.dx + i, a.dlse[row] * expf(lk_to_float(((const T *)a.x)[i]) - a.lse[row]));
 }
 
-/* ---- The four functions of a case: `in` holds lse and dlse for backward, `out` holds lse for forward --------------------- */
+/* ---- The four functions of a case --------------------------------------------------------------------------------------- */
+
+/* `in` holds dlse for a gradient, and before it lse for backward alone; `out` holds lse where forward writes it. */
+static float *lse_of(const shape *s, const bench_buffers *set)
+{
+    return (float *)(gives_lse(s) ? set->out : set->in);
+}
+
+static float *dlse_of(const shape *s, const bench_buffers *set)
+{
+    return (float *)set->in + (gives_lse(s) ? 0 : s->outer * s->inner);
+}
 
 static lk_status launch_naive_forward(const shape *s, const void *x, float *lse, cudaStream_t stream)
 {
@@ -113,18 +133,19 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
 {
     const shape *s = (const shape *)c->context;
     bench_fill(s->dtype, set->read, s->outer * s->cols * s->inner, 1.5f, 2 * (uint64_t)number, stream);
-    if (!is_backward(s)) return;
-    BENCH_CUDA((cudaError_t)launch_naive_forward(s, set->read, (float *)set->in, stream));
-    bench_fill("f32", set->in + row_bytes(s), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
+    if (!gives_gradient(s)) return;
+    bench_fill("f32", dlse_of(s, set), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
+    if (!gives_lse(s)) BENCH_CUDA((cudaError_t)launch_naive_forward(s, set->read, lse_of(s, set), stream));
 }
 
 static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     (void)path;
     const shape *s = (const shape *)c->context;
-    if (!is_backward(s)) return launch_naive_forward(s, set->read, (float *)set->out, stream);
-    float *lse = (float *)set->in;
-    const naive_args args = {set->read, lse, lse + s->outer * s->inner, set->write, s->outer, s->cols, s->inner};
+    lk_status status = LK_OK;
+    if (gives_lse(s)) status = launch_naive_forward(s, set->read, lse_of(s, set), stream);
+    if (status || !gives_gradient(s)) return status;
+    const naive_args args = {set->read, lse_of(s, set), dlse_of(s, set), set->write, s->outer, s->cols, s->inner};
     return (lk_status)lk_launch(is_f32(s) ? naive_backward_kernel<lk_f32> : naive_backward_kernel<lk_bf16>,
                                 lk_ceil_div(s->outer * s->cols * s->inner, NAIVE_THREADS), NAIVE_THREADS, 0, stream, args);
 }
@@ -132,19 +153,20 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
-    if (is_backward(s)) {
-        lk_logsumexp_backward_args args = {};
-        args.x = set->read, args.dx = set->write;
-        args.lse = (const float *)set->in, args.dlse = (const float *)(set->in + row_bytes(s));
+    if (gives_lse(s)) {
+        lk_logsumexp_forward_args args = {};
+        args.x = set->read, args.lse = lse_of(s, set);
         args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
         args.path = path;
-        return is_f32(s) ? lk_logsumexp_backward_f32(&args, stream) : lk_logsumexp_backward_bf16(&args, stream);
+        const lk_status status = is_f32(s) ? lk_logsumexp_forward_f32(&args, stream) : lk_logsumexp_forward_bf16(&args, stream);
+        if (status || !gives_gradient(s)) return status;
     }
-    lk_logsumexp_forward_args args = {};
-    args.x = set->read, args.lse = (float *)set->out;
+    lk_logsumexp_backward_args args = {};
+    args.x = set->read, args.dx = set->write;
+    args.lse = lse_of(s, set), args.dlse = dlse_of(s, set);
     args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
     args.path = path;
-    return is_f32(s) ? lk_logsumexp_forward_f32(&args, stream) : lk_logsumexp_forward_bf16(&args, stream);
+    return is_f32(s) ? lk_logsumexp_backward_f32(&args, stream) : lk_logsumexp_backward_bf16(&args, stream);
 }
 
 /* Holds row (o, i) against double. x and dx are slab o on the host; the limits are those of the header, Numerics. */
@@ -184,19 +206,20 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
     const int64_t slab = s->cols * s->inner, rows = s->outer * s->inner;
     const int64_t slabs[4] = {0, s->outer / 3, s->outer * 2 / 3 + 1, s->outer - 1};
     const int64_t inners[3] = {0, s->inner / 2 + 1, s->inner - 1};
-    const bool backward = is_backward(s);
-    T *x = (T *)malloc((size_t)slab * sizeof(T)), *dx = backward ? (T *)malloc((size_t)slab * sizeof(T)) : NULL;
-    float *lse = (float *)calloc(2 * (size_t)rows, sizeof(float));
-    BENCH_CUDA(cudaMemcpy(lse, backward ? set->in : set->out, (backward ? 2 : 1) * row_bytes(s), cudaMemcpyDeviceToHost));
+    const bool gradient = gives_gradient(s);
+    T *x = (T *)malloc((size_t)slab * sizeof(T)), *dx = gradient ? (T *)malloc((size_t)slab * sizeof(T)) : NULL;
+    float *lse = (float *)calloc(2 * (size_t)rows, sizeof(float)), *dlse = lse + rows;
+    BENCH_CUDA(cudaMemcpy(lse, lse_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
+    if (gradient) BENCH_CUDA(cudaMemcpy(dlse, dlse_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < 4; k++) {
         const int64_t o = slabs[k];
         BENCH_CUDA(cudaMemcpy(x, (const T *)set->read + o * slab, (size_t)slab * sizeof(T), cudaMemcpyDeviceToHost));
-        if (backward)
+        if (gradient)
             BENCH_CUDA(cudaMemcpy(dx, (const T *)set->write + o * slab, (size_t)slab * sizeof(T), cudaMemcpyDeviceToHost));
         for (int j = 0; right && j < (s->inner > 1 ? 3 : 1); j++) {
             const int64_t i = inners[j], row = o * s->inner + i;
-            right = check_row(s, x, dx, lse[row], lse[rows + row], o, i, why, why_bytes);
+            right = check_row(s, x, dx, lse[row], dlse[row], o, i, why, why_bytes);
         }
     }
     free(x), free(dx), free(lse);
@@ -212,8 +235,9 @@ int main(int argc, char **argv)
         bench_case *c = &cases[k];
         c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
         c->read_bytes = TRAFFIC_READ(s, element), c->write_bytes = TRAFFIC_WRITE(s, element);
-        c->in_bytes = is_backward(s) ? 2 * row_bytes(s) : 0, c->out_bytes = is_backward(s) ? 0 : row_bytes(s);
-        c->mix = is_backward(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+        c->out_bytes = gives_lse(s) ? row_bytes(s) : 0;
+        c->in_bytes = (gives_gradient(s) ? row_bytes(s) : 0) + (gives_lse(s) ? 0 : row_bytes(s));
+        c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
         c->context = s;
         c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
         c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;

@@ -7,8 +7,8 @@ LK_DEFINE_SRMS_NORM(bf16)
 LK_DEFINE_SRMS_NORM(f16)
 LK_DEFINE_SRMS_NORM(f32)
 
-/* residual: forward has a residual in and out, backward starts from residual_out and has its gradient. weight: there is one,
- * and backward computes dweight. */
+/* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where both run in
+ * turn. weight: there is one, and backward computes dweight. */
 typedef struct {
     const char *name, *direction, *dtype;
     int64_t rows, cols;
@@ -70,19 +70,29 @@ static const shape shapes[] = {
     {"rows=16384 cols=5120 residual=1 weight=1", "backward", "bf16", 16384, 5120, 1, 1},
     {"rows=16384 cols=8191 residual=1 weight=1", "backward", "bf16", 16384, 8191, 1, 1},
     {"rows=16384 cols=8192 residual=1 weight=1", "backward", "bf16", 16384, 8192, 1, 1},
+    {"rows=4096 cols=1024 residual=0", "forward then backward", "bf16", 4096, 1024, 0, 0},
+    {"rows=131072 cols=2048 residual=0", "forward then backward", "bf16", 131072, 2048, 0, 0},
+    {"rows=4096 cols=2048 residual=0 weight=1", "forward then backward", "bf16", 4096, 2048, 0, 1},
+    {"rows=8192 cols=2048 residual=0 weight=1", "forward then backward", "bf16", 8192, 2048, 0, 1},
+    {"rows=131072 cols=2048 residual=0 weight=1", "forward then backward", "bf16", 131072, 2048, 0, 1},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 #define EPS 1e-6f
 
 /* The least traffic in tensors of rows x cols elements: forward reads x (and residual) and writes y (and residual_out);
- * backward reads s, that is x or residual_out, and dy (and dresidual_out) and writes dx. rstd, weight and dweight, four bytes
- * a row and an element a column, are not counted. */
-#define TRAFFIC_READS(s) (1 + is_backward(s) + (s)->residual)
-#define TRAFFIC_WRITES(s) (is_backward(s) ? 1 : 1 + (s)->residual)
+ * backward reads s, that is x or residual_out, and dy (and dresidual_out) and writes dx. Where both run in turn x counts once,
+ * since it may still be in the L2. rstd, weight and dweight, four bytes a row and an element a column, are not counted. */
+#define TRAFFIC_READS(s) (1 + gives_dx(s) + (s)->residual)
+#define TRAFFIC_WRITES(s) (gives_y(s) + gives_dx(s) + (gives_y(s) && (s)->residual))
 
-static bool is_backward(const shape *s)
+static bool gives_y(const shape *s)
 {
-    return s->direction[0] == 'b';
+    return strcmp(s->direction, "backward") != 0;
+}
+
+static bool gives_dx(const shape *s)
+{
+    return strcmp(s->direction, "forward") != 0;
 }
 
 static size_t element_bytes(const shape *s)
@@ -95,7 +105,7 @@ static size_t tensor_bytes(const shape *s)
     return (size_t)(s->rows * s->cols) * element_bytes(s);
 }
 
-/* `in` holds the weight, then for backward rstd; `out` holds rstd for forward, dweight for backward. */
+/* `in` holds the weight, then for backward alone rstd; `out` holds rstd where forward writes it, then dweight. */
 static size_t weight_bytes(const shape *s)
 {
     return s->weight ? bench_round_up((size_t)s->cols * element_bytes(s)) : 0;
@@ -103,7 +113,18 @@ static size_t weight_bytes(const shape *s)
 
 static float *rstd_of(const shape *s, const bench_buffers *set)
 {
-    return (float *)(is_backward(s) ? set->in + weight_bytes(s) : set->out);
+    return (float *)(gives_y(s) ? set->out : set->in + weight_bytes(s));
+}
+
+static char *dweight_of(const shape *s, const bench_buffers *set)
+{
+    return set->out + (gives_y(s) ? (size_t)s->rows * sizeof(float) : 0);
+}
+
+/* What is written holds y (and residual_out), then dx. */
+static char *dx_of(const shape *s, const bench_buffers *set)
+{
+    return set->write + (gives_y(s) ? tensor_bytes(s) : 0);
 }
 
 /* ---- The baseline: the formula, untuned --------------------------------------------------------------------------------- */
@@ -223,18 +244,19 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     naive_args args = {};
     args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
     if (s->weight) args.weight = set->in;
-    if (is_backward(s)) {
-        args.dy = set->read + tensor, args.dx = set->write;
-        if (s->residual) args.dresidual_out = set->read + 2 * tensor;
-        if (s->weight) args.dweight = set->out;
-    } else {
+    if (gives_y(s)) {
         args.y = set->write;
         if (s->residual) args.residual = set->read + tensor, args.residual_out = set->write + tensor;
+        const lk_status status = launch_kernels(s, args, stream);
+        if (status || !gives_dx(s)) return status;
     }
+    args.dy = set->read + tensor, args.dx = dx_of(s, set);
+    if (s->residual) args.dresidual_out = set->read + 2 * tensor;
+    if (s->weight) args.dweight = dweight_of(s, set);
     return launch_kernels(s, args, stream);
 }
 
-/* Tensors, weight and, for backward, the rstd of its s. */
+/* Tensors, weight and, for backward alone, the rstd of its s. */
 static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
@@ -245,7 +267,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     if (s->weight) bench_fill(s->dtype, set->in, s->cols, 1.0f, seed + 3, stream);
     naive_args args = {};
     args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
-    if (is_backward(s)) BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
+    if (!gives_y(s)) BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
 }
 
 static lk_srms_norm_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
@@ -266,27 +288,30 @@ static lk_srms_norm_backward_args backward_args(const bench_case *c, const bench
     lk_srms_norm_backward_args args = {};
     if (s->residual) args.residual_out = set->read, args.dresidual_out = set->read + 2 * tensor_bytes(s);
     else args.x = set->read;
-    args.dy = set->read + tensor_bytes(s), args.rstd = rstd_of(s, set), args.dx = set->write;
-    if (s->weight) args.weight = set->in, args.dweight = set->out;
+    args.dy = set->read + tensor_bytes(s), args.rstd = rstd_of(s, set), args.dx = dx_of(s, set);
+    if (s->weight) args.weight = set->in, args.dweight = dweight_of(s, set);
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.rows = s->rows, args.cols = s->cols;
     args.path = path;
     return args;
 }
 
+/* `function` of the case's type, of the arguments and what follows. */
+#define OF_TYPE(s, function, ...)                                                                                              \
+    (strcmp((s)->dtype, "f32") == 0   ? function##_f32(__VA_ARGS__)                                                            \
+     : strcmp((s)->dtype, "f16") == 0 ? function##_f16(__VA_ARGS__)                                                            \
+                                      : function##_bf16(__VA_ARGS__))
+
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
-    if (is_backward(s)) {
-        const lk_srms_norm_backward_args args = backward_args(c, set, path);
-        if (strcmp(s->dtype, "f32") == 0) return lk_srms_norm_backward_f32(&args, stream);
-        if (strcmp(s->dtype, "f16") == 0) return lk_srms_norm_backward_f16(&args, stream);
-        return lk_srms_norm_backward_bf16(&args, stream);
+    if (gives_y(s)) {
+        const lk_srms_norm_forward_args args = forward_args(c, set, path);
+        const lk_status status = OF_TYPE(s, lk_srms_norm_forward, &args, stream);
+        if (status || !gives_dx(s)) return status;
     }
-    const lk_srms_norm_forward_args args = forward_args(c, set, path);
-    if (strcmp(s->dtype, "f32") == 0) return lk_srms_norm_forward_f32(&args, stream);
-    if (strcmp(s->dtype, "f16") == 0) return lk_srms_norm_forward_f16(&args, stream);
-    return lk_srms_norm_forward_bf16(&args, stream);
+    const lk_srms_norm_backward_args args = backward_args(c, set, path);
+    return OF_TYPE(s, lk_srms_norm_backward, &args, stream);
 }
 
 /* ---- Checks against double ---------------------------------------------------------------------------------------------- */
@@ -365,7 +390,8 @@ static bool check_backward_row(const shape *s, const bench_buffers *set, const T
                                size_t why_bytes)
 {
     T *x = fetch_row<T>(s, set->read, 0, row), *dy = fetch_row<T>(s, set->read, 1, row);
-    T *dresidual_out = s->residual ? fetch_row<T>(s, set->read, 2, row) : NULL, *dx = fetch_row<T>(s, set->write, 0, row);
+    T *dresidual_out = s->residual ? fetch_row<T>(s, set->read, 2, row) : NULL;
+    T *dx = fetch_row<T>(s, dx_of(s, set), 0, row);
     float rstd;
     BENCH_CUDA(cudaMemcpy(&rstd, rstd_of(s, set) + row, sizeof rstd, cudaMemcpyDeviceToHost));
     double squares = 0, mean = 0, magnitude = 0;
@@ -395,7 +421,7 @@ static bool check_dweight(const shape *s, const bench_buffers *set, int64_t firs
     const T *from = (const T *)set->read + first;
     BENCH_CUDA(cudaMemcpy2D(x, width, from, pitch, width, rows, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy2D(dy, width, from + s->rows * s->cols, pitch, width, rows, cudaMemcpyDeviceToHost));
-    BENCH_CUDA(cudaMemcpy(dweight, (const T *)set->out + first, width, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(dweight, (const T *)dweight_of(s, set) + first, width, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(rstd, rstd_of(s, set), rows * sizeof(float), cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < count; k++) {
@@ -419,10 +445,11 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
     T *weight = s->weight ? fetch_row<T>(s, set->in, 0, 0) : NULL;
     bool right = true;
-    for (int k = 0; right && k < 4; k++)
-        right = is_backward(s) ? check_backward_row(s, set, weight, rows[k], why, why_bytes)
-                               : check_forward_row(s, set, weight, rows[k], why, why_bytes);
-    for (int k = 0; right && is_backward(s) && s->weight && k < 3; k++)
+    for (int k = 0; right && gives_y(s) && k < 4; k++)
+        right = check_forward_row(s, set, weight, rows[k], why, why_bytes);
+    for (int k = 0; right && gives_dx(s) && k < 4; k++)
+        right = check_backward_row(s, set, weight, rows[k], why, why_bytes);
+    for (int k = 0; right && gives_dx(s) && s->weight && k < 3; k++)
         right = check_dweight<T>(s, set, (s->cols - 8) * k / 2, 8, why, why_bytes);
     free(weight);
     return right;
@@ -435,16 +462,14 @@ static size_t workspace(const bench_case *c, int path)
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     const lk_srms_norm_backward_args args = backward_args(c, &set, path);
     size_t bytes = 0;
-    lk_status status;
-    if (strcmp(s->dtype, "f32") == 0) status = lk_srms_norm_backward_workspace_bytes_f32(&args, &bytes);
-    else if (strcmp(s->dtype, "f16") == 0) status = lk_srms_norm_backward_workspace_bytes_f16(&args, &bytes);
-    else status = lk_srms_norm_backward_workspace_bytes_bf16(&args, &bytes);
+    const lk_status status = OF_TYPE(s, lk_srms_norm_backward_workspace_bytes, &args, &bytes);
     return status ? 0 : bytes;
 }
 
 static bench_mix mix_of(const shape *s)
 {
-    if (is_backward(s)) return s->residual ? bench_streams<3, 1>() : bench_streams<2, 1>();
+    if (gives_y(s) && gives_dx(s)) return bench_streams<1, 1>();
+    if (gives_dx(s)) return s->residual ? bench_streams<3, 1>() : bench_streams<2, 1>();
     return s->residual ? bench_streams<2, 2>() : bench_streams<1, 1>();
 }
 
@@ -457,15 +482,15 @@ int main(int argc, char **argv)
         bench_case *c = &cases[k];
         c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
         c->read_bytes = TRAFFIC_READS(s) * tensor_bytes(s), c->write_bytes = TRAFFIC_WRITES(s) * tensor_bytes(s);
-        c->in_bytes = weight_bytes(s) + (is_backward(s) ? rstd_bytes : 0);
-        c->out_bytes = !is_backward(s) ? rstd_bytes : s->weight ? (size_t)s->cols * element_bytes(s) : 0;
+        c->in_bytes = weight_bytes(s) + (gives_y(s) ? 0 : rstd_bytes);
+        c->out_bytes = (gives_y(s) ? rstd_bytes : 0) + (gives_dx(s) && s->weight ? (size_t)s->cols * element_bytes(s) : 0);
         c->mix = mix_of(s);
         c->context = s;
         c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
         c->check = check<lk_bf16>;
         if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
         if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
-        if (is_backward(s)) c->workspace = workspace;
+        if (gives_dx(s)) c->workspace = workspace;
     }
     return bench_run("srms_norm", cases, CASES, argc, argv);
 }

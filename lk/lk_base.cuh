@@ -198,14 +198,18 @@ LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, siz
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-/* A launcher's launch: with clusters of `cluster` blocks (1: none) and, from sm_90 on, programmatic dependent launch. The
- * kernel may start while those before it still run. Until lk_griddepcontrol_wait(), which every thread executes, it neither
- * reads nor writes global memory, so nothing that it computes depends on what stands there. It may ask for what it will read to
- * be brought into the L2: DRAM traffic in front of the wait, of which no thread sees anything. On an H200 that saved 13 % of
- * cross_entropy's backward of 4096 rows of 1024, in one run. A plain copy, as in bench.h, does without. */
+/* A launcher's launch, of clusters of `cluster` blocks (1: none). pdl: with programmatic dependent launch, so that the kernel
+ * may start while those before it still run. Until lk_griddepcontrol_wait(), which every thread executes, it neither reads nor
+ * writes global memory, so nothing that it computes depends on what stands there. It may ask for what it will read to be
+ * brought into the L2: DRAM traffic in front of the wait, of which no thread sees anything. On an H200 that saved 13 % of
+ * cross_entropy's backward of 4096 rows of 1024, in one run. A plain copy, as in bench.h, does without.
+ *
+ * An SM keeps the split of its memory into L1 and shared memory as long as it has a block. Blocks that come while those of the
+ * kernel in front run have what that one left, so that fewer may fit at once. Where a grid is as many blocks as fit, those that
+ * do not come behind the others, each with a whole share. Such a grid, if it is long, is launched without pdl. */
 template <class Args>
-LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
-                                int block, size_t smem, cudaStream_t stream, const Args &args)
+LK_HOST lk_status lk_launch_blocks(const char *op, bool pdl, void (*kernel)(Args), int64_t grid, int cluster, int block,
+                                   size_t smem, cudaStream_t stream, const Args &args)
 {
     if (grid > INT32_MAX) return lk_launched(op, cudaErrorInvalidConfiguration); /* CUDA's most; it would wrap around below */
     if (smem > 32 * 1024) { /* with its static shared memory a kernel has 48 KiB without being asked */
@@ -215,7 +219,7 @@ LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*
     }
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
-    if (device->arch >= 90) {
+    if (pdl) {
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
@@ -233,6 +237,14 @@ LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*
     config.attrs = attributes;
     config.numAttrs = count;
     return lk_launched(op, cudaLaunchKernelEx(&config, kernel, args));
+}
+
+/* The same with programmatic dependent launch from sm_90 on. */
+template <class Args>
+LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*kernel)(Args), int64_t grid, int cluster,
+                                int block, size_t smem, cudaStream_t stream, const Args &args)
+{
+    return lk_launch_blocks(op, device->arch >= 90, kernel, grid, cluster, block, smem, stream, args);
 }
 
 /* ---- Types and 16-byte accesses --------------------------------------------------------------------------------------- */

@@ -1272,12 +1272,16 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
         if ((uintptr_t)a->workspace % 256) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to 256 bytes");
     }
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
+    /* Persistent blocks of more rows start once the grid in front has ended. Measured on an H200, bf16, with a weight, forward
+     * and backward in turn: 131072 rows of 2048 643 us, with programmatic dependent launch 764; 8192 of 2048 53.4 and 57.6;
+     * backward alone 391 and 394, and 35.2 and 34.8. */
+    const bool pdl = device.arch >= 90 && (plan.partials == 0 || a->rows <= 4 * plan.partials);
     if (a->rows > 0)
-        status = lk_launch_pdl(op, &device,
-                               !other            ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
-                               : a->residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
-                                                 : lk_srms_norm_backward_choose<T, float, T>(plan, l),
-                               l.grid, l.cluster, l.threads, smem, stream, plan);
+        status = lk_launch_blocks(op, pdl,
+                                  !other            ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
+                                  : a->residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
+                                                    : lk_srms_norm_backward_choose<T, float, T>(plan, l),
+                                  l.grid, l.cluster, l.threads, smem, stream, plan);
     if (status || !a->dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
     return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
