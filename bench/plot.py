@@ -299,7 +299,8 @@ def readme(rows, path):
     groups, stem = grouped(rows), os.path.splitext(path)[0]
     print("lk, PyTorch and other libraries on the same tensors, in one process but for those named below",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
-          "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 stand at 1.3.", sep="\n", end="\n\n")
+          "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 stand at 1.3.",
+          sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
             print(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-{name}-dark.svg">'
@@ -330,8 +331,10 @@ def readme(rows, path):
     if any(text.startswith("- linear_cross_entropy backward") for text in texts):
         print("linear_cross_entropy's backward makes the logits again, which PyTorch has kept since forward.\n")
     if any("* (" in text for text in texts):
-        print("\\* By the profiler, since it cannot be captured: the sum of its kernels' times, without the gaps between them.\n")
-    print(sentence(*slower(groups, "call_ms"), "Called from Python, lk by ctypes, which takes longer than a small op's kernels"))
+        print("\\* By the profiler, since it cannot be captured: the sum of its kernels' times, without the gaps between "
+              "them.\n")
+    print(sentence(*slower(groups, "call_ms"),
+                   "Called from Python, lk by ctypes, which takes longer than a small op's kernels"))
     worse = listed(less_accurate(groups), 8)
     print(f"Where lk is less accurate than the most accurate of the others, by more than {WORSE - 1:.0%}:",
           worse + "." if worse else "nowhere.")
