@@ -16,7 +16,7 @@ Inputs     The same tensors for everyone, several sets of them, more than four t
 Clocks     call_ms: the L2 is flushed, the GPU is idle, then one call from Python, from the event before to the event after it:
            launch overhead is in it. kernel_ms: the kernels alone, either a CUDA graph of calls over all sets in turn, replay
            time / calls (kernel_clock graph), or for what cannot be captured the profiler's sum of kernel times of such calls
-           (kernel_clock profiler). Medians of at least 20.
+           (kernel_clock profiler). Medians of 21; of what takes over 10 ms, of as many as 0.2 s hold, at least 7.
 Errors     ||value - right|| / ||right|| of every output and gradient, right being the formula in float64 on the same inputs.
 Memory     extra_mb: the peak during a call beyond inputs, upstream gradients and results, in MiB. What forward keeps for
            backward counts, in backward too.
@@ -586,12 +586,18 @@ def tensor_bytes(tensors, others):
     return sum(size for pointer, size in sizes.items() if pointer not in {t.data_ptr() for t in others})
 
 
+def enough(most, ms):
+    """How often what takes so many ms is timed: `most` times, or as long as 0.2 s allow, but 7 times at least."""
+    return min(most, max(7, math.ceil(200 / ms)))
+
+
 def call_clock(env, call, sets):
     """The median of single calls from Python, the L2 cold and the GPU idle before each."""
     times = []
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if env.cuda else (None, None)
-    for number in range(env.warm + env.calls):
-        result = None
+    wanted = env.warm + env.calls
+    while len(times) < wanted:
+        number, result = len(times), None
         if env.cuda:
             env.flush.zero_()
             torch.cuda.synchronize()
@@ -604,6 +610,8 @@ def call_clock(env, call, sets):
             start = time.perf_counter()
             result = call(number % sets)
             times.append((time.perf_counter() - start) * 1e3)
+        if len(times) == env.warm:
+            wanted = env.warm + enough(env.calls, times[-1])
     return statistics.median(times[env.warm:])
 
 
@@ -616,7 +624,7 @@ def graph_clock(env, call, sets, call_ms):
     with torch.cuda.graph(graph, stream=env.stream):
         for number in range(calls):
             results.append(call(number % sets))
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(env.replays + 1)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(enough(env.replays, call_ms * calls) + 1)]
     for _ in range(2):
         graph.replay()
     events[0].record()
@@ -630,10 +638,11 @@ def graph_clock(env, call, sets, call_ms):
     return statistics.median(times)
 
 
-def profiler_clock(env, call, sets):
+def profiler_clock(env, call, sets, call_ms):
     """The kernels alone where there are host synchronisations: the sum of their times by the profiler, a call."""
+    calls = enough(env.calls, call_ms)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for number in range(env.calls):
+        for number in range(calls):
             result = call(number % sets)  # noqa: F841
         torch.cuda.synchronize()
     kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA and
@@ -642,9 +651,9 @@ def profiler_clock(env, call, sets):
     times = [e.time_range.elapsed_us() / 1e3 for e in kernels]
     if not times:
         raise RuntimeError("the profiler saw no kernel")
-    if len(times) % env.calls:  # calls differ in their kernels: no median of calls
-        return sum(times) / env.calls
-    each = len(times) // env.calls
+    if len(times) % calls:  # calls differ in their kernels: no median of calls
+        return sum(times) / calls
+    each = len(times) // calls
     return statistics.median(sum(times[at:at + each]) for at in range(0, len(times), each))
 
 
@@ -664,7 +673,7 @@ def kernel_clock(env, call, sets, call_ms):
         why = f"no graph: {type(error).__name__}: {error}"
     torch.cuda.synchronize()
     try:
-        return profiler_clock(env, call, sets), "profiler", ""
+        return profiler_clock(env, call, sets, call_ms), "profiler", ""
     except Exception as error:
         return None, "", f"{why}; profiler: {type(error).__name__}: {error}"
 

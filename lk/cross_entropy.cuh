@@ -956,8 +956,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
  * has ended. Left alone they would all load, then all compute, then all store.
  * Vectors that find no slot, in rows longer than a cluster can hold, are read where they are used: twice in forward_backward.
  * The thread that owns the target's element writes it, after its vector. */
-#define LK_CROSS_ENTROPY_FEW 8   /* slots a thread while a row has less threads than a block can have */
-#define LK_CROSS_ENTROPY_MANY 16 /* and while it has less than a cluster can have */
+#define LK_CROSS_ENTROPY_FEW 8   /* slots a thread while a row has less threads than a block can have; in backward, a cluster */
+#define LK_CROSS_ENTROPY_MANY 16 /* and in forward_backward while it has less than a cluster can have */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size on an SM, as far as registers go without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
@@ -1422,7 +1422,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     LK_SHARED(lk_ce_mail, mail, [1]);
     lk_ce_mail_begin(mail);
     lk_cluster_begin();
-    /* Not in backward: a forward launched behind it then took 1 % of the two's time longer on an H200. As for the rows
+    /* Not in backward: forward and backward in turn then take 0 to 1.5 % longer on an H200. As for the rows
      * prefetched, of 4096 rows of 16384 none, half and 90 % ignored take 67.4, 54.3 and 43.5 us for backward; with two vectors
      * always 67.4, 55.7 and 46.1, in the first wave only 67.9, 53.2 and 41.0, never 69.0, 54.0 and 41.0. */
     if (!given) lk_griddepcontrol_launch_dependents();
@@ -2214,10 +2214,11 @@ template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_fo
            whole && a->dlogits_dtype == lk_cross_entropy_dtype<T>;
 }
 
-/* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, then with up to
- * LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM, then over a cluster, then with as many slots as there is room
- * for. On an H200, in an earlier form of the kernel, forward_backward of 4096 rows: of 1024 with 16 slots 0.58 of the ceiling
- * instead of 0.64, of 2048 with 4 slots 0.64 instead of 0.75. */
+/* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, in forward_backward
+ * then with up to LK_CROSS_ENTROPY_MANY, so that three blocks fit on an SM, then over a cluster, then with as many slots as
+ * there is room for. On an H200, us of 4096 rows, with FEW and with MANY before a cluster: backward of 32768 132 and 134, 50264
+ * 204 and 210, 65536 259 and 264, 131072 514 and 519; forward_backward 131 and 133, 227 and 206, 261 and 261, 522 and 518. By
+ * blocks of 128 threads with FEW backward took 131, 208, 256 and 511. */
 template <class T, class D, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
                                                    lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
@@ -2241,7 +2242,8 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
                              lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
-    const int64_t blocks = lk_ceil_div(vecs, LK_CROSS_ENTROPY_MANY * LK_CROSS_ENTROPY_BLOCK_MOST);
+    const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
+    const int64_t blocks = lk_ceil_div(vecs, full * LK_CROSS_ENTROPY_BLOCK_MOST);
     const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
     int cluster = 1, threads = LK_CROSS_ENTROPY_SHARED;
     plan.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
