@@ -217,7 +217,8 @@ def tables(rows, path):
         say(f"# lk beside other libraries, {gpu}", "",
             "Made by `make compare-plots` from the CSV of the same name, which `make compare` measured. Times in ms: the",
             "kernels alone / a call from Python; \\* the kernels by the profiler, others by CUDA graph. bf16. Errors:",
-            "relative, against float64. MiB: peak memory beyond inputs and results. bench/compare.py says more.", "",
+            "relative, against float64. MiB: peak memory beyond inputs and results. Medians of 21 calls, or replays of a graph",
+            "of calls; of 7 to 20 in newer rows where 21 would have taken long. bench/compare.py says more.", "",
             *(f"- {version}" for version in sorted(versions)), "")
         gone = [row for row in rows if not row["direction"] and row["note"]]
         say(*(f"- {row['op']} {row['case']}: {row['provider']}: {row['note']}" for row in gone), "")
@@ -264,14 +265,15 @@ def slower(groups, column):
     texts = []
     for (op, title, name), cases in sorted(found.items(), key=lambda item: max(item[1]), reverse=True):
         ratios = [ratio for ratio, _ in cases]
-        times = f"{max(ratios):.2f}" if len(cases) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
+        times = " to ".join(unique(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))
         names = "; ".join(case for _, case in cases) if len(cases) < 4 else f"{len(cases)} cases, the worst {max(cases)[1]}"
         texts.append(f"- {op} {title}: {times} times {name} ({names})")
     return texts, sum(map(len, found.values())), compared
 
 
 def less_accurate(groups):
-    worst = {}
+    """Where a peer's error is below lk's: a text for each op and output, worst first."""
+    found = collections.defaultdict(list)
     for (op, case, _), row_of in groups.items():
         for output, mine in (errors_of(row_of["lk"]) if "lk" in row_of else {}).items():
             theirs = {name: errors_of(row).get(output) for name, row in peers_of(row_of).items()}
@@ -280,9 +282,13 @@ def less_accurate(groups):
                 continue
             name = min(theirs, key=theirs.get)
             ratio = mine / theirs[name] if theirs[name] else float("inf") if mine else 0.0
-            if not ratio <= WORSE and not worst.get((op, output), (0,))[0] >= ratio:
-                worst[op, output] = ratio, f"{op} {output}, {case} ({mine:.2g}, {name} {theirs[name]:.2g})"
-    return [text for _, text in sorted(worst.values(), reverse=True)]
+            if not ratio <= WORSE:
+                found[op, output].append((ratio, case, f"{mine:.2g}, {name} {theirs[name]:.2g}"))
+    texts = []
+    for (op, output), worse in sorted(found.items(), key=lambda item: max(item[1]), reverse=True):
+        count, (_, case, errors) = len({case for _, case, _ in worse}), max(worse)
+        texts.append(f"{op} {output}, {f'{count} cases, the worst ' * (count > 1)}{case} ({errors})")
+    return texts
 
 
 def sentence(texts, count, compared, start):
@@ -297,7 +303,8 @@ def span(values):
 
 def readme(rows, path):
     groups, stem = grouped(rows), os.path.splitext(path)[0]
-    print("lk, PyTorch and other libraries on the same tensors, in one process but for those named below",
+    print("lk, PyTorch and other libraries on the same tensors, in one process but for those named below and, where a run was",
+          "taken up again (`--resume`), the rest of the case at which it had stopped",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
           "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 stand at 1.3.",
           sep="\n", end="\n\n")
