@@ -12,13 +12,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__cplusplus) && __cplusplus < 201703L
+#error "lk needs C++17 or later: -std=c++17"
+#endif
+
 #define LK_VERSION "0.1.0"
 
 /* The CUDA runtime's own typedef, repeated so that C code needs no CUDA header. */
 typedef struct CUstream_st *cudaStream_t;
 
-/* What a launcher returns: 0, one of these, or the positive cudaError_t of the launch. On an error nothing was launched and
- * nothing written. Rules are checked in this order. */
+/* What a launcher returns: 0, one of these, or a positive cudaError_t. Rules are checked in this order. After a negative status
+ * nothing was launched and nothing written. A positive status comes from a CUDA call or from a launch: the outputs are then
+ * undefined, since an earlier launch of the same call may have run, and CUDA's own last error (cudaGetLastError) is set too. */
 typedef int lk_status;
 enum {
     LK_OK = 0,
@@ -27,7 +32,7 @@ enum {
     LK_ERR_VALUE = -3,     /* an option is out of range */
     LK_ERR_PATH = -4,      /* the path asked for cannot run this shape, or cannot run on this device */
     LK_ERR_ALIGNMENT = -5, /* a pointer is not aligned to its element */
-    LK_ERR_WORKSPACE = -6, /* the workspace is too small or not aligned to 256 bytes */
+    LK_ERR_WORKSPACE = -6, /* the workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes */
     LK_ERR_CUBLAS = -7     /* a cuBLASLt call failed; lk_last_error says which, and cuBLAS's number */
 };
 
@@ -39,24 +44,32 @@ enum {
     LK_DTYPE_BF16 = 3
 };
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-/* The name of a status, e.g. "LK_ERR_SHAPE" or "cudaErrorInvalidValue". Never NULL. */
-const char *lk_status_string(lk_status status);
-/* The last failed call of this thread as a sentence: which operation, which field, which rule. Empty before the first. */
-const char *lk_last_error(void);
-#ifdef __cplusplus
-}
-#endif
+/* What a workspace pointer must be a multiple of. cudaMalloc gives 256, XLA 128. */
+#define LK_WORKSPACE_ALIGNMENT 128
 
-/* Linkage of the functions that LK_DECLARE_* and LK_DEFINE_* name. Say `#define LK_API static` before the include to keep
+/* Linkage of every function of lk with a name that a linker sees. Say `#define LK_API static` before the include to keep all of
  * them inside one file; two versions of lk can then live in one program. */
 #ifndef LK_API
 #ifdef __cplusplus
 #define LK_API extern "C"
 #else
 #define LK_API extern
+#endif
+#endif
+
+#if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
+/* The name of a status, e.g. "LK_ERR_SHAPE" or "cudaErrorInvalidValue". Never NULL. */
+LK_API const char *lk_status_string(lk_status status);
+/* The last failed call of this thread as a sentence: which operation, which field, which rule. Empty before the first. */
+LK_API const char *lk_last_error(void);
+#endif
+
+/* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. Elsewhere it says so. */
+#if !defined(__CUDACC__) && !defined(LK_SIMT)
+#ifdef __cplusplus
+#define LK_NEEDS_NVCC(macro) static_assert(sizeof(macro) == 0, macro " belongs in one .cu file, compiled by nvcc");
+#else
+#define LK_NEEDS_NVCC(macro) _Static_assert(sizeof(macro) == 0, macro " belongs in one .cu file, compiled by nvcc");
 #endif
 #endif
 
@@ -88,15 +101,14 @@ const char *lk_last_error(void);
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
-/* Weak, so that any number of .cu files may include this header and C still finds one symbol. */
-inline thread_local char lk_error_text[256];
-
-extern "C" inline __attribute__((used)) const char *lk_last_error(void)
+/* Weak unless LK_API is static, so that any number of .cu files may include this header and C still finds one symbol. */
+LK_API inline __attribute__((used)) const char *lk_last_error(void)
 {
-    return lk_error_text;
+    static thread_local char text[512];
+    return text;
 }
 
-extern "C" inline __attribute__((used)) const char *lk_status_string(lk_status status)
+LK_API inline __attribute__((used)) const char *lk_status_string(lk_status status)
 {
     switch (status) {
     case LK_OK: return "LK_OK";
@@ -114,10 +126,11 @@ extern "C" inline __attribute__((used)) const char *lk_status_string(lk_status s
 /* Keeps "op: sentence" for lk_last_error and returns the status. */
 __attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status, const char *op, const char *format, ...)
 {
-    const int used = snprintf(lk_error_text, sizeof lk_error_text, "%s: ", op);
+    char *const text = (char *)lk_last_error(); /* 512 bytes */
+    const int used = snprintf(text, 512, "%s: ", op);
     va_list list;
     va_start(list, format);
-    vsnprintf(lk_error_text + used, sizeof lk_error_text - (size_t)used, format, list);
+    vsnprintf(text + used, 512 - (size_t)used, format, list);
     va_end(list);
     return status;
 }
@@ -129,6 +142,17 @@ LK_HOST lk_status lk_check_aligned(const char *op, const char *field, const void
     return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
 }
 
+/* Whether a workspace will do for a call that needs `needed` bytes. */
+LK_HOST lk_status lk_check_workspace(const char *op, const void *workspace, size_t given, size_t needed)
+{
+    if (!needed) return LK_OK;
+    if (!workspace) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is NULL; this call needs %zu bytes", needed);
+    if (given < needed) return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; this call needs %zu", given, needed);
+    if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to %d bytes", LK_WORKSPACE_ALIGNMENT);
+    return LK_OK;
+}
+
 /* Passes a launch's result on; a CUDA error gets its sentence. */
 LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {
@@ -136,6 +160,14 @@ LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
         return lk_fail((lk_status)error, op, "the program has no code for this GPU; tell nvcc its compute capability, as by "
                                              "-gencode arch=compute_90a,code=sm_90a");
     return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
+}
+
+/* The same for what asks the device before anything is launched. */
+LK_HOST lk_status lk_asked_device(const char *op, cudaError_t error)
+{
+    return error == cudaSuccess || error == cudaErrorNoKernelImageForDevice
+               ? lk_launched(op, error)
+               : lk_fail((lk_status)error, op, "no usable CUDA device: %s", cudaGetErrorString(error));
 }
 
 /* The answer of a workspace query of an op that needs none, once its arguments are checked. */
@@ -184,6 +216,66 @@ LK_HOST cudaError_t lk_current_device(lk_device *device)
     return error;
 }
 
+/* ---- LK_CHECK: tensors against the memory they lie in ----------------------------------------------------------------- */
+
+/* A tensor of a call, for lk_check_memory. */
+typedef struct {
+    const char *name;
+    const void *pointer; /* NULL: not given, nothing to check */
+    int element;         /* bytes of an element */
+    int64_t elements;    /* from the first to one past the last that the call may touch, strides included; 0: none */
+} lk_tensor;
+
+/* Compiled with -DLK_CHECK every launcher calls this before it launches, to find wrong pointers where they are made; otherwise
+ * it is empty. An error: memory of the host or of another device, and a tensor that ends behind the allocation it begins in. A
+ * line on stderr: an allocation of just twice the tensor, which may be f32 data given to a function of 16 bits. CUDA's
+ * allocations are what is looked at; a framework's pool of memory is one large allocation and hides what lies in it. */
+LK_HOST lk_status lk_check_memory(const char *op, const lk_tensor *list, int count)
+{
+    (void)op, (void)list, (void)count;
+#if defined(LK_CHECK)
+    typedef int range_function(uintptr_t *base, size_t *bytes, uintptr_t pointer); /* CUresult (CUdeviceptr *, ...) */
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult state;
+    int current = 0;
+    cudaError_t error = cudaGetDevice(&current);
+    if (!error) error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000, cudaEnableDefault, &state);
+    if (error) return lk_asked_device(op, error);
+    for (int i = 0; i < count; i++) {
+        const lk_tensor t = list[i];
+        if (!t.pointer || t.elements == 0) continue;
+        cudaPointerAttributes about = {};
+        error = cudaPointerGetAttributes(&about, t.pointer);
+        if (error) return lk_asked_device(op, error);
+        if (about.type == cudaMemoryTypeUnregistered || about.type == cudaMemoryTypeHost)
+            return lk_fail(LK_ERR_VALUE, op, "%s is a pointer to host memory; it must be memory of the device", t.name);
+        if (about.type == cudaMemoryTypeDevice && about.device != current)
+            return lk_fail(LK_ERR_VALUE, op, "%s lies on device %d; the current device is %d", t.name, about.device, current);
+        uintptr_t base = 0;
+        size_t all = 0;
+        if (!found || ((range_function *)found)(&base, &all, (uintptr_t)t.pointer)) continue;
+        const size_t left = all - (size_t)((uintptr_t)t.pointer - base), needed = (size_t)t.elements * (size_t)t.element;
+        if (needed > left)
+            return lk_fail(LK_ERR_SHAPE, op,
+                           "%s needs %zu bytes, %lld elements of %d, but its allocation ends after %zu; are its sizes, its stride "
+                           "and its type right?", t.name, needed, (long long)t.elements, t.element, left);
+        if (t.element == 2 && left == all && left == 2 * needed)
+            fprintf(stderr, "%s: %s is an allocation of %zu bytes, twice what %lld elements of 2 bytes take; is it f32?\n", op,
+                    t.name, all, (long long)t.elements);
+    }
+#endif
+    return LK_OK;
+}
+
+/* A line on stderr about what is allowed and seldom meant; nothing without -DLK_CHECK. */
+LK_HOST void lk_check_warn(const char *op, bool suspect, const char *sentence)
+{
+    (void)op, (void)suspect, (void)sentence;
+#if defined(LK_CHECK)
+    if (suspect) fprintf(stderr, "%s: %s\n", op, sentence);
+#endif
+}
+
 /* ---- Launch ---------------------------------------------------------------------------------------------------------- */
 
 /* kernel<<<grid, block, smem, stream>>>(args), spelt so that it also runs on the CPU. */
@@ -196,6 +288,22 @@ LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, siz
     config.dynamicSmemBytes = smem;
     config.stream = stream;
     return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+/* Lets a kernel have all the shared memory that a block can get on the current device. It is the same number at each call,
+ * whatever the call needs: the limit belongs to the kernel, so a smaller one would break launches of other host threads and
+ * graphs that were captured before. */
+LK_HOST cudaError_t lk_allow_shared_memory(const void *kernel)
+{
+    int id = 0, most = 0;
+    cudaFuncAttributes now;
+    cudaError_t error = cudaGetDevice(&id);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&now, kernel);
+    if (error != cudaSuccess) return error;
+    most -= (int)now.sharedSizeBytes; /* its static shared memory */
+    if (now.maxDynamicSharedSizeBytes == most) return cudaSuccess;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
 /* A launcher's launch, of clusters of `cluster` blocks (1: none). pdl: with programmatic dependent launch, so that the kernel
@@ -212,9 +320,8 @@ LK_HOST lk_status lk_launch_blocks(const char *op, bool pdl, void (*kernel)(Args
                                    size_t smem, cudaStream_t stream, const Args &args)
 {
     if (grid > INT32_MAX) return lk_launched(op, cudaErrorInvalidConfiguration); /* CUDA's most; it would wrap around below */
-    if (smem > 32 * 1024) { /* with its static shared memory a kernel has 48 KiB without being asked */
-        const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, most, (int)smem);
+    if (smem > 32 * 1024) { /* 48 KiB, static shared memory included, are a kernel's without asking */
+        const cudaError_t error = lk_allow_shared_memory((const void *)kernel);
         if (error) return lk_launched(op, error);
     }
     cudaLaunchAttribute attributes[2] = {};
@@ -464,22 +571,29 @@ template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], 
 }
 
 /* max + log(sum), where lk_log_split made k and log of sum. The power of two meets max first, since the two may cancel, and
- * what that addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels. */
-LK_DEVICE float lk_lse_join(float max, float k, float log)
+ * what that addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels.
+ * rounded, unless NULL, becomes what that rounding took off: result + *rounded is as good as the terms are. */
+LK_DEVICE float lk_lse_join(float max, float k, float log, float *rounded = NULL)
 {
     const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
     const float high = max + power, back = high - max;
     const float low = (max - (high - back)) + (power - back);
-    return high + (low + fmaf(k, 0x1.7f7d1cp-20f, log));
+    const float rest = low + fmaf(k, 0x1.7f7d1cp-20f, log), result = high + rest;
+    if (rounded) {
+        const float added = result - high;
+        *rounded = (high - (result - added)) + (rest - added);
+    }
+    return result;
 }
 
-/* log sum exp(value): -inf for the empty set. */
-LK_DEVICE float lk_lse_log(lk_lse s)
+/* log sum exp(value): -inf for the empty set. rounded as in lk_lse_join; 0 where the result is not finite. */
+LK_DEVICE float lk_lse_log(lk_lse s, float *rounded = NULL)
 {
+    if (rounded) *rounded = 0.0f;
     if (!(s.sum > 0.0f && lk_is_finite(s.sum))) return s.sum == 0.0f ? -INFINITY : s.sum;
     float k;
     const float log = lk_log_split(s.sum, &k);
-    return lk_lse_join(s.max, k, log);
+    return lk_lse_join(s.max, k, log, rounded);
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */
