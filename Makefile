@@ -13,16 +13,25 @@ gpu := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | h
 why := $(if $(have_nvcc),nvcc is here,no nvcc) and $(if $(gpu),$(gpu),no GPU)
 ifeq ($(origin BACKEND),undefined)
 BACKEND := $(if $(and $(have_nvcc),$(gpu)),gpu,cpu)
+lib_backend := $(if $(have_nvcc),gpu,none)
 else
 why := asked for
+lib_backend := $(BACKEND)
 endif
 
 # 9.0 -> 90a: the instructions of one architecture alone (wgmma, ...) need the a.
 capability := $(if $(filter native,$(ARCH)),$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1)))
 arches := $(if $(filter native,$(ARCH)),$(or $(patsubst 9%,9%a,$(patsubst 1%,1%a,$(capability))),90a),$(ARCH))
 gencode := $(foreach a,$(arches),-gencode arch=compute_$(a),code=sm_$(a))
+# The library: where no GPU tells, machine code of these three. Of several, the last one's PTX too, without the letter, since
+# PTX of compute_100a runs on nothing but 10.0 and that of compute_100 on all that is newer: 10.3 and 12.0, say, which none of
+# the three's machine code runs on. 8.6 and 8.9 run that of 80.
+lib_arches := $(if $(filter native,$(or $(capability),$(ARCH))),80 90a 100a,$(arches))
+lib_ptx := $(if $(word 2,$(lib_arches)),$(patsubst %a,%,$(patsubst %f,%,$(lastword $(lib_arches)))))
+lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(lib_ptx),-gencode arch=compute_$(a),code=compute_$(a))
 
 ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
+shared := $(if $(wildcard tests/lk.cu),lk lk_check) # tests of what all ops share; lk_check is compiled with -DLK_CHECK
 SAN ?= plain
 san_plain := -O2
 engine_asan := -DSIMT_ASAN
@@ -34,7 +43,10 @@ out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 
 ifeq ($(BACKEND),gpu)
 compile = $(NVCC) -std=c++17 -O3 $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -Wall,-Wextra,-fPIC $(FAST) -I$(LK_DIR) -I. -MMD -MP -MF $@.d
-link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets
+link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -pthread
+library := $(out)/liblk.so
+exports := -Xlinker --version-script=$(out)/lib/exports
+link_from_c = $(CC) $(@D)/main.o $(@D)/kernels.o -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lstdc++ -lm -o $@
 libs := -lcublasLt # linear_cross_entropy's matmuls; behind the objects, for linkers that keep only what is needed by then
 schedules := device
 else
@@ -42,10 +54,11 @@ simt := tests/simt
 compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
 link = $(CXX) $(san_$(SAN)) -pthread
 engine := $(out)/simt/engine.o $(out)/simt/runtime.o
+library := $(out)/liblk_simt.so
+exports := -Wl,--version-script=$(out)/lib/exports
+link_from_c = $(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
 schedules ?= forward reverse random:1 random:2
 endif
-defines = printf '\043include "lk/%s.cuh"\n' $(ops) && for op in $(ops); do for t in f32 f16 bf16; do \
-	printf 'LK_DEFINE_%s(%s)\n' $$(echo $$op | tr a-z A-Z) $$t; done; done
 compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
 	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 --library $< $(ARGS))
 
@@ -57,12 +70,12 @@ backend:
 	@echo "lk: BACKEND=$(BACKEND) ($(why))"
 
 examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## builds and runs every example; example-<op> one
-test: $(if $(simt),test-simt) $(addprefix test-,$(ops)) test-link ## builds and runs every test; test-<op> one
+test: $(if $(simt),test-simt) $(addprefix test-,$(ops) $(shared)) test-link ## builds and runs every test; test-<op> one
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/check $(ops)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan on the CPU
-sanitize-gpu: $(addprefix $(out)/tests/,$(ops)) | backend
+sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
 	@for op in $^; do for tool in memcheck racecheck initcheck synccheck; do \
 	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
 sanitize-asan: | backend
@@ -70,17 +83,31 @@ sanitize-asan: | backend
 sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
-	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops)
-test-torch: $(out)/liblk.so | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) $(if $(wildcard tests/mutants/lk),lk)
+test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
-lib: $(out)/liblk.so ## one shared library with every op and type
-install: lib ## copies the headers and the library below PREFIX
-	install -d $(DESTDIR)$(PREFIX)/include/lk $(DESTDIR)$(PREFIX)/lib
+lib: ## one shared library with every op and type, liblk.so by nvcc, no GPU needed; BACKEND=cpu makes liblk_simt.so
+install: ## copies the headers and that library below PREFIX
+install-headers: ## copies the headers alone
+	install -d $(DESTDIR)$(PREFIX)/include/lk
 	install -m 644 lk/*.cuh $(DESTDIR)$(PREFIX)/include/lk
-	install $(out)/liblk.so $(DESTDIR)$(PREFIX)/lib
-compare: $(if $(simt),,$(out)/liblk.so) | backend ## lk beside PyTorch and other libraries on a GPU (bench/requirements.txt); compare-<op> one
+ifeq ($(lib_backend),$(BACKEND))
+lib: $(library) | backend
+	@echo "lk: $< $(if $(simt),runs on the CPU and is for tests,has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx)))"
+install: lib install-headers
+	install -d $(DESTDIR)$(PREFIX)/lib
+	install $(library) $(DESTDIR)$(PREFIX)/lib
+else ifeq ($(lib_backend),gpu)
+lib install:
+	@$(MAKE) --no-print-directory $@ BACKEND=gpu why="nvcc is here; a library needs no GPU"
+else
+lib install:
+	@echo "lk: make $@ needs nvcc, no GPU; $(NVCC) is not there. make install-headers copies the headers alone;" \
+	"make $@ BACKEND=cpu takes the CPU simulator's liblk_simt.so, which is for tests." >&2; exit 1
+endif
+compare: $(if $(simt),,$(library)) | backend ## lk beside PyTorch and other libraries on a GPU (bench/requirements.txt); compare-<op> one
 	$(call compare,)
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
@@ -109,7 +136,7 @@ else
 	@echo "lk: bench-$* measures a GPU and there is none here ($(why)); what an H200 reached is in bench/results/h200.csv"
 endif
 
-compare-%: $(if $(simt),,$(out)/liblk.so) | backend
+compare-%: $(if $(simt),,$(library)) | backend
 	$(call compare,$*)
 
 # The engine is never instrumented: it tells the sanitizers about its fibers instead.
@@ -130,19 +157,32 @@ $(out)/%: $(out)/%.o $(engine)
 	$(link) $^ $(libs) -o $@
 $(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
 	$(link) $^ $(libs) -o $@
-# The C example vendors lk: a copy of the folder beside it, as a user's project has.
+# The C example vendors lk: a copy of the folder beside it, as a user's project has. gcc links it.
 $(out)/from_c/program: examples/from_c/main.c examples/from_c/kernels.cu $(wildcard lk/*.cuh) $(engine)
 	@mkdir -p $(@D) && rm -rf $(@D)/lk && cp -r lk examples/from_c/main.c examples/from_c/kernels.cu $(@D)
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror $(filter -fsanitize%,$(san_$(SAN))) -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -c $(@D)/main.c -o $(@D)/main.o
 	$(subst -I$(LK_DIR) -I.,,$(compile)) -c $(@D)/kernels.cu -o $(@D)/kernels.o
-	$(link) $(@D)/main.o $(@D)/kernels.o $(engine) $(libs) -o $@
-$(out)/liblk.so: $(out)/lib.o $(engine)
-	$(link) -shared $^ $(libs) -o $@
-$(out)/lib.cu: Makefile $(addprefix lk/,$(addsuffix .cuh,$(ops)))
+	$(link_from_c)
+# A library exports lk's functions and nothing else: the simulator has CUDA functions of its own, which must not be taken for CUDA's.
+lib_parts := $(addprefix $(out)/lib/,lk_scale $(ops))
+$(library) $(lib_parts:=.o): gencode := $(lib_gencode)
+$(library): $(lib_parts:=.o) $(engine) | $(out)/lib/exports
+	$(link) -shared $(exports) $^ $(libs) -o $@
+$(out)/lib/exports: Makefile
 	@mkdir -p $(@D)
-	{ $(defines); } > $@
-$(out)/lib.o: $(out)/lib.cu
+	echo '{ global: lk_*; local: *; };' > $@
+$(lib_parts:=.cu): $(out)/lib/%.cu: Makefile
+	@mkdir -p $(@D)
+	{ printf '\043include "lk/%s.cuh"\n' $*; for t in f32 f16 bf16; do \
+	printf 'LK_DEFINE_%s(%s)\n' $$(echo $* | sed 's/^lk_//' | tr a-z A-Z) $$t; done; } > $@
+$(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
+	@mkdir -p $(@D)
+	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@
+$(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(compile) -c $< -o $@
+$(out)/tests/lk_check.o: tests/lk.cu
+	@mkdir -p $(@D)
+	$(compile) -DLK_CHECK -c $< -o $@
 $(out)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(compile) -c $< -o $@
@@ -154,6 +194,6 @@ $(out)/%.o: %.c
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install readme clean
+.PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: compare compare-plots
 .SECONDARY:

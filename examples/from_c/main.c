@@ -2,9 +2,9 @@
 /* lk from C11. The folder lk/ is copied beside this file; kernels.cu makes the functions, this file calls them.
  *
  *   cp -r ../../lk .
- *   nvcc -gencode arch=compute_90a,code=sm_90a -c kernels.cu
+ *   nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -c kernels.cu
  *   gcc -std=c11 -I/usr/local/cuda/include -c main.c
- *   nvcc main.o kernels.o -o program
+ *   gcc main.o kernels.o -L/usr/local/cuda/lib64 -lcudart -lstdc++ -lm -o program
  *
  * It takes log sum exp over the rows, then over the columns, of
  *       0  log 3
