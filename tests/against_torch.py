@@ -679,6 +679,22 @@ def differences():
     say(f"error of the gradient: lk in one pass {off(dlogits, right)}, torch in float {off(their_gradient, right)}")
 
 
+# ---- lk_scale ---------------------------------------------------------------------------------------------------------------
+
+
+def scale_grid():
+    """What autograd does with forward_backward: gradients for an upstream of 1, then times the upstream that comes later."""
+    for dtype, factor in itertools.product(TYPES, (1.0, 0.0, -0.3, 65536.0)):
+        x, target = normal(5, 1031).to(TYPES[dtype]).to(device), torch.tensor([0, 7, 1030, 512, 3], device=device)
+        loss, dlogits = torch.full((5,), NAN, device=device), torch.full_like(x, NAN)
+        launch("cross_entropy_forward_backward", dtype, logits=x, target=target, loss=loss, dlogits=dlogits, rows=5, vocab=1031)
+        upstream = torch.tensor([factor], device=device)
+        expected = (dlogits.float() * upstream).to(TYPES[dtype])  # one product and one rounding, as in lk: the same bits
+        status = binding.scale(dtype, dlogits, upstream)
+        verdict(f"scale: {dtype}, by {factor:g}", status == 0 and bool((dlogits == expected).all()),
+                f"status {status}, off by {off(dlogits, expected.double())}")
+
+
 # ---- Errors -----------------------------------------------------------------------------------------------------------------
 
 
@@ -716,6 +732,7 @@ for op in OPS:
 cross_entropy_grid()
 logsumexp_grid()
 srms_norm_grid()
+scale_grid()
 differences()
 errors()
 print(textwrap.fill("drawn: " + ", ".join(f"{option} {count}" for option, count in sorted(drawn.items())), 128))

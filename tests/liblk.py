@@ -33,7 +33,7 @@ def structs_of(op):
 
 class Library:
     def __init__(self, path, ops, device):
-        # The simulator defines CUDA's calls, and so does the runtime that a PyTorch for GPUs brings: the library's own come
+        # A PyTorch for GPUs brings CUDA libraries of its own, cuBLASLt among them: those that the library was linked with come
         # first.
         self.lk = ctypes.CDLL(os.path.abspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
         self.lk.lk_status_string.restype = self.lk.lk_last_error.restype = ctypes.c_char_p
@@ -79,6 +79,12 @@ class Library:
                 args.workspace, args.workspace_bytes = -(-scratch.data_ptr() // 256) * 256, size
         stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
         return getattr(self.lk, f"lk_{function}_{dtype}")(ctypes.byref(args), ctypes.c_void_p(stream))
+
+    def scale(self, dtype, x, factor):
+        """lk_scale: multiplies a tensor in place by one float in device memory. Returns the status."""
+        stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
+        return getattr(self.lk, f"lk_scale_{dtype}")(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(x.numel()),
+                                                     ctypes.c_void_p(factor.data_ptr()), ctypes.c_void_p(stream))
 
     def launch(self, function, dtype, **fields):
         status = self.call(function, dtype, **fields)

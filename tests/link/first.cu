@@ -3,3 +3,14 @@
 #include "lk/logsumexp.cuh"
 
 LK_DEFINE_LOGSUMEXP(f32)
+
+#include "runs.h"
+
+extern "C" int first_runs(void)
+{
+    return runs();
+}
+extern "C" const char *first_version(void)
+{
+    return LK_VERSION;
+}

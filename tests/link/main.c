@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* One program of a C file, a C++ file and two .cu files, all of which include lk: it links, and lk_last_error is one symbol. */
+/* One program of a C file, a C++ file and two .cu files, all of which include lk. The second .cu file includes another version
+ * of lk, whose structs are different, with LK_API static. It links, both versions run, and each keeps its own last error. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +8,12 @@
 
 LK_DECLARE_LOGSUMEXP(f32)
 
+int first_runs(void);
+const char *first_version(void);
 int second_errors(void);
+int second_runs(void);
+const char *second_version(void);
+const char *second_last_error(void);
 int host_errors(void);
 
 static int failed, passed;
@@ -24,8 +30,13 @@ int main(void)
     check("C calls the .cu file", lk_logsumexp_forward_f32(&args, NULL) == LK_ERR_NULL);
     check("C reads the .cu file's sentence", strcmp(lk_last_error(), "lk_logsumexp_forward_f32: x is NULL") == 0);
     check("C++ without CUDA too", host_errors());
-    check("a static copy in a second .cu file", second_errors() == 8);
-    check("its sentences are seen here", strcmp(lk_last_error(), "lk_logsumexp_backward_bf16: args is NULL") == 0);
+    check("another version's static copy in a second .cu file", second_errors() == 8);
+    check("it is another version", strcmp(first_version(), LK_VERSION) == 0 && strcmp(second_version(), "0.0.0 of long ago") == 0);
+    check("its sentences are its own", strcmp(second_last_error(), "lk_logsumexp_backward_bf16: args is NULL") == 0 &&
+                                           strcmp(lk_last_error(), "lk_logsumexp_backward_f32: x is NULL") == 0);
+    check("the first version's kernels run", first_runs());
+    check("the second version's kernels run", second_runs());
+    check("and the first's again", first_runs());
     check("status names", strcmp(lk_status_string(LK_ERR_SHAPE), "LK_ERR_SHAPE") == 0 && lk_status_string(-999) != NULL);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

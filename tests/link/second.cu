@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT
-/* The other .cu file: its functions are static, so that it could come from another version of lk, and it makes f32 again. */
+/* The other .cu file: its lk is of another version, a copy of ours that the Makefile changes, so its functions are static. It
+ * makes f32 again. */
 #define LK_API static
 #include "lk/logsumexp.cuh"
 
 LK_DEFINE_LOGSUMEXP(f32)
 LK_DEFINE_LOGSUMEXP(bf16)
+
+#include "runs.h"
+
+static_assert(offsetof(lk_logsumexp_forward_args, of_another_version) == 0 &&
+                  offsetof(lk_logsumexp_backward_args, of_another_version) == 0, "the Makefile's copy is as ours");
 
 /* Calls all of them with wrong arguments; returns how many said so. */
 extern "C" int second_errors(void)
@@ -16,4 +22,16 @@ extern "C" int second_errors(void)
            (lk_logsumexp_backward_workspace_bytes_f32(NULL, &bytes) == LK_ERR_NULL) +
            (lk_logsumexp_forward_workspace_bytes_bf16(NULL, &bytes) == LK_ERR_NULL) +
            (lk_logsumexp_backward_workspace_bytes_bf16(NULL, &bytes) == LK_ERR_NULL);
+}
+extern "C" int second_runs(void)
+{
+    return runs();
+}
+extern "C" const char *second_version(void)
+{
+    return LK_VERSION;
+}
+extern "C" const char *second_last_error(void)
+{
+    return lk_last_error();
 }
