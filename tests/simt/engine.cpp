@@ -363,6 +363,9 @@ struct worker {                         // one an OS thread
     const void *stack_bottom;
     size_t stack_bytes;
     void *fake_stack, *tsan;
+    // for messages; not thread-local, since little of that is left for a library that a program loads when it runs
+    char barrier_text[512], place_names[4][128];
+    unsigned places;
 };
 
 enum order { FORWARD, REVERSE, RANDOM };
@@ -419,8 +422,8 @@ static const char *place_name(const group *g, const void *at);
 
 /* These texts go into messages of fibers that are then abandoned with all that is on their stacks: so no std::string. */
 static const char *barrier_text(const group *g, const mbarrier *bar) {
-    static __thread char text[512];
-    snprintf(text, sizeof text, "mbarrier %s, initialised at %s:%d, in phase %u: %u of %u arrivals missing, %d bytes %s",
+    char *const text = me->barrier_text;
+    snprintf(text, sizeof me->barrier_text, "mbarrier %s, initialised at %s:%d, in phase %u: %u of %u arrivals missing, %d bytes %s",
              place_name(g, bar->at),
              base_name(bar->born.file), bar->born.line, bar->phase, bar->pending, bar->count, abs(bar->bytes),
              bar->bytes < 0 ? "too many" : "missing");
@@ -1401,14 +1404,13 @@ static const char *find_variable(const group *g, const void *at, size_t *offset,
 }
 
 static const char *place_name(const group *g, const void *at) {
-    static __thread char names[4][128];
-    static __thread unsigned turn;
-    char *text = names[turn++ % 4];
+    constexpr size_t size = sizeof me->place_names[0];
+    char *text = me->place_names[me->places++ % 4];
     size_t offset, room;
     const char *name = find_variable(g, at, &offset, &room);
-    if (!name) snprintf(text, sizeof names[0], "%p", at);
-    else if (offset) snprintf(text, sizeof names[0], "%s + %zu bytes", name, offset);
-    else snprintf(text, sizeof names[0], "%s", name);
+    if (!name) snprintf(text, size, "%p", at);
+    else if (offset) snprintf(text, size, "%s + %zu bytes", name, offset);
+    else snprintf(text, size, "%s", name);
     return text;
 }
 
