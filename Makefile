@@ -83,7 +83,7 @@ sanitize-asan: | backend
 sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
-	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) $(if $(wildcard tests/mutants/lk),lk)
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) $(if $(wildcard tests/mutants/lk tests/mutants/lk.txt),lk)
 test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
