@@ -6,11 +6,13 @@
  *                make bench-logsumexp ARGS="--case SUBSTRING"  the cases whose "direction dtype case" holds SUBSTRING
  *                make bench-logsumexp ARGS=--quick             fewer replays, no CSV
  *                make bench-logsumexp ARGS="--path N"          forces args.path; provider "lk:path=N", no CSV
+ *                make bench-logsumexp ARGS=--host              only the host's time of a call, no CSV
  *                make bench-logsumexp ARGS=--list              names the cases and measures nothing
  *            BENCH_CSV=FILE in the environment replaces bench/results/<gpu>.csv.
  *
  * A bench    is a static array of cases and, for each, a bench_case: the least traffic in bytes and four functions (fill,
- *            launch, naive, check); a fifth, workspace, where the operation needs scratch. bench_run() does the rest.
+ *            launch, naive, check); a fifth, workspace, where the operation needs scratch. A second array has the small calls
+ *            whose host time is taken. bench_run() does the rest.
  *
  * Buffers    A case gets sets of buffers: read (the inputs that count as traffic), write (the outputs that count), in and out
  *            (small tensors that do not count, such as lse). Launch i of a replay uses set i modulo the number of sets; all
@@ -27,15 +29,25 @@
  *            nothing before its wait for the launch in front. logsumexp's forward, cross_entropy and srms_norm do, while that
  *            one still runs, so that short ones may come above it. of_ceiling = ceiling ms / own ms.
  *            On an H200 a ceiling over 3 % slower than it was measured before (bench_known_gb_per_s) makes the row
- *            "invalid: ceiling"; an of_ceiling above 1.03 makes it "invalid: above ceiling". Both are written all the same.
- *            Where an operation is matmuls, its case names another yardstick, bare: the same matmuls and nothing between them.
- *            of_gemm = bare ms / own ms; a bare over 3 % slower than it was measured before makes the row "invalid: bare".
+ *            "invalid: ceiling"; an of_ceiling above 1.03 makes it "invalid: above ceiling". Both are written all the same,
+ *            with that note.
+ *
+ * Bare       Where an operation is matmuls, its case names another yardstick, bare: the same matmuls and nothing between them.
+ *            One replay of the operation and one of bare alternate, 21 of each, and nothing else runs between them: both find
+ *            the same card, hot or cool, so of_gemm = bare ms / own ms (medians) needs no rule about the card. The baseline
+ *            alternates with bare by itself, 7 times, since the card rests in its passes over memory and bare is faster after
+ *            it. Where bare is over 3 % off what a study of the H200 measured (known_ms), a note says so, for information:
+ *            "card: bare 1.05 of the study's".
+ *
+ * Host       The time that the host spends in a call, 1000 calls of a small shape in stretches of 100 (matmuls: of 10) that
+ *            wait for nothing; the median stretch. Printed as "host: ... us a call" behind the rows, no CSV.
  *
  * Check      Before it is timed, the graph that will be timed runs once over poisoned outputs; check() then holds the last set
  *            against double on the host. A provider that fails prints FAIL and has no row.
  *
  * CSV        Rows of the cases that ran replace their old rows, and all rows of the op when all cases ran; rows of other ops
- *            stay. The file is sorted by op, then in the order of the bench's array, and appears by rename.
+ *            stay. The file is sorted by op, then in the order of the bench's array, and appears by rename. BENCH_COLUMNS names
+ *            the columns. note: "invalid: ..." and "card: ..." as above, and what a case says of itself; mostly empty.
  *
  * Needs      lk/lk_base.cuh; CUDA 12.3 or later (programmatic launches in graphs).
  */
@@ -44,10 +56,12 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "lk/lk_base.cuh"
@@ -237,10 +251,17 @@ struct bench_case {
     bool (*check)(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes);
     bench_launch *bare;  /* the matmuls alone, in place of a ceiling; NULL: a ceiling by mix. Alike for all cases of a bench */
     double flops;        /* of the matmuls */
-    double known_ms;     /* of bare on an H200; 0: unknown */
+    double known_ms;     /* of bare in the study of an H200; 0: unknown */
     size_t naive_bytes;  /* naive's scratch, for memory_mb */
-    const char *remark;  /* the operation's note; NULL: none */
+    const char *remark;  /* printed beside the operation's row; NULL: none */
+    const char *note;    /* the same, and kept in the CSV */
 };
+
+/* `function` of the case's type, of the arguments and what follows. */
+#define OF_TYPE(s, function, ...)                                                                                              \
+    (strcmp((s)->dtype, "f32") == 0   ? function##_f32(__VA_ARGS__)                                                            \
+     : strcmp((s)->dtype, "f16") == 0 ? function##_f16(__VA_ARGS__)                                                            \
+                                      : function##_bf16(__VA_ARGS__))
 
 /* Values of a case's inputs: a sum of four uniform values, near enough to a normal one, from a hash of the index. */
 typedef struct {
@@ -294,9 +315,19 @@ LK_KERNEL void bench_poison_kernel(bench_poison_args p)
 #define BENCH_EVENTS 1024
 #define BENCH_CASES_MOST 256
 
+/* The CSV's columns, in order; nothing else lists them. A bench fills a new one with a bench_set in bench_finish_row. Rows of
+ * an older file, which lacks it, have it empty. */
+#define BENCH_COLUMNS(X)                                                                                                       \
+    X(op) X(direction) X(dtype) X(case) X(provider) X(ms) X(gb_per_s) X(tflop_per_s) X(of_ceiling) X(of_gemm) X(workspace_mb)  \
+    X(memory_mb) X(gpu) X(commit) X(note)
+#define BENCH_COLUMN_NUMBER(name) bench_column_##name,
+#define BENCH_COLUMN_NAME(name) #name,
+enum { BENCH_COLUMNS(BENCH_COLUMN_NUMBER) BENCH_COLUMN_COUNT };
+static const char *const bench_column_names[] = {BENCH_COLUMNS(BENCH_COLUMN_NAME)};
+
 typedef struct {
-    char *text; /* the CSV line */
-    int order;  /* within its op */
+    char *field[BENCH_COLUMN_COUNT]; /* NULL: empty */
+    int order;                       /* within its op */
 } bench_row;
 
 typedef struct {
@@ -304,7 +335,7 @@ typedef struct {
     const bench_case *cases;
     int count;
     const char *filter;
-    bool quick, list;
+    bool quick, list, host;
     int path;
     char gpu[64];
     int64_t l2_bytes, memory_bytes;
@@ -353,13 +384,15 @@ static bench_buffers bench_set(const bench_case *c, const bench_arena *arena, in
     return set;
 }
 
-static bool bench_allocate(const bench *b, const bench_case *c, bench_arena *arena)
+/* sets: how many; 0: as many as the L2 cannot hold. */
+static bool bench_allocate(const bench *b, const bench_case *c, int sets, bench_arena *arena)
 {
     const size_t traffic = c->read_bytes + c->write_bytes;
     arena->set_bytes = bench_round_up(c->read_bytes) + bench_round_up(c->write_bytes) + bench_round_up(c->in_bytes) +
                        bench_round_up(c->out_bytes);
     arena->sets = 1 + (int)lk_ceil_div(4 * b->l2_bytes, (int64_t)traffic);
     if (arena->sets < 2) arena->sets = 2;
+    if (sets) arena->sets = sets;
     const double launch_ms = 2e-3 + (double)traffic / 4.3e9 + c->flops / 7e11; /* a guess, to make a replay about 1 ms */
     arena->launches = arena->sets * (int)ceil(1.0 / (launch_ms * arena->sets));
     const size_t bytes = 256 + bench_round_up(c->workspace_bytes) + (size_t)arena->sets * arena->set_bytes;
@@ -419,9 +452,10 @@ static int bench_compare_floats(const void *a, const void *b)
     return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
 }
 
-/* How many replays a case gets: matmuls last too long for as many as kernels get. */
-static int bench_rounds(const bench *b, bool matmuls)
+/* How many replays a case gets: matmuls last too long for as many as kernels get, and most of all for those of a baseline. */
+static int bench_rounds(const bench *b, bool matmuls, bool baseline)
 {
+    if (matmuls && baseline) return b->quick ? 3 : 7;
     return matmuls ? (b->quick ? 5 : 21) : b->quick ? 11 : 51;
 }
 
@@ -501,85 +535,135 @@ static bool bench_check(const bench *b, const bench_case *c, const bench_arena *
 
 /* ---- Rows --------------------------------------------------------------------------------------------------------------- */
 
-#define BENCH_HEADER                                                                                                           \
-    "op,direction,dtype,case,provider,ms,gb_per_s,tflop_per_s,of_ceiling,of_gemm,workspace_mb,memory_mb,gpu,commit"
-
-static void bench_add_row(bench *b, const char *text, int order)
+static bench_row *bench_new_row(bench *b, int order)
 {
     b->rows = (bench_row *)realloc(b->rows, (size_t)(b->row_count + 1) * sizeof b->rows[0]);
-    b->rows[b->row_count].text = strdup(text);
-    b->rows[b->row_count++].order = order;
+    bench_row *row = &b->rows[b->row_count++];
+    *row = {};
+    row->order = order;
+    return row;
 }
 
-/* Prints a subject's row and keeps it for the CSV. */
-static void bench_finish_row(bench *b, int number, int chosen, const bench_case *c, const bench_subject *s,
-                             const bench_subject *ceiling, const char *note)
+static const char *bench_field(const bench_row *row, int column)
 {
-    const double gb_per_s = (double)(c->read_bytes + c->write_bytes) / s->ms * 1e-6, tflop_per_s = c->flops / s->ms * 1e-9;
-    char share[16] = "", memory[48] = ",", rates[48];
-    if (!s->ceiling) {
-        const bool naive = strcmp(s->provider, "naive") == 0;
-        const double mib = 1.0 / (1 << 20), workspace = (double)(naive ? c->naive_bytes : c->workspace_bytes);
-        snprintf(share, sizeof share, "%.3f", ceiling->ms / s->ms);
-        snprintf(memory, sizeof memory, "%.6g,%.6g", workspace * mib,
-                 ((double)(c->read_bytes + c->write_bytes + c->in_bytes + c->out_bytes) + workspace) * mib);
-    }
-    printf("| %d/%d | %s | %s | %s | %s | %.5g | %.4g-%.4g | %.0f | %s | %.5g | %s |\n", number, chosen, c->name, c->direction,
-           c->dtype, s->provider, s->ms, s->p10, s->p90, c->bare ? tflop_per_s : gb_per_s, share, ceiling->ms, note);
-    fflush(stdout);
-    if (c->bare) snprintf(rates, sizeof rates, ",%.5g,,%s", tflop_per_s, share);
-    else snprintf(rates, sizeof rates, "%.5g,,%s,", gb_per_s, share);
+    return row->field[column] ? row->field[column] : "";
+}
+
+/* Fields are never quoted: commas become semicolons, quotes and line ends go. */
+__attribute__((format(printf, 3, 4))) static void bench_set(bench_row *row, int column, const char *format, ...)
+{
     char text[512];
-    snprintf(text, sizeof text, "%s,%s,%s,%s,%s,%.5g,%s,%s,%s,%s", b->op, c->direction, c->dtype, c->name, s->provider, s->ms,
-             rates, memory, b->gpu, BENCH_COMMIT);
-    bench_add_row(b, text, (int)(c - b->cases));
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    for (char *p = text; *p; p++)
+        if (*p == ',') *p = ';';
+        else if (*p == '"') *p = '\'';
+        else if (*p == '\r' || *p == '\n') *p = ' ';
+    free(row->field[column]);
+    row->field[column] = strdup(text);
 }
 
-/* The case of this op that a CSV line belongs to, -1 when it is another op's, b->count when the array no longer has it. */
-static int bench_case_of(const bench *b, const char *line)
+/* Prints a subject's row and keeps it for the CSV, with `note`, and not the remark. */
+static void bench_finish_row(bench *b, int number, int chosen, const bench_case *c, const bench_subject *s,
+                             const bench_subject *ceiling, const char *note, const char *remark)
 {
-    char key[256];
-    int used = snprintf(key, sizeof key, "%s,", b->op);
-    if (strncmp(line, key, (size_t)used) != 0) return -1;
+    const double bytes = (double)(c->read_bytes + c->write_bytes), mib = 1.0 / (1 << 20);
+    const double gb_per_s = bytes / s->ms * 1e-6, tflop_per_s = c->flops / s->ms * 1e-9;
+    bench_row *row = bench_new_row(b, (int)(c - b->cases));
+    bench_set(row, bench_column_op, "%s", b->op);
+    bench_set(row, bench_column_direction, "%s", c->direction);
+    bench_set(row, bench_column_dtype, "%s", c->dtype);
+    bench_set(row, bench_column_case, "%s", c->name);
+    bench_set(row, bench_column_provider, "%s", s->provider);
+    bench_set(row, bench_column_ms, "%.5g", s->ms);
+    if (c->bare) bench_set(row, bench_column_tflop_per_s, "%.5g", tflop_per_s);
+    else bench_set(row, bench_column_gb_per_s, "%.5g", gb_per_s);
+    const int share = c->bare ? bench_column_of_gemm : bench_column_of_ceiling;
+    if (!s->ceiling) {
+        const double small = (double)(c->in_bytes + c->out_bytes);
+        const double workspace = (double)(strcmp(s->provider, "naive") == 0 ? c->naive_bytes : c->workspace_bytes);
+        bench_set(row, share, "%.3f", ceiling->ms / s->ms);
+        bench_set(row, bench_column_workspace_mb, "%.6g", workspace * mib);
+        bench_set(row, bench_column_memory_mb, "%.6g", (bytes + small + workspace) * mib);
+    }
+    bench_set(row, bench_column_gpu, "%s", b->gpu);
+    bench_set(row, bench_column_commit, "%s", BENCH_COMMIT);
+    bench_set(row, bench_column_note, "%s", note);
+    printf("| %d/%d | %s | %s | %s | %s | %.5g | %.4g-%.4g | %.0f | %s | %.5g | %s%s%s |\n", number, chosen, c->name,
+           c->direction, c->dtype, s->provider, s->ms, s->p10, s->p90, c->bare ? tflop_per_s : gb_per_s,
+           bench_field(row, share), ceiling->ms, note, note[0] && remark[0] ? "; " : "", remark);
+    fflush(stdout);
+}
+
+/* The case of this op that a row belongs to, -1 when it is another op's, b->count when the array no longer has it. */
+static int bench_case_of(const bench *b, const bench_row *row)
+{
+    if (strcmp(bench_field(row, bench_column_op), b->op) != 0) return -1;
     for (int i = 0; i < b->count; i++) {
-        used = snprintf(key, sizeof key, "%s,%s,%s,%s,", b->op, b->cases[i].direction, b->cases[i].dtype, b->cases[i].name);
-        if (strncmp(line, key, (size_t)used) == 0) return i;
+        const bench_case *c = &b->cases[i];
+        if (strcmp(bench_field(row, bench_column_direction), c->direction) == 0 &&
+            strcmp(bench_field(row, bench_column_dtype), c->dtype) == 0 &&
+            strcmp(bench_field(row, bench_column_case), c->name) == 0)
+            return i;
     }
     return b->count;
 }
 
-/* By op, then by order; the comma ends the op's name, so that no name sorts inside another. */
-static bool bench_row_before(bench_row a, bench_row b)
+/* By op, then by order. */
+static bool bench_row_before(const bench_row *x, const bench_row *y)
 {
-    const size_t length_a = strcspn(a.text, ","), length_b = strcspn(b.text, ",");
-    const int by_op = strncmp(a.text, b.text, length_a < length_b ? length_a : length_b);
-    if (by_op || length_a != length_b) return by_op ? by_op < 0 : length_a < length_b;
-    return a.order < b.order;
+    const int by_op = strcmp(bench_field(x, bench_column_op), bench_field(y, bench_column_op));
+    return by_op ? by_op < 0 : x->order < y->order;
+}
+
+/* Adds the rows of the file at `path` that no new row replaces; false, with a sentence on stderr, when it has a column that is
+ * none of BENCH_COLUMNS. */
+static bool bench_read_csv(bench *b, const char *path)
+{
+    int columns[BENCH_COLUMN_COUNT], count = 0;
+    bool all = true;
+    for (int i = 0; i < b->count; i++) all = all && b->ran[i];
+    FILE *old = fopen(path, "r");
+    char line[2048];
+    for (int number = 0; old && fgets(line, sizeof line, old); number++) {
+        line[strcspn(line, "\r\n")] = 0;
+        if (!line[0]) continue;
+        bench_row read = {};
+        char *rest = line;
+        for (int i = 0; rest; i++) {
+            const char *text = strsep(&rest, ",");
+            int known = 0;
+            while (number == 0 && known < BENCH_COLUMN_COUNT && strcmp(text, bench_column_names[known]) != 0) known++;
+            if (known == BENCH_COLUMN_COUNT || i == (number ? count : BENCH_COLUMN_COUNT)) {
+                fprintf(stderr, "%s, line %d: '%s' is in no column of this bench's; the file is left as it is\n", path,
+                        number + 1, text);
+                fclose(old);
+                return false;
+            }
+            if (number == 0) columns[count++] = known;
+            else bench_set(&read, columns[i], "%s", text);
+        }
+        const int at = number ? bench_case_of(b, &read) : 0;
+        const bool replaced = at >= 0 && (all || (at < b->count && b->ran[at]));
+        if (number && !replaced) {
+            read.order = at < 0 ? number : at;
+            *bench_new_row(b, 0) = read;
+        }
+    }
+    if (old) fclose(old);
+    return true;
 }
 
 /* Merges the new rows into the file at `path`; false, with a sentence on stderr, when that is not possible. */
 static bool bench_write_csv(bench *b, const char *path)
 {
-    bool all = true;
-    for (int i = 0; i < b->count; i++) all = all && b->ran[i];
-    FILE *old = fopen(path, "r");
-    char line[1024];
-    for (int number = 0; old && fgets(line, sizeof line, old); number++) {
-        line[strcspn(line, "\r\n")] = 0;
-        if (number == 0 && strcmp(line, BENCH_HEADER) != 0) {
-            fprintf(stderr, "%s has other columns than this bench writes; it is left as it is\n", path);
-            fclose(old);
-            return false;
-        }
-        const int at = bench_case_of(b, line);
-        const bool replaced = at >= 0 && (all || (at < b->count && b->ran[at]));
-        if (number && line[0] && !replaced) bench_add_row(b, line, at < 0 ? number : at);
-    }
-    if (old) fclose(old);
+    if (!bench_read_csv(b, path)) return false;
     for (int i = 1; i < b->row_count; i++) { /* insertion sort: rows of one case keep their order */
         const bench_row row = b->rows[i];
         int to = i;
-        for (; to > 0 && bench_row_before(row, b->rows[to - 1]); to--) b->rows[to] = b->rows[to - 1];
+        for (; to > 0 && bench_row_before(&row, &b->rows[to - 1]); to--) b->rows[to] = b->rows[to - 1];
         b->rows[to] = row;
     }
 
@@ -592,8 +676,11 @@ static bool bench_write_csv(bench *b, const char *path)
         }
     snprintf(part, sizeof part, "%s.part", path);
     FILE *file = fopen(part, "w");
-    bool written = file && fprintf(file, "%s\n", BENCH_HEADER) > 0;
-    for (int i = 0; written && i < b->row_count; i++) written = fprintf(file, "%s\n", b->rows[i].text) > 0;
+    bool written = file != NULL;
+    for (int i = -1; written && i < b->row_count; i++)
+        for (int k = 0; written && k < BENCH_COLUMN_COUNT; k++)
+            written = fprintf(file, "%s%c", i < 0 ? bench_column_names[k] : bench_field(&b->rows[i], k),
+                              k + 1 < BENCH_COLUMN_COUNT ? ',' : '\n') > 0;
     if (file) written = fclose(file) == 0 && written;
     if (written && rename(part, path) == 0) return true;
     fprintf(stderr, "%s cannot be written: %s\n", path, strerror(errno));
@@ -607,7 +694,7 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
     if (isatty(2))
         fprintf(stderr, "case %d of %d: %s %s %s %s\033[K\r", number, chosen, b->op, c->direction, c->dtype, c->name);
     bench_arena arena = {};
-    if (!bench_allocate(b, c, &arena)) {
+    if (!bench_allocate(b, c, 0, &arena)) {
         printf("| %d/%d | %s | %s | %s | | | | | | | FAIL: not enough memory for %d sets of %.0f MiB |\n", number, chosen,
                c->name, c->direction, c->dtype, arena.sets, (double)arena.set_bytes / (1 << 20));
         b->failed++;
@@ -626,7 +713,7 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
     for (int i = 0; i < 2; i++) {
         bench_subject s = candidates[i];
         if (!s.launch || (i == 1 && count == 0)) continue; /* no baseline beside an operation that is wrong */
-        char why[320] = "";
+        char why[640] = "";
         const lk_status status = bench_capture(b, c, &arena, &s);
         const bool skipped = i == 0 && b->path && status == LK_ERR_PATH;
         if (status) snprintf(why, sizeof why, "%s (%s)", lk_last_error(), lk_status_string(status));
@@ -645,34 +732,83 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
     if (count) {
         const int operations = count;
         count += bench_choose_ceilings(b, c, &arena, subjects + count);
-        bench_replay(b, subjects, count, bench_rounds(b, c->bare != NULL));
-        const bench_subject *ceiling = &subjects[operations];
-        if (count - operations == 2 && ceiling[1].ms < ceiling[0].ms) ceiling++;
+        const bench_subject *ceiling = &subjects[operations], *yardsticks[2] = {ceiling, ceiling};
+        bench_subject pairs[2][2]; /* what alternates where there is a bare: the operation with it, the baseline with it */
+        if (c->bare) {
+            for (int i = 0; i < operations; i++) {
+                pairs[i][0] = subjects[i], pairs[i][1] = *ceiling;
+                bench_replay(b, pairs[i], 2, bench_rounds(b, true, i > 0));
+                subjects[i] = pairs[i][0], yardsticks[i] = &pairs[i][1];
+            }
+            ceiling = yardsticks[0];
+        } else {
+            bench_replay(b, subjects, count, bench_rounds(b, false, false));
+            if (ceiling[1].ms < ceiling[0].ms) ceiling++;
+            yardsticks[0] = yardsticks[1] = ceiling;
+        }
 
         const double bytes = (double)(c->read_bytes + c->write_bytes);
         const double known = c->bare ? 0.0 : bench_known_gb_per_s(b->gpu, c->mix, bytes);
         const double known_ms = strcmp(b->gpu, "h200") == 0 ? c->known_ms : 0.0;
-        const bool slow_bare = known_ms > 0 && ceiling->ms > 1.03 * known_ms;
-        const bool slow = slow_bare || bytes / ceiling->ms * 1e-6 * 1.03 < known;
+        const double of_study = known_ms > 0 ? ceiling->ms / known_ms : 1.0;
+        const bool slow = bytes / ceiling->ms * 1e-6 * 1.03 < known;
         const bool above = !c->bare && ceiling->ms / subjects[0].ms > 1.03f;
-        const char *invalid = slow_bare ? "invalid: bare" : slow ? "invalid: ceiling" : above ? "invalid: above ceiling" : "";
-        if (slow || above) b->invalid++;
+        const char *invalid = slow ? "invalid: ceiling" : above ? "invalid: above ceiling" : "";
+        if (invalid[0]) b->invalid++;
         b->measured++;
-        char note[320];
-        for (int i = 0; i < operations; i++) {
-            snprintf(note, sizeof note, "%s%s%s", invalid, c->remark && invalid[0] ? "; " : "", c->remark ? c->remark : "");
-            bench_finish_row(b, number, chosen, c, &subjects[i], ceiling, i ? "" : note);
-        }
+        char card[64] = "", note[320], remark[160];
+        if (fabs(of_study - 1.0) > 0.03) snprintf(card, sizeof card, "card: bare %.2f of the study's", of_study);
+        const char *said = invalid[0] ? invalid : card, *own = c->note ? c->note : ""; /* never both of the first */
+        snprintf(note, sizeof note, "%s%s%s", said, said[0] && own[0] ? "; " : "", own);
+        for (int i = 0; i < operations; i++)
+            bench_finish_row(b, number, chosen, c, &subjects[i], yardsticks[i], i ? "" : note,
+                             i == 0 && c->remark ? c->remark : "");
         const bench_shape *shape = ceiling->shape;
-        int used = snprintf(note, sizeof note, "the matmuls alone");
+        int used = snprintf(remark, sizeof remark, "the matmuls alone");
         if (shape)
-            used = snprintf(note, sizeof note, "%d threads x %d units%s%s", shape->threads, shape->units,
+            used = snprintf(remark, sizeof remark, "%d threads x %d units%s%s", shape->threads, shape->units,
                             shape->cs ? ", cs" : "", shape->blocks_per_sm ? ", persistent" : "");
-        if (known > 0) snprintf(note + used, sizeof note - (size_t)used, "; known %.0f GB/s", known);
-        if (known_ms > 0) snprintf(note + used, sizeof note - (size_t)used, "; known %.4g ms", known_ms);
-        bench_finish_row(b, number, chosen, c, ceiling, ceiling, note);
+        if (known > 0) snprintf(remark + used, sizeof remark - (size_t)used, "; known %.0f GB/s", known);
+        if (known_ms > 0) snprintf(remark + used, sizeof remark - (size_t)used, "; the study's %.4g ms", known_ms);
+        bench_finish_row(b, number, chosen, c, ceiling, ceiling, slow ? invalid : card, remark);
     }
     for (int i = 0; i < count; i++) BENCH_CUDA(cudaGraphExecDestroy(subjects[i].graph));
+    BENCH_CUDA(cudaFree(arena.memory));
+}
+
+/* Prints the host's time of a call of c: stretches of calls that wait for nothing, few enough to fit into the queue of
+ * launches; where that is full the host waits for the GPU. */
+static void bench_time_host(bench *b, const bench_case *c)
+{
+    enum { CALLS = 1000, MOST = 100 };
+    const int calls = c->bare ? 10 : 100, stretches = CALLS / calls;
+    float us[MOST];
+    bench_arena arena = {};
+    if (!bench_allocate(b, c, 1, &arena)) {
+        printf("host: FAIL: not enough memory (%s %s %s)\n", c->direction, c->dtype, c->name);
+        b->failed++;
+        return;
+    }
+    const bench_buffers set = bench_set(c, &arena, 0);
+    lk_status status = LK_OK;
+    for (int stretch = -1; !status && stretch < stretches; stretch++) { /* the first is for what a first call loads */
+        struct timespec from, to;
+        clock_gettime(CLOCK_MONOTONIC, &from);
+        for (int i = 0; !status && i < calls; i++) status = c->launch(c, &set, b->path, b->stream);
+        clock_gettime(CLOCK_MONOTONIC, &to);
+        BENCH_CUDA(cudaStreamSynchronize(b->stream));
+        const double spent = (double)(to.tv_sec - from.tv_sec) * 1e6 + (double)(to.tv_nsec - from.tv_nsec) * 1e-3;
+        if (stretch >= 0) us[stretch] = (float)(spent / calls);
+    }
+    if (status) {
+        printf("host: FAIL: %s (%s %s %s)\n", lk_last_error(), c->direction, c->dtype, c->name);
+        b->failed++;
+    } else {
+        qsort(us, (size_t)stretches, sizeof us[0], bench_compare_floats);
+        printf("host: %.2f us a call (%s %s %s; %d times %d calls in a row, %.2f to %.2f)\n", us[stretches / 2], c->direction,
+               c->dtype, c->name, stretches, calls, us[0], us[stretches - 1]);
+    }
+    fflush(stdout);
     BENCH_CUDA(cudaFree(arena.memory));
 }
 
@@ -703,8 +839,10 @@ static void bench_open(bench *b)
     printf("GPU %s, %d SMs, L2 %.0f MiB; driver %s (CUDA %d.%d); CUDA %d.%d; commit %s\n", properties.name, b->device.sms,
            (double)b->l2_bytes / (1 << 20), version, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
            BENCH_COMMIT);
+    if (b->host) return;
     const bool matmuls = b->cases[0].bare != NULL;
-    printf("ms: median of %d graph replays, per launch, cold L2; p10-p90: their percentiles; ", bench_rounds(b, matmuls));
+    printf("ms: median of %d graph replays%s, per launch, cold L2; p10-p90: their percentiles; ",
+           bench_rounds(b, matmuls, false), matmuls ? " (naive: of fewer)" : "");
     puts(matmuls ? "TFLOP/s: that of the matmuls;\nof_gemm: time of the matmuls alone (bare, timed alternately) / ms.\n"
                  : "GB/s: least traffic / ms;\nof_ceiling: time of the best plain kernel with the same reads and writes "
                    "(ceiling, timed alternately) / ms.\n");
@@ -721,8 +859,8 @@ static bool bench_selected(const bench *b, const bench_case *c)
     return !b->filter || strstr(key, b->filter);
 }
 
-/* The whole program of a bench: returns its exit status, 1 when a case failed. */
-static int bench_run(const char *op, bench_case *cases, int count, int argc, char **argv)
+/* The whole program of a bench: returns its exit status, 1 when a case failed. hosts: the calls whose host time is taken. */
+static int bench_run(const char *op, bench_case *cases, int count, bench_case *hosts, int host_count, int argc, char **argv)
 {
     static bench b;
     b.op = op, b.cases = cases, b.count = count;
@@ -730,11 +868,12 @@ static int bench_run(const char *op, bench_case *cases, int count, int argc, cha
         char *end = NULL;
         if (strcmp(argv[i], "--quick") == 0) b.quick = true;
         else if (strcmp(argv[i], "--list") == 0) b.list = true;
+        else if (strcmp(argv[i], "--host") == 0) b.host = true;
         else if (strcmp(argv[i], "--case") == 0 && i + 1 < argc) b.filter = argv[++i];
         else if (strcmp(argv[i], "--path") == 0 && i + 1 < argc) b.path = (int)strtol(argv[++i], &end, 10);
         else end = argv[i];
         if (end && *end) { /* not an option, or not a number */
-            fprintf(stderr, "usage: %s [--case SUBSTRING] [--quick] [--list] [--path N]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--case SUBSTRING] [--quick] [--host] [--list] [--path N]\n", argv[0]);
             return 2;
         }
     }
@@ -754,7 +893,7 @@ static int bench_run(const char *op, bench_case *cases, int count, int argc, cha
         if (b.list) printf("%s %s %s %s\n", op, c->direction, c->dtype, c->name);
     }
     if (b.list) return 0;
-    if (chosen == 0) {
+    if (chosen == 0 && !b.host) {
         fprintf(stderr, "no case holds '%s'; --list names them\n", b.filter);
         return 2;
     }
@@ -767,20 +906,28 @@ static int bench_run(const char *op, bench_case *cases, int count, int argc, cha
     }
 
     bench_open(&b);
-    for (int i = 0, number = 0; i < count; i++) {
+    for (int i = 0, number = 0; i < count && !b.host; i++) {
         if (!bench_selected(&b, &cases[i])) continue;
         b.ran[i] = true;
         if (cases[i].workspace) cases[i].workspace_bytes = cases[i].workspace(&cases[i], b.path);
         bench_measure(&b, &cases[i], ++number, chosen);
     }
     if (isatty(2)) fprintf(stderr, "\033[K");
+    if (!b.host) putchar('\n');
+    for (int i = 0; i < host_count; i++) {
+        if (!b.host && (b.filter || b.path)) continue;
+        if (!bench_selected(&b, &hosts[i])) continue;
+        if (hosts[i].workspace) hosts[i].workspace_bytes = hosts[i].workspace(&hosts[i], b.path);
+        bench_time_host(&b, &hosts[i]);
+    }
+    if (b.host) return b.failed > 0;
 
     const char *path = getenv("BENCH_CSV");
     char own[128];
     snprintf(own, sizeof own, "bench/results/%s.csv", b.gpu);
     if (!path || !path[0]) path = own;
     const bool keep = !b.quick && !b.path, wrote = keep && bench_write_csv(&b, path);
-    printf("\n%d cases measured, %d failed, %d invalid", b.measured, b.failed, b.invalid);
+    printf("%d cases measured, %d failed, %d invalid", b.measured, b.failed, b.invalid);
     if (b.skipped) printf(", %d skipped", b.skipped);
     printf("; %s%s\n", wrote ? "wrote " : keep ? "could not write " : "no CSV with --quick or --path", keep ? path : "");
     return b.failed || (keep && !wrote);

@@ -38,6 +38,13 @@ static const shape shapes[] = {
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
+/* Those whose host time is taken: little work. */
+static const shape host_shapes[] = {
+    {"rows=16 cols=1024", "forward", "bf16", 16, 1024, 1},
+    {"rows=16 cols=1024", "backward", "bf16", 16, 1024, 1},
+};
+#define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
+
 /* The least traffic: forward reads x, backward reads x and writes dx; of both in turn that of backward, since what forward has
  * read may still be in the L2. lse and dlse, four bytes a row, are not counted. */
 #define TRAFFIC_READ(s, element) ((size_t)((s)->outer * (s)->cols * (s)->inner) * (element))
@@ -226,21 +233,23 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
     return right;
 }
 
+static void describe(bench_case *c, const shape *s)
+{
+    const size_t element = is_f32(s) ? sizeof(lk_f32) : sizeof(lk_bf16);
+    c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
+    c->read_bytes = TRAFFIC_READ(s, element), c->write_bytes = TRAFFIC_WRITE(s, element);
+    c->out_bytes = gives_lse(s) ? row_bytes(s) : 0;
+    c->in_bytes = (gives_gradient(s) ? row_bytes(s) : 0) + (gives_lse(s) ? 0 : row_bytes(s));
+    c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+    c->context = s;
+    c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
+    c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
+}
+
 int main(int argc, char **argv)
 {
-    static bench_case cases[CASES];
-    for (int k = 0; k < CASES; k++) {
-        const shape *s = &shapes[k];
-        const size_t element = is_f32(s) ? sizeof(lk_f32) : sizeof(lk_bf16);
-        bench_case *c = &cases[k];
-        c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
-        c->read_bytes = TRAFFIC_READ(s, element), c->write_bytes = TRAFFIC_WRITE(s, element);
-        c->out_bytes = gives_lse(s) ? row_bytes(s) : 0;
-        c->in_bytes = (gives_gradient(s) ? row_bytes(s) : 0) + (gives_lse(s) ? 0 : row_bytes(s));
-        c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
-        c->context = s;
-        c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
-        c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
-    }
-    return bench_run("logsumexp", cases, CASES, argc, argv);
+    static bench_case cases[CASES], hosts[HOSTS];
+    for (int k = 0; k < CASES; k++) describe(&cases[k], &shapes[k]);
+    for (int k = 0; k < HOSTS; k++) describe(&hosts[k], &host_shapes[k]);
+    return bench_run("logsumexp", cases, CASES, hosts, HOSTS, argc, argv);
 }
