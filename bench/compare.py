@@ -732,7 +732,8 @@ class Ceilings:
         try:
             with open(f"{ROOT}/bench/results/{env.gpu}.csv", newline="") as file:
                 for row in csv.DictReader(file):
-                    if row["provider"] == "ceiling" and row["dtype"] == "bf16":
+                    invalid = (row.get("note") or "").startswith("invalid")
+                    if row["provider"] == "ceiling" and row["dtype"] == "bf16" and not invalid:
                         key = row["op"], row["direction"]
                         self.exact[(*key, row["case"])] = float(row["ms"])
                         self.sizes[key][float(row["ms"]) * float(row["gb_per_s"]) * 1e6] = float(row["gb_per_s"])
