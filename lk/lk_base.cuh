@@ -556,8 +556,9 @@ LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b, float scale = 1.0f)
 }
 
 /* Adds n values at the price of n + 1 exponentials; add many at a time. Four chains, so that neither the maxima nor the sums
- * wait for each other's latency. */
-template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0f)
+ * wait for each other's latency. low, unless NULL, is what each value was rounded by. */
+template <int n>
+LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0f, const float *low = NULL)
 {
     const float rate = scale * LK_LOG2E;
     float most[4] = {s.max, -INFINITY, -INFINITY, -INFINITY};
@@ -566,8 +567,14 @@ template <int n> LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], 
     const float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])), reference = lk_lse_reference(max);
     float sum[4] = {s.sum * lk_ex2(rate * (s.max - reference)), 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < n; i++) sum[i % 4] += lk_ex2(rate * (value[i] - reference));
+    for (int i = 0; i < n; i++) sum[i % 4] += lk_ex2(rate * (low ? (value[i] - reference) + low[i] : value[i] - reference));
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
+}
+
+/* What rounding scale x to `product` took off; 0 from 2^28 on, where that may be more than an exponential can make up for. */
+LK_DEVICE float lk_lse_product_low(float scale, float x, float product)
+{
+    return fabsf(product) < 0x1p28f ? fmaf(scale, x, -product) : 0.0f;
 }
 
 /* max + log(sum), where lk_log_split made k and log of sum. The power of two meets max first, since the two may cancel, and
@@ -626,6 +633,14 @@ LK_DEVICE float lk_lse_nothing(float scale)
     return scale > 0.0f ? -INFINITY : INFINITY;
 }
 
+/* The state of sum = sum 2^(rate x - base), rate = scale log2 e. base differs from rate reference, and the state's maximum
+ * from scale reference, by rounding errors, which are known exactly: the sum makes up for both. */
+LK_DEVICE lk_lse lk_lse_against(float reference, float base, float sum, float scale)
+{
+    const float max = scale * reference, low = lk_lse_product_low(scale, reference, max);
+    return {max, sum * lk_ex2(fmaf(LK_LOG2E, low, -fmaf(scale * LK_LOG2E, reference, -base)))};
+}
+
 /* sum_j 2^(rate x_j - base) over a vector, added pairwise. */
 template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float base)
 {
@@ -677,11 +692,11 @@ template <bool apart, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *ne
 {
     lk_lse s = lk_lse_empty();
     for (int i = 0; i < count; i++, next += step) {
-        float z[LK_VEC<T>];
-        lk_unpack(z, lk_load_vec(next));
+        float x[LK_VEC<T>], z[LK_VEC<T>], low[LK_VEC<T>];
+        lk_unpack(x, lk_load_vec(next));
 #pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) z[j] *= apart ? 1.0f : scale;
-        s = lk_lse_add(s, z, apart ? scale : 1.0f);
+        for (int j = 0; j < LK_VEC<T>; j++) z[j] = scale * x[j], low[j] = lk_lse_product_low(scale, x[j], z[j]);
+        s = apart ? lk_lse_add(s, x, scale) : lk_lse_add(s, z, 1.0f, low);
     }
     return s;
 }
@@ -740,13 +755,15 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float s
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
     if (__all_sync(0xffffffffu, fast)) {
-        /* base differs from rate reference by a rounding error, which is known exactly. */
-        return {apart ? reference : scale * reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+        if (!apart) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
+        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
     }
     lk_lse s = lk_lse_read_slowly<apart>(share.first, share.count, step, scale);
     for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
-        single[0] = (apart ? 1.0f : scale) * lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
-        s = lk_lse_add(s, single, apart ? scale : 1.0f);
+        const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+        single[0] = apart ? value : scale * value;
+        const float low = lk_lse_product_low(scale, value, single[0]);
+        s = lk_lse_add(s, single, apart ? scale : 1.0f, apart ? NULL : &low);
     }
     return lk_lse_warp(s, team, apart ? scale : 1.0f);
 }

@@ -1,3 +1,3 @@
 # file: lk_base.cuh - a plain row that is read again is read as if logit_scale were 1
 # case: forward f32 auto: special values
-s/lk_lse_add(s, z, apart ? scale : 1.0f)/lk_lse_add(s, z)/
+s/lk_lse_add(s, x, scale)/lk_lse_add(s, x)/
