@@ -15,14 +15,26 @@
  *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
  *            lk_lse in lk_base.cuh is the running state (empty, add, merge, log) for kernels of your own.
  * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace: the queries say 0.
+ * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. lse, lse_low and dlse
+ *            are always packed. A NULL dlse means 1, not 0.
  * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1). A gradient's relative error
  *            is (4 + |scale x - lse|) 2^-23, and the error of the lse that it is given, before it is rounded to T once.
+ *            lse's rounding alone is 2^-24 |lse|: with values near 1e3 gradients are off by 3e-5, near 1e4 by 5e-4. lse_low
+ *            keeps what was rounded off. With r the range of scale x, at most 56, and |scale x| <= 2^24:
+ *                |lse + lse_low - log sum exp(scale x)| <= 8 2^-24 (r + log cols + 1)
+ *            wherever the values lie: each term's exponent errs in proportion to its distance from a value of the same row,
+ *            and what rounding takes off scale x and off the maximum's product with log2 e is computed exactly. Backward then
+ *            multiplies its factor by exp(-lse_low), once a row: a gradient's relative error is
+ *            (7 + |scale x - lse| + 2 |lse_low|) 2^-23, and the error of lse + lse_low. Beyond 2^24 lse_low still
+ *            helps; from 2^28 on the rounding of scale x is left out.
+ *            exp(scale x - lse) below 2^-126 is 0, and so is its gradient, though times scale dlse it may be a normal number.
  *            Against float64 on an H200, 256 rows of N(0, 1.5), 1024 to 131072 columns, PyTorch 2.11 in brackets, with a
  *            forward whose lanes each took a reference of their own (not measured again since they share one): largest
  *            |lse error| f32 6.1e-7 (7.7e-7), f16 6.1e-7 (6.1e-3), bf16 5.8e-7 (4.8e-2); dx, relative Frobenius, f32 4.3e-7
  *            (4.2e-7), f16 7.5e-4 (3.6e-3), bf16 1.7e-3 (3.7e-2). PyTorch rounds lse to T; lse_rounded is for who wants that.
  *            A row of -inf: lse = -inf, dx = 0. Some -inf: as if they were not there, dx = 0 there. +inf: lse = +inf; dx is NaN
- *            at the infinite entries and 0 at finite ones. NaN: lse and the row's dx are NaN. cols = 0: lse = -inf.
+ *            at the infinite entries and 0 at finite ones. NaN: lse and the row's dx are NaN. cols = 0: lse = -inf. lse_low is 0
+ *            where lse is not finite.
  * Traffic    forward reads x once, backward reads x once and writes dx once; no copy for inner > 1.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
@@ -44,7 +56,8 @@ enum {
 typedef struct {
     const void *x;        /* in   T [outer, cols, inner]; inner is contiguous */
     float *lse;           /* out  f32 [outer, inner] packed; NULL to skip */
-    void *lse_rounded;    /* out  T [outer, inner] packed, lse rounded to T; NULL to skip, but not both */
+    float *lse_low;       /* out  f32 [outer, inner] packed, what lse was rounded by, for backward; NULL to skip */
+    void *lse_rounded;    /* out  T [outer, inner] packed, lse rounded to T; NULL to skip, but not lse as well */
     int64_t outer;        /* at least 0 */
     int64_t cols;         /* at least 0 */
     int64_t inner;        /* at least 0; 0 means 1 */
@@ -57,7 +70,8 @@ typedef struct {
 typedef struct {
     const void *x;           /* in   T [outer, cols, inner]; inner is contiguous */
     const float *lse;        /* in   f32 [outer, inner] packed, from forward with the same scale */
-    const float *dlse;       /* in   f32 [outer, inner] packed, the upstream gradient; NULL means 1 */
+    const float *lse_low;    /* in   f32 [outer, inner] packed, likewise; NULL means 0 */
+    const float *dlse;       /* in   f32 [outer, inner] packed, the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* out  T [outer, cols, inner]; may be x, with the strides of x */
     int64_t outer;           /* at least 0 */
     int64_t cols;            /* at least 0 */
@@ -72,12 +86,13 @@ typedef struct {
 
 /* Errors, in the order of the checks:
  *   LK_ERR_NULL       args; x; lse and lse_rounded both (forward); lse, dx (backward). Tensors without elements may be NULL
- *   LK_ERR_SHAPE      a negative size or stride; a tensor that spans more than 2^62 elements; strides with which elements of
- *                     dx overlap; dx = x with other strides
+ *   LK_ERR_SHAPE      a negative size or stride; a tensor that spans more than 2^62 elements, or an lse that has more; strides
+ *                     with which elements of dx overlap; dx = x with other strides
  *   LK_ERR_VALUE      scale is not finite; path is none of the enum
  *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
  *                     CLUSTER in backward, or in code for less than sm_90
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ * The queries look at sizes and options alone: tensors may be NULL there.
  * A packed row or vector of rows that starts on 16 bytes is fastest; dx and x whose rows have different addresses modulo 16
  * take a slower path, as do columns with inner > 1 that are not all aligned to 16 bytes. */
 
@@ -95,8 +110,10 @@ typedef struct {
 
 template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_args &a, int64_t at, lk_lse s)
 {
-    const float lse = lk_lse_log(s);
+    float low;
+    const float lse = lk_lse_log(s, &low);
     if (a.lse) a.lse[at] = lse;
+    if (a.lse_low) a.lse_low[at] = low;
     if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
 }
 
@@ -213,7 +230,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
             for (int u = 0; u < U; u++, next += jump)
                 if (u < here) lk_logsumexp_load(&raw[u], next);
         }
-        float part[N] = {};
+        float step_sum[N] = {};
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u >= here) break;
@@ -229,10 +246,10 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
                 }
             }
 #pragma unroll
-            for (int j = 0; j < N; j++) part[j] += lk_ex2(fmaf(rate, z[j], -base[j]));
+            for (int j = 0; j < N; j++) step_sum[j] += lk_ex2(fmaf(rate, z[j], -base[j]));
         }
 #pragma unroll
-        for (int j = 0; j < N; j++) sum[j] += part[j];
+        for (int j = 0; j < N; j++) sum[j] += step_sum[j];
 #pragma unroll
         for (int j = 0; j < N; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
     }
@@ -240,21 +257,21 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     lk_lse s[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
+        s[j] = lk_lse_against(reference[j], base[j], sum[j], a.scale);
         if (reference[j] == nothing) s[j] = lk_lse_empty();
-        else s[j] = {a.scale * reference[j], sum[j] * lk_ex2(-fmaf(rate, reference[j], -base[j]))};
     }
     if (!(most < LK_LSE_LIMIT)) {
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
         for (int64_t i = 0; i < count; i++, x += jump) {
             cell raw;
-            float z[N];
+            float v[N];
             lk_logsumexp_load(&raw, x);
-            lk_unpack(z, raw);
+            lk_unpack(v, raw);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                const float one[1] = {a.scale * z[j]};
-                s[j] = lk_lse_add(s[j], one);
+                const float one[1] = {a.scale * v[j]}, low = lk_lse_product_low(a.scale, v[j], one[0]);
+                s[j] = lk_lse_add(s[j], one, 1.0f, &low);
             }
         }
     }
@@ -272,8 +289,8 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     for (int k = threadIdx.x; rank == 0 && k < N * p.width; k += LK_LOGSUMEXP_THREADS) {
         lk_lse total = part[k];
         for (int peer = 1; peer < blocks; peer++) total = lk_lse_merge(total, *(const lk_lse *)lk_mapa(&part[k], peer));
-        const int64_t owner = tile + k % p.width;
-        if (owner < a.outer * groups) lk_logsumexp_put<T>(a, owner * N + k / p.width, total);
+        const int64_t merged = tile + k % p.width;
+        if (merged < a.outer * groups) lk_logsumexp_put<T>(a, merged * N + k / p.width, total);
     }
     if (blocks > 1) {
         lk_barrier_cluster_arrive(); /* no block ends while rank 0 reads its shared memory */
@@ -290,9 +307,9 @@ typedef struct {
 
 LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_backward_args &a, int64_t at)
 {
-    const float lse = a.lse[at];
+    const float lse = a.lse[at], low = a.lse_low ? lk_exp(-a.lse_low[at]) : 1.0f;
     /* A row of -inf has exp(-inf - -inf); against +inf its gradient is 0. */
-    return {a.scale, lse == -INFINITY ? INFINITY : lse, a.dlse ? a.scale * a.dlse[at] : a.scale};
+    return {a.scale, lse == -INFINITY ? INFINITY : lse, (a.dlse ? a.scale * a.dlse[at] : a.scale) * low};
 }
 
 LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
@@ -444,13 +461,30 @@ LK_HOST lk_status lk_logsumexp_check_strides(const char *op, const char *prefix,
     return LK_OK;
 }
 
+/* Elements from the first to one past the last of a tensor whose strides are checked. */
+LK_HOST int64_t lk_logsumexp_span(int64_t outer, int64_t cols, int64_t inner, int64_t outer_stride, int64_t col_stride)
+{
+    return outer && cols ? (outer - 1) * outer_stride + (cols - 1) * col_stride + inner : 0;
+}
+
+/* For choices by length: what is longer than 2^50 columns counts as that, so that no product overflows. */
+template <class T> LK_HOST int64_t lk_logsumexp_row_bytes(int64_t cols)
+{
+    const int64_t most = (int64_t)1 << 50;
+    return (cols < most ? cols : most) * (int64_t)sizeof(T);
+}
+
 #define LK_LOGSUMEXP_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
 
+/* Also that outer inner, the elements of lse, can be counted. */
 LK_HOST lk_status lk_logsumexp_check_sizes(const char *op, int64_t outer, int64_t cols, int64_t inner)
 {
     if (outer < 0) return lk_fail(LK_ERR_SHAPE, op, "outer is %lld; it must be at least 0", (long long)outer);
     if (cols < 0) return lk_fail(LK_ERR_SHAPE, op, "cols is %lld; it must be at least 0", (long long)cols);
     if (inner < 0) return lk_fail(LK_ERR_SHAPE, op, "inner is %lld; it must be at least 0", (long long)inner);
+    if (outer > ((int64_t)1 << 62) / inner)
+        return lk_fail(LK_ERR_SHAPE, op, "lse would have more than 2^62 elements: outer is %lld, inner %lld", (long long)outer,
+                       (long long)inner);
     return LK_OK;
 }
 
@@ -466,23 +500,27 @@ LK_HOST lk_status lk_logsumexp_check_options(const char *op, float scale, int pa
     return LK_OK;
 }
 
-/* Validates; a becomes the arguments with every default filled in. */
+/* Validates; a becomes the arguments with every default filled in. query: sizes and options alone, whatever the pointers. */
 template <class T>
 LK_HOST lk_status lk_logsumexp_forward_check(const char *op, const lk_logsumexp_forward_args *args,
-                                             lk_logsumexp_forward_args *a)
+                                             lk_logsumexp_forward_args *a, bool query)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->inner == 0) a->inner = 1;
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (!a->x && a->outer != 0 && a->cols != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-    if (!a->lse && !a->lse_rounded && a->outer != 0) return lk_fail(LK_ERR_NULL, op, "lse and lse_rounded are both NULL");
+    if (!query && a->outer != 0) {
+        if (!a->x && a->cols != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
+        if (!a->lse && !a->lse_rounded) return lk_fail(LK_ERR_NULL, op, "lse and lse_rounded are both NULL");
+    }
     lk_status status = lk_logsumexp_check_sizes(op, a->outer, a->cols, a->inner);
     if (!status)
         status = lk_logsumexp_check_strides(op, "", a->outer, a->cols, a->inner, &a->outer_stride, &a->col_stride, false);
     if (!status) status = lk_logsumexp_check_options(op, a->scale, a->path, a->inner == 1 && a->col_stride == 1, a->outer);
-    if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
+    if (status || query) return status;
+    status = lk_check_aligned(op, "x", a->x, sizeof(T));
     if (!status) status = lk_check_aligned(op, "lse", a->lse, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, sizeof(float));
     if (!status) status = lk_check_aligned(op, "lse_rounded", a->lse_rounded, sizeof(T));
     return status;
 }
@@ -500,7 +538,8 @@ LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *d
     const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
     lk_logsumexp_forward_column_plan plan = {a, 32};
     while (plan.width > 4 && lk_ceil_div(groups, plan.width) < 2 * device->sms) plan.width /= 2;
-    const int64_t tiles = lk_ceil_div(groups, plan.width), columns = a.cols * plan.width;
+    const int64_t tiles = lk_ceil_div(groups, plan.width);
+    const int64_t columns = lk_logsumexp_row_bytes<T>(a.cols) / (int64_t)sizeof(T) * plan.width;
     int cluster = 1; /* while blocks are few and a thread would still have 4 columns */
     while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < columns) cluster *= 2;
     return lk_launch_pdl(op, device,
@@ -512,16 +551,25 @@ template <class T>
 LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forward_args *args, cudaStream_t stream)
 {
     lk_logsumexp_forward_args a = {};
-    const lk_status status = lk_logsumexp_forward_check<T>(op, args, &a);
+    lk_status status = lk_logsumexp_forward_check<T>(op, args, &a, false);
     if (status) return status;
     lk_device device;
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_launched(op, error);
+    if (error) return lk_asked_device(op, error);
     if (a.path == LK_LOGSUMEXP_CLUSTER && device.arch < 90)
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a.path);
+    lk_check_warn(op, a.outer == 0, "outer is 0; nothing is computed");
     if (a.outer == 0) return LK_OK;
+    const int64_t rows = a.outer * a.inner;
+    const lk_tensor tensors[] = {
+        {"x", a.x, sizeof(T), lk_logsumexp_span(a.outer, a.cols, a.inner, a.outer_stride, a.col_stride)},
+        {"lse", a.lse, 4, rows},
+        {"lse_low", a.lse_low, 4, rows},
+        {"lse_rounded", a.lse_rounded, sizeof(T), rows}};
+    status = lk_check_memory(op, tensors, 4);
+    if (status) return status;
 
-    const int64_t row_bytes = a.cols * (int64_t)sizeof(T);
+    const int64_t row_bytes = lk_logsumexp_row_bytes<T>(a.cols);
     if (a.path == LK_LOGSUMEXP_AUTO) {
         if (a.inner != 1 || a.col_stride != 1) a.path = LK_LOGSUMEXP_COLUMN;
         else if (row_bytes <= 16384 || a.outer > LK_LOGSUMEXP_ROWS) a.path = LK_LOGSUMEXP_WARP;
@@ -553,13 +601,13 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
 
 template <class T>
 LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp_backward_args *args,
-                                              lk_logsumexp_backward_args *a)
+                                              lk_logsumexp_backward_args *a, bool query)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->inner == 0) a->inner = 1;
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (a->outer != 0 && a->cols != 0) {
+    if (!query && a->outer != 0 && a->cols != 0) {
         if (!a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
         if (!a->lse) return lk_fail(LK_ERR_NULL, op, "lse is NULL");
         if (!a->dx) return lk_fail(LK_ERR_NULL, op, "dx is NULL");
@@ -577,8 +625,10 @@ LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp
     status = lk_logsumexp_check_options(op, a->scale, a->path, contiguous, a->outer);
     if (status) return status;
     if (a->path == LK_LOGSUMEXP_CLUSTER) return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
+    if (query) return LK_OK;
     status = lk_check_aligned(op, "x", a->x, sizeof(T));
     if (!status) status = lk_check_aligned(op, "lse", a->lse, sizeof(float));
+    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, sizeof(float));
     if (!status) status = lk_check_aligned(op, "dlse", a->dlse, sizeof(float));
     if (!status) status = lk_check_aligned(op, "dx", a->dx, sizeof(T));
     return status;
@@ -606,16 +656,27 @@ template <class T>
 LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backward_args *args, cudaStream_t stream)
 {
     lk_logsumexp_backward_args a = {};
-    const lk_status status = lk_logsumexp_backward_check<T>(op, args, &a);
+    lk_status status = lk_logsumexp_backward_check<T>(op, args, &a, false);
+    if (!status) lk_check_warn(op, a.outer == 0, "outer is 0; nothing is computed");
+    if (!status) lk_check_warn(op, a.cols == 0, "cols is 0; nothing is computed");
     if (status || a.outer == 0 || a.cols == 0) return status;
     lk_device device;
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_launched(op, error);
+    if (error) return lk_asked_device(op, error);
+    const int64_t rows = a.outer * a.inner;
+    const lk_tensor tensors[] = {
+        {"x", a.x, sizeof(T), lk_logsumexp_span(a.outer, a.cols, a.inner, a.outer_stride, a.col_stride)},
+        {"lse", a.lse, 4, rows},
+        {"lse_low", a.lse_low, 4, rows},
+        {"dlse", a.dlse, 4, rows},
+        {"dx", a.dx, sizeof(T), lk_logsumexp_span(a.outer, a.cols, a.inner, a.dx_outer_stride, a.dx_col_stride)}};
+    status = lk_check_memory(op, tensors, 5);
+    if (status) return status;
 
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_logsumexp_backward_column<T>(op, &device, a, stream);
     const bool aligned = ((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 == 0 && (a.outer_stride - a.dx_outer_stride) % LK_VEC<T> == 0;
-    const bool narrow = !aligned || a.cols * (int64_t)sizeof(T) <= 2048;
+    const bool narrow = !aligned || lk_logsumexp_row_bytes<T>(a.cols) <= 2048;
     const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = narrow ? 4 : 2;
     lk_logsumexp_backward_row_plan plan = {a, 1, 1};
     const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_BACKWARD_THREADS;
@@ -644,13 +705,15 @@ LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backw
     LK_API lk_status lk_logsumexp_forward_workspace_bytes_##T(const lk_logsumexp_forward_args *args, size_t *bytes)            \
     {                                                                                                                          \
         lk_logsumexp_forward_args a = {};                                                                                      \
-        return lk_no_workspace(lk_logsumexp_forward_check<lk_##T>("lk_logsumexp_forward_" #T, args, &a), bytes);               \
+        return lk_no_workspace(lk_logsumexp_forward_check<lk_##T>("lk_logsumexp_forward_" #T, args, &a, true), bytes);         \
     }                                                                                                                          \
     LK_API lk_status lk_logsumexp_backward_workspace_bytes_##T(const lk_logsumexp_backward_args *args, size_t *bytes)          \
     {                                                                                                                          \
         lk_logsumexp_backward_args a = {};                                                                                     \
-        return lk_no_workspace(lk_logsumexp_backward_check<lk_##T>("lk_logsumexp_backward_" #T, args, &a), bytes);             \
+        return lk_no_workspace(lk_logsumexp_backward_check<lk_##T>("lk_logsumexp_backward_" #T, args, &a, true), bytes);       \
     }
 
+#else
+#define LK_DEFINE_LOGSUMEXP(T) LK_NEEDS_NVCC("LK_DEFINE_LOGSUMEXP")
 #endif /* CUDA or the simulator */
 #endif

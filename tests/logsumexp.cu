@@ -5,8 +5,10 @@
  * result. Bytes that are not outputs (zones around every buffer, gaps between strided rows, the inputs) must not change.
  *
  * Forward: |lse - reference| <= 8 2^-24 (max |scale x| + log cols + 1), the header's promise; the output in T may differ by
- * half an ulp of T besides. Backward gets the float lse of the reference, so the header's term for lse's own error is left out:
- * (4 + |scale x - lse|) 2^-23 |dx| and half an ulp of T. Results of exp below 2^-126 may be flushed to 0.
+ * half an ulp of T besides. lse and lse_low together: within 8 2^-24 (r + log cols + 1), r the range of scale x, at most 56.
+ * Backward gets the float lse of the reference, so the header's term for lse's own error is left out:
+ * (4 + |scale x - lse|) 2^-23 |dx| and half an ulp of T; with lse_low too (7 + |scale x - lse| + 2 |lse_low|) 2^-23 |dx| from
+ * the gradient of the reference's own lse. Results of exp below 2^-126 may be flushed to 0.
  */
 #include "lk/logsumexp.cuh"
 
@@ -53,6 +55,7 @@ typedef struct {
     float scale;
     int x_at, dx_at, lse_at, dlse_at, rounded_at;
     bool in_place, no_lse, no_rounded;
+    bool low; /* lse_low is asked for, or given */
     int upstream, special, where;
     double offset, spread; /* x is uniform in offset +- spread */
     uint64_t seed;
@@ -65,6 +68,7 @@ static problem plain(int type, int direction, int path, int64_t outer, int64_t c
     p.outer = outer, p.cols = cols, p.inner = inner;
     p.upstream = UPSTREAM_RANDOM;
     p.spread = 4;
+    p.low = direction == FORWARD || (outer + cols) % 2;
     p.seed = test_hash((uint64_t)(outer * 1000003 + cols * 1009 + inner));
     return p;
 }
@@ -74,14 +78,14 @@ static const char *describe(const problem *p)
     static char text[640];
     snprintf(text, sizeof text,
              "%s %s path=%s outer=%lld cols=%lld inner=%lld outer_stride=%lld col_stride=%lld dx_outer_stride=%lld "
-             "dx_col_stride=%lld scale=%.9g x_at=%d dx_at=%d lse_at=%d dlse_at=%d rounded_at=%d%s%s%s dlse=%s special=%s at %s "
+             "dx_col_stride=%lld scale=%.9g x_at=%d dx_at=%d lse_at=%d dlse_at=%d rounded_at=%d%s%s%s%s dlse=%s special=%s at %s "
              "offset=%g spread=%g seed=0x%llx",
              direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->outer, (long long)p->cols,
              (long long)p->inner, (long long)p->outer_stride, (long long)p->col_stride, (long long)p->dx_outer_stride,
              (long long)p->dx_col_stride, (double)p->scale, p->x_at, p->dx_at, p->lse_at, p->dlse_at, p->rounded_at,
              p->in_place ? " in place" : "", p->no_lse ? " lse=NULL" : "", p->no_rounded ? " lse_rounded=NULL" : "",
-             upstream_name[p->upstream], special_name[p->special], where_name[p->where], p->offset, p->spread,
-             (unsigned long long)p->seed);
+             p->low ? "" : " lse_low=NULL", upstream_name[p->upstream], special_name[p->special], where_name[p->where],
+             p->offset, p->spread, (unsigned long long)p->seed);
     return text;
 }
 
@@ -90,14 +94,16 @@ static const char *describe(const problem *p)
 enum {
     DID_F32, DID_F16, DID_BF16, DID_NO_ROWS, DID_NO_COLS, DID_ONE_COL, DID_INNER, DID_GAPS, DID_ALIGNED_GAPS, DID_PERMUTED,
     DID_OVERLAP, DID_DX_STRIDE, DID_X_OFF, DID_SAME_OFF, DID_OTHER_OFF, DID_LSE_OFF, DID_DLSE_OFF, DID_ROUNDED_OFF, DID_SCALE,
-    DID_NEGATIVE, DID_IN_PLACE, DID_NO_LSE, DID_NO_ROUNDED, DID_BOTH, DID_DLSE_NULL, DID_DLSE_ZERO, DID_DLSE_WILD,
+    DID_NEGATIVE, DID_IN_PLACE, DID_NO_LSE, DID_NO_ROUNDED, DID_BOTH, DID_LOW, DID_NO_LOW, DID_DLSE_NULL, DID_DLSE_ZERO,
+    DID_DLSE_WILD,
     DID_MINUS_INF, DID_PLUS_INF, DID_NAN, DID_PEAK, DID_STEP, DID_CLIFF, DID_HUGE, DID_ALL_MINUS_INF, DID_LARGE, DID_WHERE,
     DIDS = DID_WHERE + WHERES
 };
 static const char *const did_name[] = {
     "f32", "f16", "bf16", "0 rows", "0 cols", "1 col", "inner > 1", "odd gaps", "aligned gaps", "permuted",
     "x rows overlap", "dx stride differs", "x off", "dx off as x", "dx off other", "lse off", "dlse off", "lse_rounded off",
-    "scale", "scale < 0", "in place", "lse NULL", "lse_rounded NULL", "both outputs", "dlse NULL", "dlse 0", "dlse inf, nan",
+    "scale", "scale < 0", "in place", "lse NULL", "lse_rounded NULL", "both outputs", "lse_low", "lse_low NULL", "dlse NULL",
+    "dlse 0", "dlse inf, nan",
     "-inf", "+inf", "nan", "peak", "step of 40", "cliff of 200", "huge", "all -inf", "offset 1e4",
     "special at first", "special at last", "special vector", "special lane", "special warp", "special block", "special even",
     "special 1 in 97", "special all but one", "special all"};
@@ -177,6 +183,8 @@ static void count(const problem *p)
         did[DID_NO_LSE] = !back && p->no_lse;
         did[DID_NO_ROUNDED] = !back && p->no_rounded;
         did[DID_BOTH] = !back && !p->no_lse && !p->no_rounded;
+        did[DID_LOW] = p->low;
+        did[DID_NO_LOW] = !p->low;
         did[DID_DLSE_NULL] = back && p->upstream == UPSTREAM_NULL;
         did[DID_DLSE_ZERO] = back && p->upstream == UPSTREAM_ZERO;
         did[DID_DLSE_WILD] = back && p->upstream == UPSTREAM_WILD;
@@ -219,12 +227,24 @@ static double forward_slack(const double *z, int64_t cols)
     return 8 * 0x1p-24 * (largest + log((double)(cols > 0 ? cols : 1)) + 1);
 }
 
+/* How far lse + lse_low may lie from the reference; INFINITY where the header promises nothing of it. */
+static double low_slack(const problem *p, const double *z, int64_t cols)
+{
+    double lowest = INFINITY, highest = -INFINITY;
+    int exponent;
+    const bool exact = p->scale == 0 || fabs(frexp((double)p->scale, &exponent)) == 0.5; /* scale x is not rounded */
+    for (int64_t c = 0; c < cols; c++)
+        if (fabs(z[c]) <= 1e300) lowest = fmin(lowest, z[c]), highest = fmax(highest, z[c]);
+    if (!exact && fmax(fabs(lowest), fabs(highest)) > 0x1p24) return INFINITY;
+    return 8 * 0x1p-24 * (fmin(fmax(highest - lowest, 0), 56) + log((double)(cols > 0 ? cols : 1)) + 1);
+}
+
 /* ---- One checked call ------------------------------------------------------------------------------------------------ */
 
-static test_buffer x_buffer, dx_buffer, lse_buffer, dlse_buffer, rounded_buffer;
-static unsigned char *kept, *kept_rounded; /* the first run's outputs */
+static test_buffer x_buffer, dx_buffer, lse_buffer, low_buffer, dlse_buffer, rounded_buffer;
+static unsigned char *kept, *kept_rounded, *kept_low; /* the first run's outputs */
 static double *row_z;
-static size_t kept_bytes, kept_rounded_bytes, row_bytes;
+static size_t kept_bytes, kept_rounded_bytes, kept_low_bytes, row_bytes;
 
 static void *room(void *pointer, size_t *have, size_t want)
 {
@@ -297,25 +317,30 @@ static void check_forward(const problem *p)
     for (int run = 0; run < 2; run++) {
         test_buffer_size(&x_buffer, (size_t)(span_of(l) * bytes), (size_t)(p->x_at * bytes), run ? 0x7f : 0xff);
         test_buffer_size(&lse_buffer, (size_t)rows * 4, (size_t)p->lse_at * 4, run ? 0xff : 0x5a);
+        test_buffer_size(&low_buffer, (size_t)rows * 4, (size_t)p->lse_at * 4, run ? 0xff : 0x5a);
         test_buffer_size(&rounded_buffer, (size_t)(rows * bytes), (size_t)(p->rounded_at * bytes), run ? 0xff : 0x5a);
         fill_x(p, l, test_buffer_host(&x_buffer));
-        test_buffer_upload(&x_buffer), test_buffer_upload(&lse_buffer), test_buffer_upload(&rounded_buffer);
+        test_buffer_upload(&x_buffer), test_buffer_upload(&lse_buffer), test_buffer_upload(&low_buffer),
+            test_buffer_upload(&rounded_buffer);
 
         lk_logsumexp_forward_args args = {};
         args.x = test_buffer_device(&x_buffer);
         args.lse = p->no_lse ? NULL : (float *)test_buffer_device(&lse_buffer);
+        args.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
         args.lse_rounded = p->no_rounded ? NULL : test_buffer_device(&rounded_buffer);
         args.outer = p->outer, args.cols = p->cols, args.inner = p->inner;
         args.outer_stride = p->outer_stride, args.col_stride = p->col_stride;
         args.scale = p->scale, args.path = p->path;
         const bool ran = launched(p, forward_of[p->type](&args, test.stream));
-        test_buffer_download(&x_buffer), test_buffer_download(&lse_buffer), test_buffer_download(&rounded_buffer);
+        test_buffer_download(&x_buffer), test_buffer_download(&lse_buffer), test_buffer_download(&low_buffer),
+            test_buffer_download(&rounded_buffer);
         if (!ran) return;
 
-        const float *lse = (const float *)test_buffer_back(&lse_buffer);
+        const float *lse = (const float *)test_buffer_back(&lse_buffer), *low = (const float *)test_buffer_back(&low_buffer);
         const void *rounded = test_buffer_back(&rounded_buffer);
         kept = (unsigned char *)room(kept, &kept_bytes, (size_t)rows * 4);
         kept_rounded = (unsigned char *)room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
+        kept_low = (unsigned char *)room(kept_low, &kept_low_bytes, (size_t)rows * 4);
         for (int64_t r = 0; r < rows; r++) {
             if (run == 0) {
                 const double *z = load_z(p, l, test_buffer_host(&x_buffer), r);
@@ -327,25 +352,38 @@ static void check_forward(const problem *p)
                 if (!p->no_rounded && !test_near(p->type, got, want, slack))
                     test_detail("lse_rounded[%lld] is %.9g, want %.9g +- %.3g; %s", (long long)r, (double)got, want, slack,
                                 describe(p));
+                if (p->low && !p->no_lse) {
+                    const double within = low_slack(p, z, l.cols);
+                    bool good = fabs((double)low[r]) <= test_half_ulp(TEST_F32, (double)lse[r]);
+                    if (!isfinite(lse[r])) good = low[r] == 0;
+                    else if (isfinite(want) && within != INFINITY)
+                        good = test_within(fabs((double)lse[r] + (double)low[r] - want), within) && good;
+                    if (!test_that(good))
+                        test_detail("lse[%lld] + lse_low is %.9g + %.9g, want %.17g +- %.3g; %s", (long long)r, (double)lse[r],
+                                    (double)low[r], want, within, describe(p));
+                }
                 if (!p->no_rounded && !p->no_lse) {
                     const uint32_t bits = test_get_bits(p->type, rounded, r), right = test_encode(p->type, lse[r]);
                     if (!test_that(bits == right || (lse[r] != lse[r] && got != got)))
                         test_detail("lse_rounded[%lld] is 0x%x, lse %.9g rounds to 0x%x; %s", (long long)r, bits,
                                     (double)lse[r], right, describe(p));
                 }
-                memcpy(kept + r * 4, &lse[r], 4);
+                memcpy(kept + r * 4, &lse[r], 4), memcpy(kept_low + r * 4, &low[r], 4);
                 memcpy(kept_rounded + r * 4, (const char *)rounded + r * bytes, (size_t)bytes);
             } else {
                 const bool same =
                     (p->no_lse || !memcmp(kept + r * 4, &lse[r], 4)) &&
+                    (!p->low || !memcmp(kept_low + r * 4, &low[r], 4)) &&
                     (p->no_rounded || !memcmp(kept_rounded + r * 4, (const char *)rounded + r * bytes, (size_t)bytes));
                 if (!test_that(same)) test_detail("a second run gives other bits for row %lld; %s", (long long)r, describe(p));
             }
             if (!p->no_lse) test_buffer_accept(&lse_buffer, r, 4);
+            if (p->low) test_buffer_accept(&low_buffer, r, 4);
             if (!p->no_rounded) test_buffer_accept(&rounded_buffer, r, bytes);
         }
         test_buffer_untouched(&x_buffer, "x", describe(p));
         test_buffer_untouched(&lse_buffer, "lse", describe(p));
+        test_buffer_untouched(&low_buffer, "lse_low", describe(p));
         test_buffer_untouched(&rounded_buffer, "lse_rounded", describe(p));
     }
 }
@@ -360,14 +398,15 @@ static float upstream_of(const problem *p, int64_t row)
     return (float)(2 * test_uniform(&random));
 }
 
-static void check_gradient(const problem *p, int64_t row, int64_t c, float got, double z, double lse, double extra)
+static void check_gradient(const problem *p, int64_t row, int64_t c, float got, double z, double lse, double extra,
+                           double low)
 {
     const double scale = p->scale == 0 ? 1 : (double)p->scale, dlse = (double)upstream_of(p, row),
-                 probability = reference_probability(z, lse);
+                 probability = reference_probability(z, lse), flushed = 0x1p-126 * exp(fabs(low));
     /* An infinity times a probability that a float flushes to 0 is NaN, as in PyTorch. */
-    if (isinf(dlse) && probability != 0 && probability < 0x1.001p-126) return;
+    if (isinf(dlse) && probability != 0 && probability < 1.001 * flushed) return;
     const double want = scale * dlse * probability, t = isfinite(z - lse) ? fabs(z - lse) : 0;
-    const double slack = isfinite(want) ? (4 + t + extra) * 0x1p-23 * fabs(want) + fmax(1, fabs(scale * dlse)) * 0x1p-126 : 0;
+    const double slack = isfinite(want) ? (4 + t + extra) * 0x1p-23 * fabs(want) + fmax(1, fabs(scale * dlse)) * flushed : 0;
     if (!test_near(p->type, got, want, slack))
         test_detail("dx[row %lld, col %lld] is %.9g, want %.9g +- %.3g (scale x %.9g, lse %.9g, dlse %.9g); %s", (long long)row,
                     (long long)c, (double)got, want, slack, z, lse, dlse, describe(p));
@@ -384,23 +423,31 @@ static void check_backward(const problem *p)
         test_buffer_size(&x_buffer, (size_t)(span_of(l) * bytes), (size_t)(p->x_at * bytes), run ? 0x7f : 0xff);
         test_buffer_size(&dx_buffer, (size_t)(span_of(d) * bytes), (size_t)(p->dx_at * bytes), run ? 0xff : 0x5a);
         test_buffer_size(&lse_buffer, (size_t)rows * 4, (size_t)p->lse_at * 4, run ? 0x7f : 0xff);
+        test_buffer_size(&low_buffer, (size_t)rows * 4, (size_t)p->lse_at * 4, run ? 0x7f : 0xff);
         test_buffer_size(&dlse_buffer, (size_t)rows * 4, (size_t)p->dlse_at * 4, run ? 0x7f : 0xff);
         const void *x = test_buffer_host(&x_buffer);
-        float *lse = (float *)test_buffer_host(&lse_buffer), *dlse = (float *)test_buffer_host(&dlse_buffer);
+        float *lse = (float *)test_buffer_host(&lse_buffer), *low = (float *)test_buffer_host(&low_buffer);
+        float *dlse = (float *)test_buffer_host(&dlse_buffer);
         fill_x(p, l, test_buffer_host(&x_buffer));
         for (int64_t r = 0; r < rows; r++) {
-            if (run == 0) lse[r] = (float)reference_lse(load_z(p, l, x, r), l.cols);
+            if (run == 0) {
+                const double exact = reference_lse(load_z(p, l, x, r), l.cols);
+                lse[r] = (float)exact;
+                low[r] = isfinite(lse[r]) ? (float)(exact - (double)lse[r]) : 0;
+            }
             dlse[r] = upstream_of(p, r);
         }
         kept_rounded = (unsigned char *)room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
-        if (run == 0) memcpy(kept_rounded, lse, (size_t)rows * 4); /* lse is the costly part: once is enough */
-        else memcpy(lse, kept_rounded, (size_t)rows * 4);
+        kept_low = (unsigned char *)room(kept_low, &kept_low_bytes, (size_t)rows * 4);
+        if (run == 0) memcpy(kept_rounded, lse, (size_t)rows * 4), memcpy(kept_low, low, (size_t)rows * 4);
+        else memcpy(lse, kept_rounded, (size_t)rows * 4), memcpy(low, kept_low, (size_t)rows * 4); /* lse is the costly part */
         test_buffer_upload(&x_buffer), test_buffer_upload(&dx_buffer), test_buffer_upload(&lse_buffer),
-            test_buffer_upload(&dlse_buffer);
+            test_buffer_upload(&low_buffer), test_buffer_upload(&dlse_buffer);
 
         lk_logsumexp_backward_args args = {};
         args.x = test_buffer_device(&x_buffer);
         args.lse = (const float *)test_buffer_device(&lse_buffer);
+        args.lse_low = p->low ? (const float *)test_buffer_device(&low_buffer) : NULL;
         args.dlse = p->upstream == UPSTREAM_NULL ? NULL : (const float *)test_buffer_device(&dlse_buffer);
         args.dx = test_buffer_device(out);
         args.outer = p->outer, args.cols = p->cols, args.inner = p->inner;
@@ -410,18 +457,19 @@ static void check_backward(const problem *p)
         args.scale = p->scale, args.path = p->path;
         const bool ran = launched(p, backward_of[p->type](&args, test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&dx_buffer), test_buffer_download(&lse_buffer),
-            test_buffer_download(&dlse_buffer);
+            test_buffer_download(&low_buffer), test_buffer_download(&dlse_buffer);
         if (!ran) return;
 
         void *dx = test_buffer_back(out);
         kept = (unsigned char *)room(kept, &kept_bytes, out->bytes);
         for (int64_t r = 0; r < rows; r++) {
             const double *z = run == 0 ? load_z(p, l, x, r) : NULL;
+            const double rest = p->low ? (double)low[r] : 0, given = (double)lse[r] + rest;
             const int64_t start = r / d.inner * d.outer_stride + r % d.inner;
             for (int64_t c = 0; c < d.cols; c++) {
                 const int64_t at = start + c * d.col_stride;
                 if (run == 0) {
-                    check_gradient(p, r, c, test_get(p->type, dx, at), z[c], (double)lse[r], 0);
+                    check_gradient(p, r, c, test_get(p->type, dx, at), z[c], given, p->low ? 3 + 2 * fabs(rest) : 0, rest);
                     memcpy(kept + at * bytes, (char *)dx + at * bytes, (size_t)bytes);
                 } else if (!test_that(!memcmp(kept + at * bytes, (char *)dx + at * bytes, (size_t)bytes))) {
                     test_detail("a second run gives other bits for dx[row %lld, col %lld]; %s", (long long)r, (long long)c,
@@ -433,6 +481,7 @@ static void check_backward(const problem *p)
         test_buffer_untouched(&x_buffer, p->in_place ? "dx = x" : "x", describe(p));
         test_buffer_untouched(&dx_buffer, "dx", describe(p));
         test_buffer_untouched(&lse_buffer, "lse", describe(p));
+        test_buffer_untouched(&low_buffer, "lse_low", describe(p));
         test_buffer_untouched(&dlse_buffer, "dlse", describe(p));
     }
 }
@@ -553,6 +602,11 @@ static void offsets(int type, int direction, int path)
             problem p = plain(type, direction, path, 3, 300, 1);
             p.offset = offset[i], p.spread = spread[j];
             check(&p);
+            for (int k = 0; k < 4; k++) { /* scale x is rounded; twice the row is read again, with a running maximum */
+                problem q = p;
+                q.scale = k % 2 ? -0.7f : 1.3f, q.special = k < 2 ? NOTHING : CLIFF, q.where = LAST, q.x_at = q.dx_at = k / 2;
+                check(&q);
+            }
             p.scale = -1;
             check(&p);
             if (direction == BACKWARD || p.spread != 0) continue;
@@ -610,10 +664,14 @@ static void options(int type, int direction, int path)
             check(&p);
             p.no_lse = false, p.no_rounded = true;
             check(&p);
+            p.low = false;
+            check(&p);
             continue;
         }
         for (p.upstream = UPSTREAM_NULL; p.upstream <= UPSTREAM_WILD; p.upstream++) {
             p.special = NOTHING, p.scale = 0;
+            check(&p);
+            p.low = !p.low;
             check(&p);
             p.special = MINUS_INF, p.where = EVEN, p.scale = -2;
             check(&p);
@@ -745,7 +803,7 @@ static void column_values(int type, int direction, int path)
                 problem p = plain(type, direction, path, 2, test.small ? 90 : 300, inner[i]);
                 p.special = special, p.where = where;
                 p.scale = where % 2 ? -0.7f : 2;
-                p.offset = special == PEAK ? 1e4 : 0;
+                p.offset = special >= PEAK ? 1e4 : 0;
                 p.in_place = direction == BACKWARD && where % 3 == 0;
                 p.upstream = where % 4;
                 p.no_lse = direction == FORWARD && where % 4 == 1, p.no_rounded = direction == FORWARD && where % 4 == 2;
@@ -779,46 +837,79 @@ static void all_columns(void)
 
 /* ---- Forward, then backward from its lse; differences; graphs -------------------------------------------------------- */
 
-/* The header's whole bound: |lse| 2^-23 more than for the lse of the reference. */
+/* The header's whole bound: the error of lse, |lse| 2^-23, more than for the lse of the reference; with lse_low too that of
+ * lse + lse_low, which no offset changes. */
+static void forward_backward_of(const problem *p)
+{
+    const layout l = layout_of(p, 0, 0);
+    const int64_t rows = l.outer * l.inner;
+    const int bytes = test_type_bytes[p->type];
+    test_buffer_size(&x_buffer, (size_t)(span_of(l) * bytes), 0, 0xff);
+    test_buffer_size(&dx_buffer, x_buffer.bytes, 0, 0x5a);
+    test_buffer_size(&lse_buffer, (size_t)rows * 4, 0, 0x5a);
+    test_buffer_size(&low_buffer, (size_t)rows * 4, 0, 0x5a);
+    test_buffer_size(&dlse_buffer, (size_t)rows * 4, 0, 0xff);
+    fill_x(p, l, test_buffer_host(&x_buffer));
+    for (int64_t r = 0; r < rows; r++) ((float *)test_buffer_host(&dlse_buffer))[r] = upstream_of(p, r);
+    test_buffer_upload(&x_buffer), test_buffer_upload(&dx_buffer), test_buffer_upload(&lse_buffer),
+        test_buffer_upload(&low_buffer), test_buffer_upload(&dlse_buffer);
+    lk_logsumexp_forward_args forward = {};
+    forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
+    forward.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
+    forward.outer = p->outer, forward.cols = p->cols, forward.inner = p->inner;
+    forward.scale = p->scale, forward.path = p->path;
+    lk_logsumexp_backward_args backward = {};
+    backward.x = forward.x, backward.lse = forward.lse, backward.lse_low = forward.lse_low;
+    backward.dlse = (const float *)test_buffer_device(&dlse_buffer), backward.dx = test_buffer_device(&dx_buffer);
+    backward.outer = p->outer, backward.cols = p->cols, backward.inner = p->inner;
+    backward.scale = p->scale, backward.path = p->path == LK_LOGSUMEXP_CLUSTER ? LK_LOGSUMEXP_AUTO : p->path;
+    /* No wait between the two: with programmatic launch the second may start early, and must still see the first's lse. */
+    const lk_status first = forward_of[p->type](&forward, test.stream), second = backward_of[p->type](&backward, test.stream);
+    const bool ran = launched(p, first ? first : second);
+    test_buffer_download(&x_buffer), test_buffer_download(&dx_buffer), test_buffer_download(&lse_buffer),
+        test_buffer_download(&low_buffer), test_buffer_download(&dlse_buffer);
+    if (!ran) return;
+    for (int64_t r = 0; r < rows; r++) {
+        const double *z = load_z(p, l, test_buffer_host(&x_buffer), r), lse = reference_lse(z, l.cols);
+        const double low = p->low ? (double)((const float *)test_buffer_back(&low_buffer))[r] : 0;
+        const double extra = p->low ? 3 + 2 * fabs(low) + 0x1p23 * low_slack(p, z, l.cols) : fabs(lse);
+        for (int64_t c = 0; c < l.cols; c++) {
+            const int64_t at = r / l.inner * l.outer_stride + c * l.col_stride + r % l.inner;
+            check_gradient(p, r, c, test_get(p->type, test_buffer_back(&dx_buffer), at), z[c], lse, extra, low);
+        }
+    }
+}
+
 static void forward_backward(int type)
 {
     for (int i = 0; i < 4; i++) {
         problem p = plain(type, BACKWARD, LK_LOGSUMEXP_AUTO, 3, i < 2 ? 77 : 1200, i == 1 || i == 3 ? 3 : 1);
         p.offset = i >= 2 ? 30 : 0;
         p.scale = 1.25f;
-        const layout l = layout_of(&p, 0, 0);
-        const int64_t rows = l.outer * l.inner;
-        const int bytes = test_type_bytes[type];
-        test_buffer_size(&x_buffer, (size_t)(span_of(l) * bytes), 0, 0xff);
-        test_buffer_size(&dx_buffer, x_buffer.bytes, 0, 0x5a);
-        test_buffer_size(&lse_buffer, (size_t)rows * 4, 0, 0x5a);
-        test_buffer_size(&dlse_buffer, (size_t)rows * 4, 0, 0xff);
-        fill_x(&p, l, test_buffer_host(&x_buffer));
-        for (int64_t r = 0; r < rows; r++) ((float *)test_buffer_host(&dlse_buffer))[r] = upstream_of(&p, r);
-        test_buffer_upload(&x_buffer), test_buffer_upload(&dx_buffer), test_buffer_upload(&lse_buffer),
-            test_buffer_upload(&dlse_buffer);
-        lk_logsumexp_forward_args forward = {};
-        forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
-        forward.outer = p.outer, forward.cols = p.cols, forward.inner = p.inner, forward.scale = p.scale;
-        lk_logsumexp_backward_args backward = {};
-        backward.x = forward.x, backward.lse = forward.lse, backward.dlse = (const float *)test_buffer_device(&dlse_buffer);
-        backward.dx = test_buffer_device(&dx_buffer);
-        backward.outer = p.outer, backward.cols = p.cols, backward.inner = p.inner, backward.scale = p.scale;
-        /* No wait between the two: with programmatic launch the second may start early, and must still see the first's lse. */
-        const lk_status first = forward_of[type](&forward, test.stream), second = backward_of[type](&backward, test.stream);
-        const bool ran = launched(&p, first ? first : second);
-        test_buffer_download(&x_buffer), test_buffer_download(&dx_buffer), test_buffer_download(&lse_buffer),
-            test_buffer_download(&dlse_buffer);
-        if (!ran) return;
-        for (int64_t r = 0; r < rows; r++) {
-            const double *z = load_z(&p, l, test_buffer_host(&x_buffer), r), lse = reference_lse(z, l.cols);
-            for (int64_t c = 0; c < l.cols; c++)
-                check_gradient(
-                    &p, r, c,
-                    test_get(type, test_buffer_back(&dx_buffer), r / l.inner * l.outer_stride + c * l.col_stride + r % l.inner),
-                    z[c], lse, fabs(lse));
-        }
+        p.low = false;
+        forward_backward_of(&p);
     }
+}
+
+/* With lse_low gradients are right wherever the values lie: with lse alone, at 1e4, they are off by up to 5e-4, with a spread
+ * of 1/2 the limit is 2e-6 to 5e-6. */
+static void forward_backward_far(int type, int path)
+{
+    static const float scale[] = {0, 1.25f, -0.7f};
+    static const double offset[] = {1e3, -1e4, 1e6};
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 3; k++)
+            for (int inner = 1; inner <= 8; inner += 7) {
+                if (inner > 1 && path != LK_LOGSUMEXP_AUTO && path != LK_LOGSUMEXP_COLUMN) continue;
+                if (type == TEST_F16 && k == 2) continue; /* too large for f16 */
+                problem p = plain(type, BACKWARD, path, inner > 1 ? 2 : 8, test.small ? 300 : 1500, inner);
+                p.scale = scale[i], p.offset = offset[k], p.spread = 0.5, p.low = true;
+                forward_backward_of(&p);
+                p.special = STEP, p.where = SPARSE;
+                forward_backward_of(&p);
+                p.special = CLIFF, p.where = LAST;
+                forward_backward_of(&p);
+            }
 }
 
 /* dx against central differences of the formula in double: their own error is about 1e-10 with this step. */
@@ -848,6 +939,7 @@ static void differences(void)
 static void graphs(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 5, 1500, 1);
+    p.low = false;
     check(&p);
     const int64_t rows = p.outer;
     const int bytes = test_type_bytes[type];
@@ -887,6 +979,13 @@ static void all_sequences(void)
 {
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("forward, then backward %s", test_type_name[type])) forward_backward(type), test_finish();
+    for (int path = LK_LOGSUMEXP_AUTO; path <= LK_LOGSUMEXP_COLUMN; path++)
+        for (int type = 0; type < TEST_TYPES; type++) {
+            if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) continue;
+            if (!test_begin("far values, forward, then backward %s %s", test_type_name[type], path_name[path])) continue;
+            forward_backward_far(type, path);
+            test_finish();
+        }
     if (test_begin("backward f32 auto: central differences")) differences(), test_finish();
     for (int at = 0; at < COUNTED; at++) {
         if (counted_path[at] == LK_LOGSUMEXP_CLUSTER && !cluster_here()) continue;
@@ -905,9 +1004,9 @@ static void all_sequences(void)
 /* A change to good arguments that makes them bad. Pointers move by bytes, or become NULL with -1; sizes are set if not KEEP. */
 #define KEEP INT64_MIN
 typedef struct {
-    lk_status want;
-    const char *field; /* what lk_last_error must name */
-    int x, lse, rounded, dlse, dx; /* dx: -2 is x */
+    lk_status want, query; /* of the call and of the query, which looks at no pointer */
+    const char *field;     /* what lk_last_error must name */
+    int x, lse, rounded, dlse, dx, low; /* dx: -2 is x */
     int64_t outer, cols, inner, outer_stride, col_stride, dx_outer_stride, dx_col_stride;
     float scale;
     int path;
@@ -915,7 +1014,8 @@ typedef struct {
 
 static bad_call good_call(lk_status want, const char *field)
 {
-    return {want, field, 0, 0, 0, 0, 0, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, 0, 0};
+    const lk_status query = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT ? LK_OK : want;
+    return {want, query, field, 0, 0, 0, 0, 0, 0, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, 0, 0};
 }
 
 static void set_size(int64_t *size, int64_t value)
@@ -930,7 +1030,7 @@ static void *moved(test_buffer *b, int by)
 
 static void expect_error(int type, int direction, const bad_call *bad)
 {
-    test_buffer *const buffers[] = {&x_buffer, &dx_buffer, &lse_buffer, &rounded_buffer, &dlse_buffer};
+    test_buffer *const buffers[] = {&x_buffer, &dx_buffer, &lse_buffer, &low_buffer, &rounded_buffer, &dlse_buffer};
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 4096, 0, 0x3c), test_buffer_upload(buffers[i]);
     char op[64];
     snprintf(op, sizeof op, "lk_logsumexp_%s_%s", direction_name[direction], test_type_name[type]);
@@ -938,10 +1038,10 @@ static void expect_error(int type, int direction, const bad_call *bad)
     lk_logsumexp_backward_args b = {};
     size_t asked = 12345;
     lk_status status, query;
-    char said[300];
+    char said[512];
     if (direction == FORWARD) {
         f.x = moved(&x_buffer, bad->x), f.lse = (float *)moved(&lse_buffer, bad->lse),
-        f.lse_rounded = moved(&rounded_buffer, bad->rounded);
+        f.lse_low = (float *)moved(&low_buffer, bad->low), f.lse_rounded = moved(&rounded_buffer, bad->rounded);
         f.outer = 4, f.cols = 8, f.inner = 1, f.scale = bad->scale, f.path = bad->path;
         set_size(&f.outer, bad->outer), set_size(&f.cols, bad->cols), set_size(&f.inner, bad->inner);
         set_size(&f.outer_stride, bad->outer_stride), set_size(&f.col_stride, bad->col_stride);
@@ -950,7 +1050,7 @@ static void expect_error(int type, int direction, const bad_call *bad)
         query = forward_query_of[type](&f, &asked);
     } else {
         b.x = moved(&x_buffer, bad->x), b.lse = (float *)moved(&lse_buffer, bad->lse),
-        b.dlse = (float *)moved(&dlse_buffer, bad->dlse);
+        b.lse_low = (float *)moved(&low_buffer, bad->low), b.dlse = (float *)moved(&dlse_buffer, bad->dlse);
         b.dx = bad->dx == -2 ? test_buffer_device(&x_buffer) : moved(&dx_buffer, bad->dx);
         b.outer = 4, b.cols = 8, b.inner = 1, b.scale = bad->scale, b.path = bad->path;
         set_size(&b.outer, bad->outer), set_size(&b.cols, bad->cols), set_size(&b.inner, bad->inner);
@@ -965,7 +1065,7 @@ static void expect_error(int type, int direction, const bad_call *bad)
                     said);
     const bool named = bad->want == LK_OK || (strstr(said, op) && strstr(said, bad->field));
     if (!test_that(named)) test_detail("%s: lk_last_error does not name %s: \"%s\"", op, bad->field, said);
-    if (!test_that(query == bad->want && asked == (query ? 12345u : 0u)))
+    if (!test_that(query == bad->query && asked == (query ? 12345u : 0u)))
         test_detail("%s, %s: the workspace query says %s, %zu bytes", op, bad->field, lk_status_string(query), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int i = 0; i < LENGTH_OF(buffers); i++) {
@@ -991,8 +1091,10 @@ static void errors(int type, int direction)
         BAD(LK_OK, "dlse NULL is 1")->dlse = -1;
     } else {
         BAD(LK_ERR_NULL, "lse")->lse = -1, c->rounded = -1;
-        BAD(LK_OK, "lse alone")->rounded = -1;
-        BAD(LK_OK, "lse_rounded alone")->lse = -1;
+        BAD(LK_ERR_NULL, "lse")->lse = -1, c->rounded = -1, c->low = -1;
+        BAD(LK_OK, "lse alone")->rounded = -1, c->low = -1;
+        BAD(LK_OK, "lse_rounded alone")->lse = -1, c->low = -1;
+        BAD(LK_OK, "lse_rounded and lse_low")->lse = -1;
     }
     BAD(LK_ERR_SHAPE, "outer")->outer = -1;
     BAD(LK_ERR_SHAPE, "cols")->cols = -1;
@@ -1005,6 +1107,9 @@ static void errors(int type, int direction)
     BAD(LK_ERR_SHAPE, "2^62")->inner = INT64_MAX;
     BAD(LK_ERR_SHAPE, "2^62")->outer = INT64_MAX, c->cols = 1;
     BAD(LK_ERR_SHAPE, "2^62")->cols = (int64_t)1 << 40, c->inner = (int64_t)1 << 40;
+    BAD(LK_ERR_SHAPE, "2^62")->outer = (int64_t)1 << 40, c->inner = (int64_t)1 << 40, c->cols = 0;
+    /* x fits, since its rows overlap; lse would have 2^64 + 4 elements. */
+    BAD(LK_ERR_SHAPE, "2^62")->outer = 20, c->inner = (big + 1) / 5, c->outer_stride = 1, c->cols = 1;
     if (back) {
         BAD(LK_ERR_SHAPE, "dx_outer_stride")->dx_outer_stride = -1;
         BAD(LK_ERR_SHAPE, "dx_col_stride")->dx_col_stride = -1;
@@ -1038,6 +1143,7 @@ static void errors(int type, int direction)
     if (bytes == 4) BAD(LK_ERR_ALIGNMENT, "x")->x = 2;
     BAD(LK_ERR_ALIGNMENT, "lse")->lse = 2;
     BAD(LK_ERR_ALIGNMENT, "lse")->lse = 1;
+    BAD(LK_ERR_ALIGNMENT, "lse_low")->low = 2;
     if (back) {
         BAD(LK_ERR_ALIGNMENT, "dlse")->dlse = 2;
         BAD(LK_ERR_ALIGNMENT, "dx")->dx = 1;
@@ -1045,8 +1151,8 @@ static void errors(int type, int direction)
         BAD(LK_ERR_ALIGNMENT, "lse_rounded")->rounded = 1;
     }
     /* Two rules broken at once: the earlier one speaks. */
-    BAD(LK_ERR_NULL, "x")->x = -1, c->outer = -1;
-    BAD(LK_ERR_NULL, "x")->x = -1, c->scale = NAN;
+    BAD(LK_ERR_NULL, "x")->x = -1, c->outer = -1, c->query = LK_ERR_SHAPE;
+    BAD(LK_ERR_NULL, "x")->x = -1, c->scale = NAN, c->query = LK_ERR_VALUE;
     BAD(LK_ERR_SHAPE, "cols")->cols = -1, c->scale = NAN;
     BAD(LK_ERR_SHAPE, "cols")->cols = -1, c->lse = 2;
     BAD(LK_ERR_SHAPE, "inner")->inner = -1, c->path = 9;
@@ -1058,6 +1164,7 @@ static void errors(int type, int direction)
     if (back) BAD(LK_ERR_PATH, "path")->path = LK_LOGSUMEXP_CLUSTER, c->dx = 1;
     if (back) BAD(LK_ERR_SHAPE, "dx")->dx = -2, c->dx_outer_stride = 9, c->scale = NAN;
 #undef BAD
+    if (!test_that(n <= LENGTH_OF(bad))) abort();
     for (int i = 0; i < n; i++) expect_error(type, direction, &bad[i]);
 
     char op[64];
@@ -1267,8 +1374,52 @@ static void mathematics(bool logarithm)
     }
 }
 
+typedef struct {
+    const float *max;
+    float *lse; /* and what it was rounded by behind it */
+    int n;
+} join_plan;
+
+LK_KERNEL void join_kernel(join_plan p)
+{
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (i < p.n) p.lse[i] = lk_lse_log({p.max[i], ldexpf(1.0f, i % 41 - 20)}, &p.lse[p.n + i]);
+}
+
+/* max + k log 2, with max near -k log 2 or anywhere else: rounded once. lk_lse_join adds k log 2 in two parts, of which the
+ * lower one is within k 2^-45 and is rounded to 2^-24 k 1.5e-6; so is what the upper one's addition leaves over, that is low,
+ * at most 2^-24 (|max| + |k log 2|), to 2^-24 of itself. */
+static void joined(void)
+{
+    const int n = 41 * 200;
+    test_buffer_size(&x_buffer, n * 4, 0, 0xff);
+    test_buffer_size(&lse_buffer, 2 * n * 4, 0, 0x5a);
+    float *max = (float *)test_buffer_host(&x_buffer);
+    uint64_t random = 11;
+    for (int i = 0; i < n; i++) {
+        static const double size[] = {0x1p-20, 0x1p-8, 1, 30, 1e4};
+        max[i] = (float)((i % 3 ? 0 : -log(2.0) * (i % 41 - 20)) + size[i / 41 % 5] * test_uniform(&random));
+    }
+    test_buffer_upload(&x_buffer), test_buffer_upload(&lse_buffer);
+    const join_plan plan = {(const float *)test_buffer_device(&x_buffer), (float *)test_buffer_device(&lse_buffer), n};
+    TEST_CUDA(lk_launch(join_kernel, (n + 255) / 256, 256, 0, test.stream, plan));
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    test_buffer_download(&x_buffer), test_buffer_download(&lse_buffer);
+    for (int i = 0; i < n; i++) {
+        const double k = i % 41 - 20, want = (double)max[i] + k * log(2.0);
+        const float *got = (const float *)test_buffer_back(&lse_buffer) + i, low = got[n];
+        const double slack = fabs(k) * (0x1p-45 + 0x1p-23 * 1.5e-6) + 0x1p-47 * (fabs((double)max[i]) + fabs(k));
+        if (!test_near(TEST_F32, *got, want, slack))
+            test_detail("%.9g + %g log 2 is %.9g, want %.17g +- %.3g", (double)max[i], k, (double)*got, want, slack);
+        if (!test_within(fabs((double)*got + (double)low - want), slack))
+            test_detail("%.9g + %g log 2 is %.9g + %.9g, want %.17g +- %.3g", (double)max[i], k, (double)*got, (double)low,
+                        want, slack);
+    }
+}
+
 static void all_states(void)
 {
+    if (test_begin("lk_lse_log: powers of two")) joined(), test_finish();
     for (int kind = 0; kind < 7; kind++)
         if (test_begin("lk_lse: values %d", kind)) lse_states(kind), test_finish();
     if (test_begin("lk_lse: two slices")) lse_slices(), test_finish();
@@ -1352,6 +1503,7 @@ static problem draw(uint64_t seed)
     if (test_below(r, 3) == 0) p.rounded_at = 1 + (int)test_below(r, vec - 1);
     if (test_below(r, 2)) p.scale = scales_drawn[test_below(r, LENGTH_OF(scales_drawn))];
     if (!back) p.no_lse = test_below(r, 5) == 0;
+    p.low = test_below(r, 2) == 0;
     if (!back && !p.no_lse) p.no_rounded = test_below(r, 4) == 0;
     /* Overlapping x cannot be written in place; layout equal to packed is the only check needed here. */
     if (back && test_below(r, 4) == 0) {
@@ -1480,7 +1632,8 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
                 const int64_t at = row / inner * cols * inner + c * inner + row % inner;
                 uint16_t bits;
                 TEST_CUDA(cudaMemcpy(&bits, x + at, 2, cudaMemcpyDeviceToHost));
-                check_gradient(&p, row, c, test_decode(TEST_BF16, bits), (double)huge_value(at), want[s], fabs(want[s]) + 40);
+                check_gradient(&p, row, c, test_decode(TEST_BF16, bits), (double)huge_value(at), want[s], fabs(want[s]) + 40,
+                               0);
             }
     }
     TEST_CUDA(cudaFree(x));
@@ -1491,6 +1644,7 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
 static void busy(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 700, 3001, 1);
+    p.low = false;
     check(&p); /* leaves its bits in kept */
     test_buffer *const out = direction == FORWARD ? &lse_buffer : &dx_buffer;
     test_buffer_upload(out); /* the poison again */
