@@ -18,10 +18,13 @@
  *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
  *                LK_DEFINE_MD_LRPE_COSINE(bf16)            LK_DECLARE_MD_LRPE_COSINE(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_md_lrpe_cosine_forward_args args = {.x = x, .theta = theta, .theta_dtype = LK_DTYPE_F32, .y = y,
- *                    .batch = 12, .heads = 12, .dim = 128, .axes = 2, .shape = {64, 64}};
+ *                lk_md_lrpe_cosine_forward_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
+ *                    .axes = 2, .shape = {64, 64}, .theta_dtype = LK_DTYPE_F32};
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200.
+ * Needs      lk_base.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200. It depends
+ *            on the device's number of SMs, so that this query needs a device.
+ * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. A NULL dy means 1
+ *            everywhere, not 0.
  * Numerics   The angle is right at any length: theta / 2 pi is kept as 64-bit fixed-point turns, whose product with s drops
  *            whole turns by wrapping. With |theta| <= 1e6 (2^24, in fact; beyond, a bit is lost for every doubling) and any s,
  *            cos(phi) and sin(phi) err by 6.5e-7 at most: 3.4e-7 are those of sin.approx and cos.approx, 3.0e-7 the reduced
@@ -86,12 +89,12 @@ typedef struct {
 } lk_md_lrpe_cosine_forward_args;
 
 typedef struct {
-    const void *dy;          /* in   T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1 */
+    const void *dy;          /* in   T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
     const void *x;           /* in   T [batch, heads, tokens, dim]; may be NULL without dtheta and activation */
     const void *theta;       /* in   theta_dtype [heads, e] packed */
     void *dx;                /* out  T [batch, heads, tokens, dim]; NULL to skip */
     float *dtheta;           /* out  f32 [heads, e] packed; NULL to skip, but not both */
-    void *workspace;         /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    void *workspace;         /* scratch of at least the queried bytes, aligned to LK_WORKSPACE_ALIGNMENT; NULL when 0 */
     size_t workspace_bytes;
     int64_t batch;           /* as in forward, down to theta_dtype */
     int64_t heads;
@@ -120,12 +123,14 @@ typedef struct {
  *   LK_ERR_NULL       args; x, y (forward); x where it is needed, dx and dtheta both (backward); theta. Tensors without
  *                     elements may be NULL, and theta where there is no token
  *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans
- *                     more than 2^62 elements; strides with which elements of y or dx overlap
+ *                     more than 2^62 elements; a workspace of more than 2^62 bytes; strides with which elements of y or dx
+ *                     overlap, whether dx is NULL or not
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its
  *                     enum
  *   LK_ERR_PATH       VECTOR where dim, a stride or a pointer is no multiple of 16 bytes, or softmax with dim above 512 bytes
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to 256 bytes
+ *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
+ * The queries look at sizes and options alone: tensors may be NULL there, and a NULL dtheta means that it is not wanted.
  * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
@@ -1177,6 +1182,14 @@ LK_HOST lk_status lk_lrpe_check_strides(const char *op, const char *name, const 
     return LK_OK;
 }
 
+/* Elements from the first to one past the last of a tensor whose strides are checked. */
+LK_HOST int64_t lk_lrpe_span(const int64_t (&size)[3], int64_t width, int64_t batch_stride, int64_t head_stride,
+                             int64_t token_stride)
+{
+    if (size[0] == 0 || size[1] == 0 || size[2] == 0) return 0;
+    return (size[0] - 1) * batch_stride + (size[1] - 1) * head_stride + (size[2] - 1) * token_stride + width;
+}
+
 /* What both directions have; a's defaults are filled in. */
 template <class Args> LK_HOST lk_status lk_lrpe_check_shape(const char *op, Args *a, int64_t *tokens)
 {
@@ -1214,6 +1227,13 @@ template <class Args> LK_HOST bool lk_lrpe_has_tokens(const Args *a)
     bool cells = true;
     for (int i = 0; i < (a->axes > 1 ? a->axes : 1) && i < 8; i++) cells = cells && a->shape[i] != 0;
     return a->batch != 0 && a->heads != 0 && (cells || a->prefix != 0);
+}
+
+template <class Args> LK_HOST void lk_lrpe_warn(const char *op, const Args &a, int64_t tokens)
+{
+    lk_check_warn(op, a.batch == 0, "batch is 0; nothing is computed");
+    lk_check_warn(op, a.heads == 0, "heads is 0; nothing is computed");
+    lk_check_warn(op, tokens == 0, "there are no tokens; nothing is computed");
 }
 
 LK_HOST bool lk_lrpe_is_dtype(const lk_f32 *, int dtype)
@@ -1266,13 +1286,15 @@ template <class T, class Args> LK_HOST lk_status lk_lrpe_choose_path(const char 
     return LK_OK;
 }
 
+/* Validates; a becomes the arguments with every default filled in. query: sizes and options alone, whatever the pointers. */
 template <class T>
 LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_forward_args *args,
-                                        lk_md_lrpe_cosine_forward_args *a, int64_t *tokens)
+                                        lk_md_lrpe_cosine_forward_args *a, int64_t *tokens, bool query)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool some = lk_lrpe_has_tokens(a);
+    if (query) a->x = a->theta = a->y = NULL;
+    const bool some = !query && lk_lrpe_has_tokens(a);
     if (some && !a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
     if (some && !a->y) return lk_fail(LK_ERR_NULL, op, "y is NULL");
     if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
@@ -1300,10 +1322,13 @@ typedef struct {
     int64_t token_step, stretch, slots;
 } lk_lrpe_share;
 
-LK_HOST lk_lrpe_share lk_lrpe_share_dtheta(int sms, int64_t batch, int64_t heads, int64_t tokens, int64_t dim)
+/* needed: bytes of the partial sums. */
+LK_HOST lk_status lk_lrpe_share_dtheta(const char *op, int sms, int64_t batch, int64_t heads, int64_t tokens, int64_t dim,
+                                       lk_lrpe_share *to, size_t *needed)
 {
     lk_lrpe_share share = {1, 1, 0};
-    if (batch == 0 || heads == 0 || tokens == 0) return share;
+    *to = share, *needed = 0;
+    if (batch == 0 || heads == 0 || tokens == 0) return LK_OK;
     const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
     int64_t slots = heads > features / dim ? 1 : lk_ceil_div(features, heads * dim);
     while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
@@ -1313,16 +1338,21 @@ LK_HOST lk_lrpe_share lk_lrpe_share_dtheta(int sms, int64_t batch, int64_t heads
     share.stretch = lk_ceil_div(batch, splits);
     if (share.stretch >= 1 << 30) share.stretch = 1 << 30;
     share.slots = share.token_step * lk_ceil_div(batch, share.stretch);
-    return share;
+    if (share.slots > ((int64_t)1 << 60) / heads / dim)
+        return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
+                       (long long)share.slots);
+    *to = share, *needed = (size_t)(share.slots * heads * dim) * sizeof(float);
+    return LK_OK;
 }
 
 template <class T>
 LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine_backward_args *args,
-                                         lk_md_lrpe_cosine_backward_args *a, int64_t *tokens)
+                                         lk_md_lrpe_cosine_backward_args *a, int64_t *tokens, bool query)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool some = lk_lrpe_has_tokens(a);
+    if (query) a->dy = a->x = a->theta = a->dx = NULL;
+    const bool some = !query && lk_lrpe_has_tokens(a);
     if (some && !a->x && (a->dtheta || a->activation))
         return lk_fail(LK_ERR_NULL, op, "x is NULL; dtheta and activations need it");
     if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
@@ -1347,7 +1377,7 @@ LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine
     if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
     if (!status) status = lk_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
     if (!status) status = lk_check_aligned(op, "dx", a->dx, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "dtheta", a->dtheta, sizeof(float));
+    if (!status && !query) status = lk_check_aligned(op, "dtheta", a->dtheta, sizeof(float));
     return status;
 }
 
@@ -1361,7 +1391,9 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
     p->vecs = (int)lanes;
     if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team of a power of two, some of its lanes idle */
         for (lanes = 1; lanes < p->vecs;) lanes *= 2;
-    const int64_t threads = a.heads * tokens * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* a batch */
+    const int64_t most_rows = (int64_t)1 << 56; /* so that no product overflows */
+    const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
+    const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* a batch */
     const int64_t behind = p->grid.behind[p->walk_axis].size;
     p->token_step = tokens, p->stretch = 1;
     if (dtheta) {
@@ -1392,7 +1424,9 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
     p->steps = walk_tokens ? p->tokens_each : (int)lk_ceil_div(p->stretch, groups);
     p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
     int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
-    for (int i = 0; i < 3; i++) strides[i][3] = walk_tokens ? p->token_step * strides[i][2] : groups * strides[i][0];
+    for (int i = 0; i < 3; i++) /* unsigned: it may overflow where there is no second step */
+        strides[i][3] = walk_tokens ? (int64_t)((uint64_t)p->token_step * (uint64_t)strides[i][2])
+                                    : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
 }
 
 template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const Args &a, int64_t tokens)
@@ -1405,10 +1439,11 @@ template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, 
     p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
     p->grid.prefix = a.prefix;
     int64_t behind = 1;
+    const bool cells = tokens > a.prefix; /* of an empty grid nobody asks, and its other axes' product may overflow */
     for (int i = a.axes - 1; i >= 0; i--) {
         p->grid.behind[i] = lk_lrpe_make_divisor(behind);
         p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
-        if (a.shape[i] > 0) behind *= a.shape[i];
+        if (cells) behind *= a.shape[i];
     }
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
     const int64_t size = p->grid.behind[p->walk_axis].size;
@@ -1451,11 +1486,19 @@ LK_HOST lk_status lk_lrpe_forward(const char *op, const lk_md_lrpe_cosine_forwar
 {
     lk_md_lrpe_cosine_forward_args a = {};
     int64_t tokens = 0;
-    const lk_status status = lk_lrpe_forward_check<T>(op, args, &a, &tokens);
+    lk_status status = lk_lrpe_forward_check<T>(op, args, &a, &tokens, false);
+    if (!status) lk_lrpe_warn(op, a, tokens);
     if (status || a.batch == 0 || a.heads == 0 || tokens == 0) return status;
     lk_device device;
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_launched(op, error);
+    if (error) return lk_asked_device(op, error);
+    const int64_t size[3] = {a.batch, a.heads, tokens};
+    const lk_tensor tensors[] = {
+        {"x", a.x, sizeof(T), lk_lrpe_span(size, a.dim, a.x_batch_stride, a.x_head_stride, a.x_token_stride)},
+        {"theta", a.theta, a.theta_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a.heads * a.e},
+        {"y", a.y, sizeof(T), lk_lrpe_span(size, 2 * a.dim, a.y_batch_stride, a.y_head_stride, a.y_token_stride)}};
+    status = lk_check_memory(op, tensors, 3);
+    if (status) return status;
 
     lk_lrpe_plan p = {};
     lk_lrpe_start_plan<T>(&p, a, tokens);
@@ -1479,14 +1522,16 @@ LK_HOST lk_status lk_lrpe_backward_query(const char *op, const lk_md_lrpe_cosine
 {
     lk_md_lrpe_cosine_backward_args a = {};
     int64_t tokens = 0;
-    const lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens);
-    if (status) return status;
+    lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens, true);
+    if (status || !a.dtheta) return lk_no_workspace(status, bytes);
     lk_device device;
+    lk_lrpe_share share;
+    size_t needed;
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_launched(op, error);
-    const lk_lrpe_share share = lk_lrpe_share_dtheta(device.sms, a.batch, a.heads, tokens, a.dim);
-    if (bytes) *bytes = a.dtheta ? (size_t)(share.slots * a.heads * a.dim) * sizeof(float) : 0;
-    return LK_OK;
+    if (error) return lk_asked_device(op, error);
+    status = lk_lrpe_share_dtheta(op, device.sms, a.batch, a.heads, tokens, a.dim, &share, &needed);
+    if (!status && bytes) *bytes = needed;
+    return status;
 }
 
 template <class T, bool ACT> LK_HOST void (*lk_lrpe_backward_dtheta_kernel_of(bool walk_tokens))(lk_lrpe_plan)
@@ -1499,17 +1544,28 @@ LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backw
 {
     lk_md_lrpe_cosine_backward_args a = {};
     int64_t tokens = 0;
-    lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens);
+    lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens, false);
     if (status) return status;
+    lk_lrpe_warn(op, a, tokens);
     lk_device device;
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_launched(op, error);
-    const lk_lrpe_share share = lk_lrpe_share_dtheta(device.sms, a.batch, a.heads, tokens, a.dim);
-    const size_t needed = a.dtheta ? (size_t)(share.slots * a.heads * a.dim) * sizeof(float) : 0;
-    if (needed && (!a.workspace || (uintptr_t)a.workspace % 256 || a.workspace_bytes < needed))
-        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes, aligned to 256; workspace_bytes is %zu", needed,
-                       a.workspace_bytes);
-    if (a.heads == 0) return LK_OK;
+    if (error) return lk_asked_device(op, error);
+    lk_lrpe_share share = {};
+    size_t needed = 0;
+    if (a.dtheta) status = lk_lrpe_share_dtheta(op, device.sms, a.batch, a.heads, tokens, a.dim, &share, &needed);
+    if (!status) status = lk_check_workspace(op, a.workspace, a.workspace_bytes, needed);
+    if (status || a.heads == 0) return status;
+    const int64_t size[3] = {a.batch, a.heads, tokens};
+    const lk_tensor tensors[] = {
+        {"dy", a.dy, sizeof(T), lk_lrpe_span(size, 2 * a.dim, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride)},
+        {"x", a.dtheta || a.activation ? a.x : NULL, sizeof(T),
+         lk_lrpe_span(size, a.dim, a.x_batch_stride, a.x_head_stride, a.x_token_stride)},
+        {"theta", a.theta, a.theta_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a.batch && tokens ? a.heads * a.e : 0},
+        {"dx", a.dx, sizeof(T), lk_lrpe_span(size, a.dim, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride)},
+        {"dtheta", a.dtheta, 4, a.heads * a.e},
+        {"workspace", a.workspace, 1, (int64_t)needed}};
+    status = lk_check_memory(op, tensors, 6);
+    if (status) return status;
 
     if (a.batch > 0 && tokens > 0) {
         lk_lrpe_plan p = {};
@@ -1561,7 +1617,8 @@ LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backw
     {                                                                                                                          \
         lk_md_lrpe_cosine_forward_args a = {};                                                                                 \
         int64_t tokens = 0;                                                                                                    \
-        return lk_no_workspace(lk_lrpe_forward_check<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, &a, &tokens), bytes);      \
+        return lk_no_workspace(lk_lrpe_forward_check<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, &a, &tokens, true),        \
+                               bytes);                                                                                         \
     }                                                                                                                          \
     LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args,               \
                                                                     size_t *bytes)                                             \
@@ -1569,5 +1626,7 @@ LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backw
         return lk_lrpe_backward_query<lk_##T>("lk_md_lrpe_cosine_backward_" #T, args, bytes);                                  \
     }
 
+#else
+#define LK_DEFINE_MD_LRPE_COSINE(T) LK_NEEDS_NVCC("LK_DEFINE_MD_LRPE_COSINE")
 #endif /* CUDA or the simulator */
 #endif

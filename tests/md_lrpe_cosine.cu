@@ -678,9 +678,12 @@ static void empty(int type, int direction, int path)
     b.batch = 0, b.heads = 2, b.dim = 16, b.shape[0] = 3, b.path = path;
     const lk_status back = backward_of[type](&b, test.stream);
     if (!test_that(back == LK_OK)) test_detail("no batch and NULL tensors: %s, %s", lk_status_string(back), lk_last_error());
+    /* An empty grid, whose other axes' product no integer holds, behind a prefix. */
+    problem p = plain(type, direction, path, 2, 2, (int64_t)1 << 32, 3 * 16 / test_type_bytes[type]);
+    p.axes = 3, p.shape[1] = (int64_t)1 << 32, p.shape[2] = 0, p.prefix = 3;
+    check_both(p);
 }
 
-/* Every number of axes, lengths of 1 in several places, e as it comes, larger, and so small that a vector lies on many axes. */
 static void axes(int type, int direction, int path)
 {
     const int64_t vec = 16 / test_type_bytes[type];
@@ -1100,7 +1103,7 @@ static void places(void)
         forward_args f = {}, filled = {};
         set_common(&q, &f);
         f.x = f.theta = item, f.y = item; /* nobody touches them */
-        const lk_status status = lk_lrpe_forward_check<lk_bf16>("places", &f, &filled, &tokens);
+        const lk_status status = lk_lrpe_forward_check<lk_bf16>("places", &f, &filled, &tokens, false);
         if (!test_that(status == LK_OK)) test_detail("%s; %s", lk_last_error(), describe(&q));
         place_plan p = {};
         lk_lrpe_start_plan<lk_bf16>(&p.plan, filled, tokens);
@@ -1227,6 +1230,70 @@ static void differences(int activation)
     }
 }
 
+/* dtheta where a float sum that does not take its roundings along would fail: theta is 0, so that a term is s v exactly but for
+ * two roundings; each thread's sum begins with 2^24, and what comes behind is terms of 0.9 of which a bare sum keeps nothing,
+ * 0.9 `many` of them, for 16 2^-24 of 2^24. WALKED: they are tokens of a thread; STACKED: batches of one; SLOTS: partial sums
+ * of a thread of the second kernel. Which tokens are whose is what the workspace's size tells. */
+enum { WALKED, STACKED, SLOTS, COMPENSATED };
+static const char *const compensated_name[] = {"tokens", "batches", "partial sums"};
+
+static void compensated(int type, int path, int which)
+{
+    const int bytes = test_type_bytes[type], vec = 16 / bytes, many = 48;
+    const int64_t dim = which == SLOTS ? vec : 256, offset = 1 << 14;
+    backward_args args = {};
+    args.batch = args.heads = args.axes = 1, args.dim = dim, args.shape[0] = (int64_t)1 << 24, args.offset[0] = offset;
+    args.dtheta = (float *)4096, args.path = path;
+    size_t needed = 0;
+    const lk_status asked = backward_query_of[type](&args, &needed);
+    const int64_t slots = (int64_t)(needed / 4) / dim; /* the most; item i owns tokens i, i + slots, ... */
+    if (!test_that(asked == LK_OK && slots > 0)) {
+        test_detail("query: %s", lk_last_error());
+        return;
+    }
+    const int64_t tokens = which == WALKED ? many * slots : slots, batch = which == STACKED ? many : 1;
+    args.batch = batch, args.shape[0] = tokens;
+    const lk_status again = backward_query_of[type](&args, &needed);
+    if (!test_that(again == LK_OK && (int64_t)needed == slots * dim * 4))
+        test_detail("%lld tokens, %lld batches: %zu bytes for %lld slots", (long long)tokens, (long long)batch, needed,
+                    (long long)slots);
+    const int64_t ones = (batch + tokens) * vec + dim; /* rows of x overlap */
+    test_buffer_size(&x_buffer, (size_t)(ones * bytes), 0, 0xff);
+    test_buffer_size(&y_buffer, (size_t)(batch * tokens * 2 * dim * bytes), 0, 0);
+    test_buffer_size(&theta_buffer, (size_t)dim * 4, 0, 0);
+    test_buffer_size(&dtheta_buffer, (size_t)dim * 4, 0, 0x5a);
+    test_buffer_size(&work_buffer, needed, 0, 0x5a);
+    for (int64_t i = 0; i < ones; i++) test_put(type, test_buffer_host(&x_buffer), i, 1);
+    double want = 0, size = 0;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t n = 0; n < tokens; n++) {
+            const double s = (double)(offset + n);
+            const bool first = which == WALKED ? n < slots : which == STACKED ? b == 0 : n < 32;
+            const float v = test_decode(type, test_encode(type, (float)((first ? 0x1p24 : 0.9) / s)));
+            want += s * (double)v, size += s * (double)v;
+            for (int64_t f = 0; f < dim; f++)
+                test_put(type, test_buffer_host(&y_buffer), ((b * tokens + n) * 2 + 1) * dim + f, v);
+        }
+    test_buffer *const buffers[] = {&x_buffer, &y_buffer, &theta_buffer, &dtheta_buffer, &work_buffer};
+    for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_upload(buffers[i]);
+    args.x = test_buffer_device(&x_buffer), args.dy = test_buffer_device(&y_buffer);
+    args.x_batch_stride = args.x_head_stride = args.x_token_stride = vec;
+    args.theta = test_buffer_device(&theta_buffer), args.theta_dtype = LK_DTYPE_F32;
+    args.dtheta = (float *)test_buffer_device(&dtheta_buffer);
+    args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = needed;
+    const lk_status status = backward_of[type](&args, test.stream);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_download(buffers[i]);
+    if (!test_that(status == LK_OK)) test_detail("%s: %s", lk_status_string(status), lk_last_error());
+    for (int64_t f = 0; f < dim; f++) {
+        const float got = test_get(TEST_F32, test_buffer_back(&dtheta_buffer), f);
+        if (!test_near(TEST_F32, got, want, 16 * 0x1p-24 * size))
+            test_detail("dtheta[%lld] is %.9g, want %.17g +- %.3g: %lld tokens, %lld batches, %lld slots", (long long)f,
+                        (double)got, want, 16 * 0x1p-24 * size, (long long)tokens, (long long)batch, (long long)slots);
+    }
+    test_buffer_free(&y_buffer);
+}
+
 /* Captured once, replayed twice over poison: the bits of a plain call. */
 static void graphs(int type, int direction, int path)
 {
@@ -1271,6 +1338,12 @@ static void all_sequences(void)
     for (int activation = 0; activation < ACTIVATIONS; activation++)
         if (test_begin("backward f32 auto: central differences, %s", activation_name[activation]))
             differences(activation), test_finish();
+    for (int which = 0; which < COMPENSATED; which++)
+        for (int path = 1; path < 3; path++)
+            for (int type = 0; type < TEST_TYPES; type++)
+                if (test_begin("backward %s %s: dtheta's compensation over %s", test_type_name[type], path_name[path],
+                               compensated_name[which]))
+                    compensated(type, path, which), test_finish();
     for (int at = 0; at < COUNTED; at++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("%s %s %s: graph", direction_name[counted_direction[at]], test_type_name[type],
@@ -1282,8 +1355,8 @@ static void all_sequences(void)
 
 /* A change to good arguments that makes them bad. Pointers move by bytes, or become NULL with -1. */
 typedef struct {
-    lk_status want;
-    const char *field; /* what lk_last_error must name */
+    lk_status want, query; /* of the call and of the query, which looks at no pointer but dtheta */
+    const char *field;     /* what lk_last_error must name */
     int x, y, theta, dx, dtheta, workspace, workspace_bytes;
     problem p; /* good but for what is changed */
     int64_t x_stride[3], y_stride[3], dx_stride[3];
@@ -1301,7 +1374,7 @@ static void expect_error(const bad_call *bad)
     const problem *p = &bad->p;
     test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &theta_buffer, &dtheta_buffer, &work_buffer};
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 65536, 0, 0x3c), test_buffer_upload(buffers[i]);
-    char op[64], said[300];
+    char op[64], said[512];
     snprintf(op, sizeof op, "lk_md_lrpe_cosine_%s_%s", direction_name[p->direction], test_type_name[p->type]);
     size_t asked = 12345;
     lk_status status, query;
@@ -1334,14 +1407,19 @@ static void expect_error(const bad_call *bad)
                     said);
     const bool named = bad->want == LK_OK || (strstr(said, op) && strstr(said, bad->field));
     if (!test_that(named)) test_detail("%s: lk_last_error does not name %s: \"%s\"", op, bad->field, said);
-    const lk_status asking = bad->want == LK_ERR_WORKSPACE ? LK_OK : bad->want; /* a query needs no workspace */
-    if (!test_that(query == asking && (query ? asked == 12345 : asked < 65536)))
+    if (!test_that(query == bad->query && (query ? asked == 12345 : asked < 65536)))
         test_detail("%s, %s: the workspace query says %s, %zu bytes", op, bad->field, lk_status_string(query), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int i = 0; i < LENGTH_OF(buffers); i++) {
         test_buffer_download(buffers[i]);
         if (status) test_buffer_untouched(buffers[i], bad->field, op);
     }
+}
+
+/* What a query says where a call says `status` because of a pointer or of sizes. */
+static lk_status queried(lk_status status)
+{
+    return status == LK_ERR_NULL || status == LK_ERR_ALIGNMENT || status == LK_ERR_WORKSPACE ? LK_OK : status;
 }
 
 static void errors(int type, int direction)
@@ -1355,9 +1433,9 @@ static void errors(int type, int direction)
     bad_call good = {};
     good.p = plain(type, direction, 0, 2, 3, 4, 2 * vec);
     good.theta_dtype = LK_DTYPE_F32, good.dtheta = -1, good.workspace = -1;
-#define BAD(status, what) (c = &bad[n++], *c = good, c->want = status, c->field = what, c)
+#define BAD(status, what) (c = &bad[n++], *c = good, c->want = status, c->query = queried(status), c->field = what, c)
     BAD(LK_OK, "nothing")->x = 0;
-    BAD(LK_ERR_NULL, "args")->no_args = true;
+    BAD(LK_ERR_NULL, "args")->no_args = true, c->query = LK_ERR_NULL;
     BAD(LK_ERR_NULL, "theta")->theta = -1;
     BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.shape[0] = 0, c->p.prefix = 2;
     BAD(LK_OK, "nothing is needed without tokens")->theta = -1, c->x = -1, c->y = -1, c->dx = -1, c->p.shape[0] = 0;
@@ -1422,9 +1500,9 @@ static void errors(int type, int direction)
     BAD(LK_ERR_VALUE, "path")->p.path = LK_MD_LRPE_COSINE_ROW + 1;
     BAD(LK_OK, "the vector path")->p.path = LK_MD_LRPE_COSINE_VECTOR;
     BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->p.dim = 2 * vec + 1;
-    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = bytes;
-    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y = bytes;
-    if (back) BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->dx = bytes;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = bytes, c->query = LK_OK;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y = bytes, c->query = LK_OK;
+    if (back) BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->dx = bytes, c->query = LK_OK;
     for (int i = 0; i < 3; i++) {
         BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x_stride[i] = 1000 * vec + 1;
         BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y_stride[2] = 8 * vec, c->y_stride[1] = 64 * vec,
@@ -1441,18 +1519,43 @@ static void errors(int type, int direction)
         BAD(LK_ERR_ALIGNMENT, "dx is")->dx = 1;
         BAD(LK_ERR_ALIGNMENT, "dtheta is")->dtheta = 2, c->workspace = 0, c->workspace_bytes = 65536;
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0;
-        BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 16, c->workspace_bytes = 65536;
+        BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 64, c->workspace_bytes = 65536;
+        BAD(LK_OK, "128 bytes are enough")->dtheta = 0, c->workspace = 128, c->workspace_bytes = 65536 - 128;
+        /* x, dy and dx have 2^62 elements at most, the partial sums more bytes than can be counted. */
+        BAD(LK_ERR_SHAPE, "partial sums")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536, c->p.batch = 1,
+                         c->p.shape[0] = 1, c->p.heads = (int64_t)1 << 58, c->p.dim = 8;
+        BAD(LK_ERR_SHAPE, "2^62 elements")->dx = -1, c->dtheta = 0, c->x_stride[0] = c->y_stride[0] = 2, c->p.heads = 1,
+                         c->p.shape[0] = 1, c->p.batch = (int64_t)1 << 60, c->p.dim = 8;
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4 - 1;
         BAD(LK_OK, "just enough")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4;
     }
     /* Two rules broken at once: the earlier one speaks. */
-    BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.batch = -1;
+    BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.batch = -1, c->query = LK_ERR_SHAPE;
     BAD(LK_ERR_SHAPE, "dim")->p.dim = 0, c->p.path = 77;
     BAD(LK_ERR_VALUE, "activation")->p.activation = 99, c->x = 1;
-    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = 1;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = 1, c->query = LK_OK;
     if (back) BAD(LK_ERR_ALIGNMENT, "dx is")->dx = 1, c->dtheta = 0;
 #undef BAD
+    if (!test_that(n <= LENGTH_OF(bad))) abort();
     for (int i = 0; i < n; i++) expect_error(&bad[i]);
+}
+
+/* Sizes alone make the answer: what a framework asks that has no tensors yet. dtheta says whether it is wanted. */
+static void queries(int type)
+{
+    backward_args args = {};
+    args.batch = 2, args.heads = 3, args.dim = 40, args.shape[0] = 50, args.dtheta = (float *)4096;
+    size_t bytes = 0;
+    const lk_status wanted = backward_query_of[type](&args, &bytes);
+    if (!test_that(wanted == LK_OK && bytes > 0 && bytes % (3 * 40 * 4) == 0))
+        test_detail("sizes alone: %s, %zu bytes (%s)", lk_status_string(wanted), bytes, lk_last_error());
+    args.dtheta = NULL;
+    const lk_status skipped = backward_query_of[type](&args, &bytes);
+    if (!test_that(skipped == LK_OK && bytes == 0)) test_detail("without dtheta: %s, %zu bytes", lk_status_string(skipped), bytes);
+    forward_args forward = {};
+    forward.batch = 2, forward.heads = 3, forward.dim = 40, forward.shape[0] = 50, bytes = 1;
+    const lk_status first = forward_query_of[type](&forward, &bytes);
+    if (!test_that(first == LK_OK && bytes == 0)) test_detail("forward: %s, %zu bytes", lk_status_string(first), bytes);
 }
 
 #if defined(LK_SIMT)
@@ -1481,6 +1584,8 @@ static void all_errors(void)
         for (int direction = 0; direction < 2; direction++)
             if (test_begin("%s %s: errors", direction_name[direction], test_type_name[type]))
                 errors(type, direction), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("%s: queries without tensors", test_type_name[type])) queries(type), test_finish();
 #if defined(LK_SIMT)
     for (int type = 0; type < TEST_TYPES; type++)
         for (int direction = 0; direction < 2; direction++)

@@ -1,3 +1,3 @@
 # file: md_lrpe_cosine.cuh - a misaligned workspace is accepted
 # case: backward f32: errors
-s/ || (uintptr_t)a.workspace % 256//
+s/lk_check_workspace(op, a\.workspace,/lk_check_workspace(op, (void *)((uintptr_t)a.workspace \& ~(uintptr_t)127),/
