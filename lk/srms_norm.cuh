@@ -19,8 +19,10 @@
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
  *                lk_srms_norm_forward_args args = {.x = x, .y = y, .rows = rows, .cols = cols, .eps = 1e-6f};
  *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
+ * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. A NULL dy means 1
+ *            everywhere, not 0.
  * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace but for dweight: at most 64 MiB + 8 cols + 128 bytes, the
- *            query says how much on the current device.
+ *            query says how much on the current device, which it needs for that.
  * Numerics   Sums, s and rstd are float; every output is rounded once, y and dx from the unrounded s where it is x + residual.
  *            Relative errors before that rounding: rstd 8 2^-24, y 10 2^-24, dx 16 2^-24 of the sum of its terms' magnitudes,
  *            dweight (16 + log2 rows) 2^-24 of them, where rounding errors have random signs: its sums over rows are chains, in
@@ -29,7 +31,13 @@
  *            Against float64 on an H200, 512 rows of N(0, 1.5), 1024 to 16384 columns, with a weight, PyTorch 2.11's rms_norm
  *            in brackets, relative Frobenius: y f32 5.3e-8 (5.7e-8), f16 2.1e-4 (2.1e-4), bf16 1.7e-3 (1.7e-3); dx 5.9e-8
  *            (5.7e-8), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3); dweight 1.0e-7 (1.1e-7), 2.1e-4 (2.1e-4), 1.7e-3 (1.7e-3).
- *            A zero row: y = 0 and dx = dy / sqrt(eps). A NaN in a row: NaN in all of it. An infinity: rstd = 0, NaN there.
+ *            A zero row: y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0: rstd = +inf, y and dx NaN, and so all of
+ *            dweight. A NaN in a row: NaN in all of it. An infinity in s: rstd = 0, y is NaN there and 0 elsewhere, dx NaN.
+ *            The sum of squares is a float. Where it overflows, from a root mean square of 1.8e19 / sqrt(cols) on: rstd = 0,
+ *            y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and those
+ *            below 2^-150 are 0 (with --use_fast_math all below 2^-126), which does not matter where the mean square + eps is
+ *            at least 2^-100. Below that, so with eps = 0 and a root mean square under 2^-50, the bounds above do not hold;
+ *            where all squares are 0 and eps is, rstd = +inf, y is +-inf, NaN where s is 0, and dx is infinite or NaN.
  * Traffic    forward reads x (and residual) once and writes y (and residual_out) once; backward reads s, dy (and dresidual_out)
  *            once and writes dx once. Rows longer than a cluster holds are read twice: of 16 bits, forward above 2^18 columns
  *            (2^17 with a residual), backward above about 2^17 (2^16 with weight or dweight); of 32 bits, above half as many.
@@ -75,13 +83,13 @@ typedef struct {
     const void *residual_out;     /* in   residual_dtype [rows, cols], s as forward wrote it, instead of x and residual */
     const float *rstd;            /* in   f32 [rows] from forward; NULL: computed again from s and eps */
     const void *weight;           /* in   weight_dtype [cols]; NULL means 1 */
-    const void *dy;               /* in   T [rows, cols]; NULL means 1 */
+    const void *dy;               /* in   T [rows, cols]; NULL means 1, not 0 */
     const void *dresidual_out;    /* in   residual_dtype [rows, cols], the gradient that reaches residual_out; NULL: none */
     void *dx;                     /* out  T [rows, cols]; may be dy or dresidual_out, with its stride; NULL to skip */
     void *dresidual;              /* out  residual_dtype [rows, cols], the float of dx rounded to it; may be dresidual_out, with
                                           its stride; NULL to skip */
     void *dweight;                /* out  dweight_dtype [cols]; NULL to skip, but not all three */
-    void *workspace;              /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    void *workspace;              /* scratch of at least the queried bytes, aligned to LK_WORKSPACE_ALIGNMENT; NULL when 0 */
     size_t workspace_bytes;
     int64_t rows;                 /* at least 0 */
     int64_t cols;                 /* 1 to 2^30 */
@@ -110,7 +118,10 @@ typedef struct {
  *                     (backward); dx = dresidual_out of another type; path is none of the enum
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; a path of one row a block (BLOCK, CLUSTER) with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace NULL, workspace_bytes below it, workspace not aligned to 256
+ *   LK_ERR_WORKSPACE  where a workspace is needed: workspace NULL, workspace_bytes too small, workspace not aligned to
+ *                     LK_WORKSPACE_ALIGNMENT
+ * The queries look at sizes and options alone: tensors may be NULL there. A NULL dweight means that it is not wanted, and needs
+ * no device. With x or residual_out, backward's query answers for just the tensors that are given; with both NULL for any.
  * All tensors with rows at the same offset modulo 16 bytes (f32 beside 16-bit: any offset that puts both on 16) run at full
  * speed; other rows go element by element. So do, in backward with weight or dweight, rows of more than 2^21 columns (f32:
  * 2^23) whose offsets differ from row to row.
@@ -790,9 +801,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
             sum[0] += more[0], sum[1] += more[1];
         }
         if (p.a.rstd) {
-            float one[1] = {sum[0]};
-            lk_srms_norm_sum(p.p, one, turn);
-            sum[0] = one[0];
+            float first[1] = {sum[0]};
+            lk_srms_norm_sum(p.p, first, turn);
+            sum[0] = first[0];
         } else {
             lk_srms_norm_sum(p.p, sum, turn);
         }
@@ -948,6 +959,12 @@ LK_HOST lk_status lk_srms_norm_check_shape(const char *op, int64_t rows, int64_t
     return LK_OK;
 }
 
+/* For lk_check_memory. */
+LK_HOST lk_tensor lk_srms_norm_memory(lk_srms_norm_tensor t, int64_t rows, int64_t cols)
+{
+    return {t.name, t.pointer, (int)t.element, rows > 0 ? (rows - 1) * *t.stride + cols : 0};
+}
+
 LK_HOST lk_status lk_srms_norm_check_shared(const char *op, lk_srms_norm_tensor out, lk_srms_norm_tensor in)
 {
     if (!out.pointer || out.pointer != in.pointer) return LK_OK;
@@ -1064,27 +1081,38 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     return l;
 }
 
+/* The tensors of rows: those that are read first, x and residual, then y and residual_out. */
+template <class T> LK_HOST void lk_srms_norm_tensors(lk_srms_norm_forward_args *a, lk_srms_norm_tensor (&to)[4])
+{
+    const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    to[0] = {"x", a->x, &a->x_stride, sizeof(T)};
+    to[1] = {"residual", a->residual, &a->residual_stride, element};
+    to[2] = {"y", a->y, &a->y_stride, sizeof(T)};
+    to[3] = {"residual_out", a->residual_out, &a->residual_out_stride, element};
+}
+
+/* Validates; a becomes the arguments with every default filled in. query: sizes and options alone, whatever the pointers. */
 template <class T>
 LK_HOST lk_status lk_srms_norm_forward_check(const char *op, const lk_srms_norm_forward_args *args,
-                                             lk_srms_norm_forward_args *a)
+                                             lk_srms_norm_forward_args *a, bool query)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    if (!a->x && a->rows != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-    if (!a->y && !a->residual_out && !a->rstd && a->rows != 0)
-        return lk_fail(LK_ERR_NULL, op, "y, residual_out and rstd are all NULL");
-    const size_t residual_element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    const lk_srms_norm_tensor x = {"x", a->x, &a->x_stride, sizeof(T)}, y = {"y", a->y, &a->y_stride, sizeof(T)};
-    const lk_srms_norm_tensor residual = {"residual", a->residual, &a->residual_stride, residual_element};
-    const lk_srms_norm_tensor residual_out = {"residual_out", a->residual_out, &a->residual_out_stride, residual_element};
-    const lk_srms_norm_tensor tensors[] = {x, residual, y, residual_out};
+    if (!query && a->rows != 0) {
+        if (!a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
+        if (!a->y && !a->residual_out && !a->rstd)
+            return lk_fail(LK_ERR_NULL, op, "y, residual_out and rstd are all NULL");
+    }
+    lk_srms_norm_tensor tensors[4];
+    lk_srms_norm_tensors<T>(a, tensors);
     lk_status status = lk_srms_norm_check_shape(op, a->rows, a->cols, tensors, 4);
-    if (!status) status = lk_srms_norm_check_shared(op, y, x);
-    if (!status) status = lk_srms_norm_check_shared(op, residual_out, residual);
+    if (!status) status = lk_srms_norm_check_shared(op, tensors[2], tensors[0]);
+    if (!status) status = lk_srms_norm_check_shared(op, tensors[3], tensors[1]);
     if (!status) status = lk_srms_norm_check_options(op, a->eps, LK_SRMS_NORM_AUTO, 0);
     if (!status) status = lk_srms_norm_check_dtype(op, "residual_dtype", a->residual_dtype, lk_srms_norm_own(T()));
     if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
     if (!status) status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
+    if (query) return status;
     for (int i = 0; i < 4 && !status; i++)
         status = lk_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
     const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
@@ -1106,24 +1134,28 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
 {
     lk_srms_norm_forward_plan plan = {};
     lk_srms_norm_forward_args *a = &plan.a;
-    const lk_status status = lk_srms_norm_forward_check<T>(op, args, a);
+    lk_status status = lk_srms_norm_forward_check<T>(op, args, a, false);
     if (status) return status;
     lk_device device;
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_launched(op, error);
+    if (error) return lk_asked_device(op, error);
     if (a->path == LK_SRMS_NORM_CLUSTER && device.arch < 90)
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
+    lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
+    lk_check_warn(op, a->eps == 0.0f, "eps is 0; a row of zeros gives NaN");
     if (a->rows == 0) return LK_OK;
 
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
-    const size_t element = other ? sizeof(float) : sizeof(T);
     int64_t none = 0;
-    const lk_srms_norm_tensor tensors[] = {{"x", a->x, &a->x_stride, sizeof(T)},
-                                           {"residual", a->residual, &a->residual_stride, element},
-                                           {"dy", NULL, &none, sizeof(T)},
-                                           {"dresidual_out", NULL, &none, element},
-                                           {"y", a->y, &a->y_stride, sizeof(T)},
-                                           {"residual_out", a->residual_out, &a->residual_out_stride, element}};
+    lk_srms_norm_tensor own[4];
+    lk_srms_norm_tensors<T>(a, own);
+    const lk_srms_norm_tensor missing = {"", NULL, &none, sizeof(T)};
+    const lk_srms_norm_tensor tensors[] = {own[0], own[1], missing, missing, own[2], own[3]};
+    lk_tensor memory[6] = {{"weight", a->weight, a->weight_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a->cols},
+                           {"rstd", a->rstd, 4, a->rows}};
+    for (int i = 0; i < 4; i++) memory[2 + i] = lk_srms_norm_memory(own[i], a->rows, a->cols);
+    status = lk_check_memory(op, memory, 6);
+    if (status) return status;
     const bool packed = !other && !a->residual, bare = !a->residual && !a->residual_out && !a->weight && a->y;
     const int64_t vecs = a->cols / LK_VEC<T>;
     /* Measured on an H200, bf16: 131072 columns 0.976 of the ceiling by 1024 threads, 0.926 by 512, but 256 rows of them 0.835
@@ -1151,33 +1183,37 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
-/* Validates, fills in defaults and lays the launch out. */
+/* The tensors of rows: x, residual, dy and dresidual_out, then dx and dresidual, then residual_out. */
+template <class T> LK_HOST void lk_srms_norm_tensors(lk_srms_norm_backward_args *a, lk_srms_norm_tensor (&to)[7])
+{
+    const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
+    to[0] = {"x", a->x, &a->x_stride, sizeof(T)};
+    to[1] = {"residual", a->residual, &a->residual_stride, element};
+    to[2] = {"dy", a->dy, &a->dy_stride, sizeof(T)};
+    to[3] = {"dresidual_out", a->dresidual_out, &a->dresidual_out_stride, element};
+    to[4] = {"dx", a->dx, &a->dx_stride, sizeof(T)};
+    to[5] = {"dresidual", a->dresidual, &a->dresidual_stride, element};
+    to[6] = {"residual_out", a->residual_out, &a->residual_out_stride, element};
+}
+
+/* Validates and fills in defaults; query: as in forward. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_norm_backward_args *args, lk_device *device,
-                                                lk_srms_norm_layout *l, lk_srms_norm_backward_plan *plan, size_t *smem,
-                                                size_t *workspace)
+LK_HOST lk_status lk_srms_norm_backward_check(const char *op, const lk_srms_norm_backward_args *args,
+                                              lk_srms_norm_backward_args *a, bool query)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    lk_srms_norm_backward_args *a = &plan->a;
     *a = *args;
-    if (!a->x && !a->residual_out && a->rows != 0) return lk_fail(LK_ERR_NULL, op, "x and residual_out are both NULL");
-    if (!a->dx && !a->dresidual && !a->dweight && a->rows != 0)
-        return lk_fail(LK_ERR_NULL, op, "dx, dresidual and dweight are all NULL");
-    const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    const lk_srms_norm_tensor dy = {"dy", a->dy, &a->dy_stride, sizeof(T)}, dx = {"dx", a->dx, &a->dx_stride, sizeof(T)};
-    const lk_srms_norm_tensor dresidual_out = {"dresidual_out", a->dresidual_out, &a->dresidual_out_stride, element};
-    const lk_srms_norm_tensor dresidual = {"dresidual", a->dresidual, &a->dresidual_stride, element};
-    lk_srms_norm_tensor tensors[] = {{"x", a->x, &a->x_stride, sizeof(T)},
-                                     {"residual", a->residual, &a->residual_stride, element},
-                                     dy,
-                                     dresidual_out,
-                                     dx,
-                                     dresidual,
-                                     {"residual_out", a->residual_out, &a->residual_out_stride, element}};
+    if (!query && a->rows != 0) {
+        if (!a->x && !a->residual_out) return lk_fail(LK_ERR_NULL, op, "x and residual_out are both NULL");
+        if (!a->dx && !a->dresidual && !a->dweight)
+            return lk_fail(LK_ERR_NULL, op, "dx, dresidual and dweight are all NULL");
+    }
+    lk_srms_norm_tensor tensors[7];
+    lk_srms_norm_tensors<T>(a, tensors);
     lk_status status = lk_srms_norm_check_shape(op, a->rows, a->cols, tensors, 7);
-    if (!status) status = lk_srms_norm_check_shared(op, dx, dy);
-    if (!status) status = lk_srms_norm_check_shared(op, dx, dresidual_out);
-    if (!status) status = lk_srms_norm_check_shared(op, dresidual, dresidual_out);
+    if (!status) status = lk_srms_norm_check_shared(op, tensors[4], tensors[2]);
+    if (!status) status = lk_srms_norm_check_shared(op, tensors[4], tensors[3]);
+    if (!status) status = lk_srms_norm_check_shared(op, tensors[5], tensors[3]);
     if (!status) status = lk_srms_norm_check_options(op, a->eps, LK_SRMS_NORM_AUTO, 0);
     if (!status) status = lk_srms_norm_check_dtype(op, "residual_dtype", a->residual_dtype, lk_srms_norm_own(T()));
     if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
@@ -1186,10 +1222,10 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     if (a->residual_out && (a->x || a->residual))
         return lk_fail(LK_ERR_VALUE, op, "residual_out is given together with %s; it stands instead of x and residual",
                        a->x ? "x" : "residual");
-    if (a->dx && a->dx == a->dresidual_out && element != sizeof(T))
+    if (a->dx && a->dx == a->dresidual_out && tensors[3].element != sizeof(T))
         return lk_fail(LK_ERR_VALUE, op, "dx is dresidual_out, but their types differ");
     status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
-    if (status) return status;
+    if (query) return status;
     for (int i = 0; i < 7 && !status; i++)
         status = lk_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
     if (!status) status = lk_check_aligned(op, "rstd", a->rstd, sizeof(float));
@@ -1197,12 +1233,26 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
     const size_t dweight_element = a->dweight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
     if (!status) status = lk_check_aligned(op, "weight", a->weight, weight_element);
     if (!status) status = lk_check_aligned(op, "dweight", a->dweight, dweight_element);
-    if (status) return status;
+    return status;
+}
 
+LK_HOST lk_status lk_srms_norm_backward_device(const char *op, int path, lk_device *device)
+{
     const cudaError_t error = lk_current_device(device);
-    if (error) return lk_launched(op, error);
-    if (a->path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (error) return lk_asked_device(op, error);
+    if (path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", path);
+    return LK_OK;
+}
+
+/* Lays the launch of checked arguments, plan->a, out. */
+template <class T>
+LK_HOST void lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_layout *l, lk_srms_norm_backward_plan *plan,
+                                           size_t *smem, size_t *workspace)
+{
+    lk_srms_norm_backward_args *a = &plan->a;
+    lk_srms_norm_tensor tensors[7];
+    lk_srms_norm_tensors<T>(a, tensors);
     constexpr int N = LK_VEC<T>;
     if (a->residual_out) tensors[1] = tensors[6]; /* where s comes from */
     const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
@@ -1235,7 +1285,6 @@ LK_HOST lk_status lk_srms_norm_backward_plan_of(const char *op, const lk_srms_no
                       (l->p.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l->p.team_log2);
     plan->hot = held && a->dy && !a->residual && (!weight || (a->weight && !weight_is_f32));
     if (plan->hot && !plan->p.x.rows) plan->p.x = plan->p.r, plan->p.r.rows = NULL; /* the one source of s */
-    return LK_OK;
 }
 
 template <class T, class R, class S, bool WEIGHT>
@@ -1262,15 +1311,24 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
     lk_srms_norm_layout l;
     lk_device device;
     size_t smem, workspace;
-    lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &smem, &workspace);
+    lk_srms_norm_backward_args *a = &plan.a;
+    lk_status status = lk_srms_norm_backward_check<T>(op, args, a, false);
+    if (!status) status = lk_srms_norm_backward_device(op, a->path, &device);
     if (status) return status;
-    const lk_srms_norm_backward_args *a = &plan.a;
-    if (workspace > 0) {
-        if (!a->workspace) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is NULL; it needs %zu bytes", workspace);
-        if (a->workspace_bytes < workspace)
-            return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; it needs %zu", a->workspace_bytes, workspace);
-        if ((uintptr_t)a->workspace % 256) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to 256 bytes");
-    }
+    lk_srms_norm_backward_lay_out<T>(&device, &l, &plan, &smem, &workspace);
+    status = lk_check_workspace(op, a->workspace, a->workspace_bytes, workspace);
+    if (status) return status;
+    lk_check_warn(op, a->rows == 0, "rows is 0; dweight alone is written, where it is given");
+    lk_check_warn(op, a->eps == 0.0f && !a->rstd, "eps is 0; a row of zeros gives NaN");
+    lk_srms_norm_tensor tensors[7];
+    lk_srms_norm_tensors<T>(a, tensors);
+    lk_tensor memory[11] = {{"rstd", a->rstd, 4, a->rows},
+                            {"weight", a->weight, a->weight_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a->rows ? a->cols : 0},
+                            {"dweight", a->dweight, a->dweight_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a->cols},
+                            {"workspace", a->workspace, 1, (int64_t)workspace}};
+    for (int i = 0; i < 7; i++) memory[4 + i] = lk_srms_norm_memory(tensors[i], a->rows, a->cols);
+    status = lk_check_memory(op, memory, 11);
+    if (status) return status;
     const bool other = lk_srms_norm_other<T>(a->residual_dtype);
     /* Persistent blocks of more rows start once the grid in front has ended. Measured on an H200, bf16, with a weight, forward
      * and backward in turn: 131072 rows of 2048 643 us, with programmatic dependent launch 764; 8192 of 2048 53.4 and 57.6;
@@ -1288,16 +1346,42 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backw
                          lk_ceil_div(a->cols, 32), 1, 1024, 0, stream, plan);
 }
 
+/* With x or residual_out the answer is for just these tensors. With neither it is the most that a call needs with any tensors
+ * of these sizes and types: with x, x and residual or residual_out, with dy and dresidual_out or without; on 16 bytes, all off
+ * by an element, or each at an offset of its own. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_norm_backward_args *args, size_t *bytes)
+LK_HOST lk_status lk_srms_norm_backward_query(const char *op, const lk_srms_norm_backward_args *args, size_t *bytes)
 {
-    lk_srms_norm_backward_plan plan = {};
-    lk_srms_norm_layout l;
+    lk_srms_norm_backward_args given;
     lk_device device;
-    size_t smem, workspace;
-    const lk_status status = lk_srms_norm_backward_plan_of<T>(op, args, &device, &l, &plan, &smem, &workspace);
+    lk_status status = lk_srms_norm_backward_check<T>(op, args, &given, true);
+    if (status || !given.dweight || given.rows == 0) return lk_no_workspace(status, bytes);
+    status = lk_srms_norm_backward_device(op, given.path, &device);
     if (status) return status;
-    if (bytes) *bytes = workspace;
+    const bool known = given.x || given.residual_out;
+    size_t most = 0;
+    for (int i = 0; i < (known ? 1 : 36); i++) {
+        lk_srms_norm_backward_plan plan = {};
+        plan.a = given;
+        if (!known) {
+            const int source = i % 3, shift = i / 3 % 3;
+            const size_t own = shift ? sizeof(T) : 0, residual = shift == 0                             ? 0
+                                                                 : given.residual_dtype == LK_DTYPE_F32 ? sizeof(float)
+                                                                                                        : sizeof(T);
+            char *const address = (char *)(uintptr_t)4096;
+            plan.a.x = source < 2 ? address + own : NULL;
+            plan.a.residual = source == 1 ? address + residual : NULL;
+            plan.a.residual_out = source == 2 ? address + residual : NULL;
+            plan.a.dy = i / 9 % 2 ? address + own : NULL;
+            plan.a.dresidual_out = i / 18 ? address + residual : NULL;
+            plan.a.dx = address + (shift == 1 ? own : 0);
+        }
+        lk_srms_norm_layout l;
+        size_t smem, needed;
+        lk_srms_norm_backward_lay_out<T>(&device, &l, &plan, &smem, &needed);
+        if (needed > most) most = needed;
+    }
+    if (bytes) *bytes = most;
     return LK_OK;
 }
 
@@ -1315,12 +1399,14 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     LK_API lk_status lk_srms_norm_forward_workspace_bytes_##T(const lk_srms_norm_forward_args *args, size_t *bytes)            \
     {                                                                                                                          \
         lk_srms_norm_forward_args a = {};                                                                                      \
-        return lk_no_workspace(lk_srms_norm_forward_check<lk_##T>("lk_srms_norm_forward_" #T, args, &a), bytes);               \
+        return lk_no_workspace(lk_srms_norm_forward_check<lk_##T>("lk_srms_norm_forward_" #T, args, &a, true), bytes);         \
     }                                                                                                                          \
     LK_API lk_status lk_srms_norm_backward_workspace_bytes_##T(const lk_srms_norm_backward_args *args, size_t *bytes)          \
     {                                                                                                                          \
-        return lk_srms_norm_backward_workspace<lk_##T>("lk_srms_norm_backward_" #T, args, bytes);                              \
+        return lk_srms_norm_backward_query<lk_##T>("lk_srms_norm_backward_" #T, args, bytes);                                  \
     }
 
+#else
+#define LK_DEFINE_SRMS_NORM(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM")
 #endif /* CUDA or the simulator */
 #endif

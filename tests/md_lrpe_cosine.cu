@@ -679,8 +679,8 @@ static void empty(int type, int direction, int path)
     const lk_status back = backward_of[type](&b, test.stream);
     if (!test_that(back == LK_OK)) test_detail("no batch and NULL tensors: %s, %s", lk_status_string(back), lk_last_error());
     /* An empty grid, whose other axes' product no integer holds, behind a prefix. */
-    problem p = plain(type, direction, path, 2, 2, (int64_t)1 << 32, 3 * 16 / test_type_bytes[type]);
-    p.axes = 3, p.shape[1] = (int64_t)1 << 32, p.shape[2] = 0, p.prefix = 3;
+    problem p = plain(type, direction, path, 2, 2, 0, 3 * 16 / test_type_bytes[type]);
+    p.axes = 3, p.shape[1] = p.shape[2] = (int64_t)1 << 32, p.prefix = 3;
     check_both(p);
 }
 

@@ -930,16 +930,164 @@ static void boundaries(void)
         a.dresidual = (void *)(uintptr_t)(16384 + 16 * (i % 3));
         lk_device device;
         lk_srms_norm_layout l;
-        lk_srms_norm_backward_plan plan;
+        lk_srms_norm_backward_plan plan = {};
         size_t smem, workspace;
-        const lk_status status = lk_srms_norm_backward_plan_of<lk_bf16>("op", &a, &device, &l, &plan, &smem, &workspace);
+        lk_status status = lk_srms_norm_backward_check<lk_bf16>("op", &a, &plan.a, false);
+        if (!status) status = lk_srms_norm_backward_device("op", a.path, &device);
+        if (!status) lk_srms_norm_backward_lay_out<lk_bf16>(&device, &l, &plan, &smem, &workspace);
         if (!test_that(!status && plan.p.aligned == (i % 4 == 0)))
             test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), plan.p.aligned);
     }
 }
 
+/* What the header says of sums of squares that overflow, vanish or are 0, a row of each kind. The numbers need floats: beside T
+ * a residual of f32 brings them (as == 1), else x. */
+enum { ZEROS, TINY, SMALL, BIG, TOO_BIG, NO_DOT, ONE_INF, USUAL, KINDS };
+static const char *const kind_name[] = {"zeros", "tiny", "small", "big", "too big", "too big, as sum g s", "one inf", "usual"};
+
+static float limit_value(int kind, int64_t c, int64_t cols)
+{
+    const float step = (float)(1 + c % 3);
+    switch (kind) {
+    case ZEROS: return 0;
+    case TINY: return c % 4 ? 0x1p-80f : 0;
+    case SMALL: return step * 0x1p-46f; /* a mean square above 2^-92 */
+    case BIG: return (c % 2 ? -1 : 1) * step * ldexpf(1, 60 - ilogb((double)cols) / 2);
+    case TOO_BIG: return 0x1p64f;
+    case NO_DOT: return 0x1p120f;
+    case ONE_INF: return c == 1 ? -INFINITY : step;
+    }
+    return step;
+}
+
+static void limits(int type, int path)
+{
+    const int64_t lengths[] = {40, 333, 2048, 5000};
+    for (int i = 0; i < 4 * 2 * 2 * 2; i++) {
+        const int64_t cols = lengths[i % 4];
+        const bool as = i / 4 % 2, weighed = i / 8 % 2, with_eps = i / 16;
+        if ((type == TEST_F16 && !as) || (test.small && i % 4 == 3)) continue;
+        const int64_t n = KINDS * cols;
+        const float eps = with_eps ? 0x1p-20f : 0, weight = weighed ? 1.5f : 1, given = 0.5f; /* given: dresidual_out */
+        for (int t = 0; t < TENSORS; t++)
+            test_buffer_size(&buffers[t], (size_t)n * 4, 0, 0x5a);
+        for (int64_t k = 0; k < n; k++) {
+            const int kind = (int)(k / cols);
+            const float s = limit_value(kind, k % cols, cols);
+            test_put(type, test_buffer_host(&buffers[X]), k, as ? 0 : s);
+            ((float *)test_buffer_host(&buffers[RESIDUAL]))[k] = s;
+            test_put(type, test_buffer_host(&buffers[DY]), k, kind == NO_DOT ? 1024.0f : 2.0f);
+            if (as) ((float *)test_buffer_host(&buffers[DRESIDUAL_OUT]))[k] = given;
+            else test_put(type, test_buffer_host(&buffers[DRESIDUAL_OUT]), k, given);
+            test_put(type, test_buffer_host(&buffers[WEIGHT]), k % cols, weight);
+        }
+        for (int t = 0; t < TENSORS; t++) test_buffer_upload(&buffers[t]);
+        forward = {}, backward = {};
+        forward.x = test_buffer_device(&buffers[X]), forward.y = test_buffer_device(&buffers[Y]);
+        forward.residual = as ? test_buffer_device(&buffers[RESIDUAL]) : NULL;
+        forward.rstd = (float *)test_buffer_device(&buffers[RSTD]);
+        forward.weight = backward.weight = weighed ? test_buffer_device(&buffers[WEIGHT]) : NULL;
+        forward.residual_dtype = backward.residual_dtype = as ? LK_DTYPE_F32 : LK_DTYPE_T;
+        forward.rows = backward.rows = KINDS, forward.cols = backward.cols = cols;
+        forward.eps = backward.eps = eps, forward.path = backward.path = path;
+        backward.x = as ? NULL : forward.x, backward.residual_out = as ? forward.residual : NULL;
+        backward.dy = test_buffer_device(&buffers[DY]), backward.dx = test_buffer_device(&buffers[DX]);
+        backward.dresidual_out = test_buffer_device(&buffers[DRESIDUAL_OUT]);
+        backward.rstd = i % 3 ? forward.rstd : NULL;
+        backward.dweight = weighed ? test_buffer_device(&buffers[DWEIGHT]) : NULL;
+        lk_status status = forward_of[type](&forward, test.stream);
+        if (!status) status = backward_query_of[type](&backward, &backward.workspace_bytes);
+        test_buffer_size(&buffers[WORKSPACE], backward.workspace_bytes, 0, 0x5a), test_buffer_upload(&buffers[WORKSPACE]);
+        backward.workspace = test_buffer_device(&buffers[WORKSPACE]);
+        if (!status) status = backward_of[type](&backward, test.stream);
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        for (int t = 0; t <= TENSORS; t++) test_buffer_download(&buffers[t]);
+        if (!test_that(status == LK_OK)) test_detail("%s: %s", lk_status_string(status), lk_last_error());
+
+        for (int kind = 0; kind < KINDS; kind++) {
+            const bool vanishes = (kind == ZEROS || kind == TINY) && !with_eps;
+            const bool overflows = kind == TOO_BIG || kind == NO_DOT || kind == ONE_INF;
+            double sum = 0, dot = 0, size = 0;
+            for (int64_t c = 0; c < cols; c++) {
+                const double s = (double)limit_value(kind, c, cols), g = 2 * (double)weight;
+                sum += s * s, dot += s * g, size += fabs(s * g);
+            }
+            const double rstd = vanishes ? INFINITY : overflows ? 0 : 1 / sqrt(sum / (double)cols + (double)eps);
+            const float got_rstd = ((const float *)test_buffer_back(&buffers[RSTD]))[kind];
+            bool good = test_near(TEST_F32, got_rstd, rstd, isfinite(rstd) ? 8 * 0x1p-24 * rstd : 0);
+            double got_y = 0, got_dx = 0;
+            int64_t c = 0;
+            for (; c < cols && good; c++) {
+                const double s = (double)limit_value(kind, c, cols), g = 2 * (double)weight, more = (double)given;
+                double y = s * rstd * (double)weight, dx = more;
+                if (overflows) y = isinf(s) ? NAN : 0;
+                if (kind == NO_DOT || kind == ONE_INF) dx = NAN;
+                double dx_size = 0;
+                if (!overflows) {
+                    const double slope = dot * rstd / (double)cols * rstd;
+                    dx = rstd * (g - s * slope) + more;
+                    dx_size = rstd * (g + fabs(s) * size * rstd / (double)cols * rstd) + more;
+                }
+                got_y = (double)test_get(type, test_buffer_back(&buffers[Y]), kind * cols + c);
+                got_dx = (double)test_get(type, test_buffer_back(&buffers[DX]), kind * cols + c);
+                good = test_near(type, (float)got_y, y, isfinite(y) ? 10 * 0x1p-24 * fabs(y) + 0x1p-126 : 0);
+                if (vanishes) good = test_that(!isfinite(got_dx)) && good;
+                else good = test_near(type, (float)got_dx, dx, isfinite(dx) ? 16 * 0x1p-24 * dx_size + 0x1p-126 : 0) && good;
+            }
+            if (!good)
+                test_detail("%s, %lld columns, col %lld, eps %g, residual %d, weight %d: rstd %.9g (%.9g), y %.9g, dx %.9g",
+                            kind_name[kind], (long long)cols, (long long)c - 1, (double)eps, as, weighed, (double)got_rstd, rstd,
+                            got_y, got_dx);
+        }
+        for (int64_t c = 0; c < cols && weighed; c++) { /* a row of zeros: all of dweight is NaN. An infinity: that column is */
+            const float got = test_get(type, test_buffer_back(&buffers[DWEIGHT]), c);
+            if (!test_that((got != got) == (!with_eps || c == 1)))
+                test_detail("dweight[%lld] is %.9g, eps %g", (long long)c, (double)got, (double)eps);
+        }
+    }
+}
+
+/* Sizes alone are enough for a query. What it then says is enough for any tensors of these sizes. */
+static void queries(int type)
+{
+    static const int64_t rows[] = {3, 70, 3000, 100000}, cols[] = {5, 64, 777, 1024, 4096, 40000};
+    for (int i = 0; i < LENGTH_OF(rows); i++)
+        for (int j = 0; j < LENGTH_OF(cols); j++)
+            for (int k = 0; k < 2 * 2 * 4 * 3 * 3; k++) {
+                const int path = k % 4, source = k / 4 % 3, shift = k / 12 % 3;
+                if (!path_here(path)) continue;
+                forward_args f = {};
+                f.rows = rows[i], f.cols = cols[j];
+                size_t most = 12345, needed = 0, none = 12345;
+                lk_status status = forward_query_of[type](&f, &most);
+                if (!test_that(status == LK_OK && most == 0)) test_detail("forward: %s", lk_last_error());
+                backward_args a = {};
+                a.rows = rows[i], a.cols = cols[j], a.path = path, a.residual_dtype = k / 36 % 2 ? LK_DTYPE_F32 : LK_DTYPE_T;
+                status = backward_query_of[type](&a, &none);
+                if (!test_that(status == LK_OK && none == 0))
+                    test_detail("without dweight: %s, %zu bytes", lk_last_error(), none);
+                a.dweight = (void *)4096;
+                status = backward_query_of[type](&a, &most);
+                /* Each pointer with an offset of its own, an element's multiple. */
+                const size_t t = shift ? (size_t)test_type_bytes[type] : 0, r = k / 36 % 2 && shift ? 4 : t;
+                a.x = source < 2 ? (void *)(4096 + t) : NULL, a.residual = source == 1 ? (void *)(8192 + r) : NULL;
+                a.residual_out = source == 2 ? (void *)(8192 + r) : NULL, a.dx = (void *)(12288 + (shift == 2 ? 0 : t));
+                a.dy = k / 72 ? (void *)(16384 + t) : NULL, a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
+                const lk_status exact = backward_query_of[type](&a, &needed);
+                if (!test_that(status == LK_OK && exact == LK_OK && needed > 0 && needed <= most))
+                    test_detail("%lld rows of %lld, path %s, source %d, shift %d: %s, %zu bytes, at most %zu", (long long)rows[i],
+                                (long long)cols[j], path_name[path], source, shift, lk_last_error(), needed, most);
+            }
+}
+
 static void all_sequences(void)
 {
+    for (int type = 0; type < TEST_TYPES; type++)
+        for (int path = 0; path < PATHS; path++)
+            if (path_here(path) && test_begin("%s %s: limits of squares", test_type_name[type], path_name[path]))
+                limits(type, path), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("%s: queries without tensors", test_type_name[type])) queries(type), test_finish();
     for (int at = 0; at < 2 * TEST_TYPES; at++) {
         const int direction = at / TEST_TYPES, type = at % TEST_TYPES;
         if (test_begin("%s %s auto: few rows", direction_name[direction], test_type_name[type]))
@@ -974,10 +1122,13 @@ static void good_calls(int type)
     backward.workspace = test_buffer_device(&buffers[WORKSPACE]);
 }
 
-/* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the workspace. */
+/* What the query of the next call may say instead of what the call says; it looks at no pointer's alignment and at no NULL. */
+static lk_status queried;
+
+/* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the pointers. */
 static void expect_error(int type, int direction, lk_status want, const char *field)
 {
-    char op[64], said[300];
+    char op[64], said[512];
     snprintf(op, sizeof op, "lk_srms_norm_%s_%s", direction_name[direction], test_type_name[type]);
     problem p = plain(type, direction, LK_SRMS_NORM_AUTO, 4, 8);
     const lk_status status = launch(&p);
@@ -989,9 +1140,12 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
         test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
     if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
-    /* Forward's query asks no device, so that it does not mind if its code has no clusters. */
-    const bool fits = want == LK_ERR_WORKSPACE || (direction == FORWARD && strstr(said, "sm_90"));
-    if (!test_that(query == (fits ? LK_OK : want) && (asked == 12345) == (query != LK_OK)))
+    const bool pointers = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT || want == LK_ERR_WORKSPACE;
+    /* A query without dweight asks no device, so that it does not mind if its code has no clusters. */
+    const bool device = strstr(said, "sm_90") && (direction == FORWARD || !backward.dweight);
+    const lk_status right = queried ? queried : pointers || device ? LK_OK : want;
+    queried = LK_OK;
+    if (!test_that(query == right && (asked == 12345) == (query != LK_OK)))
         test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(query), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int t = 0; t <= TENSORS; t++) {
@@ -1002,6 +1156,7 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
 
 #define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
 #define BAD(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
+#define BAD_QUERIED(status, field, query, ...) (queried = query, BAD(status, field, __VA_ARGS__))
 
 static void forward_errors(int type)
 {
@@ -1061,8 +1216,8 @@ static void forward_errors(int type)
     BAD(LK_ERR_ALIGNMENT, "residual_out", (MOVED(a.residual_out, 2), a.residual_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "rstd", MOVED(a.rstd, 2));
     /* Two rules broken at once: the earlier one speaks. */
-    BAD(LK_ERR_NULL, "x", (a.x = NULL, a.rows = -1));
-    BAD(LK_ERR_NULL, "x", (a.x = NULL, a.eps = NAN));
+    BAD_QUERIED(LK_ERR_NULL, "x", LK_ERR_SHAPE, (a.x = NULL, a.rows = -1));
+    BAD_QUERIED(LK_ERR_NULL, "x", LK_ERR_VALUE, (a.x = NULL, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "x", (a.x_stride = 3, a.path = 9));
     BAD(LK_ERR_SHAPE, "y", (a.y = (void *)a.x, a.y_stride = 9, a.eps = -1));
@@ -1133,12 +1288,13 @@ static void backward_errors(int type)
     BAD(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
     BAD(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
     BAD(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
-    BAD(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
+    BAD(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 64));
+    BAD(LK_OK, "128 bytes are enough", MOVED(a.workspace, 128));
     BAD(LK_OK, "more than is asked", a.workspace_bytes += 1);
     BAD(LK_OK, "none where none is needed", (a.dweight = NULL, a.workspace = NULL, a.workspace_bytes = 0));
     /* Two rules broken at once: the earlier one speaks. */
-    BAD(LK_ERR_NULL, "residual_out", (a.x = NULL, a.cols = 0));
-    BAD(LK_ERR_NULL, "dx", (a.dx = a.dresidual = a.dweight = NULL, a.eps = NAN));
+    BAD_QUERIED(LK_ERR_NULL, "residual_out", LK_ERR_SHAPE, (a.x = NULL, a.cols = 0));
+    BAD_QUERIED(LK_ERR_NULL, "dx", LK_ERR_VALUE, (a.dx = a.dresidual = a.dweight = NULL, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.residual_dtype = 9));
     BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dy, a.dx_stride = 9, a.eps = -1));
     BAD(LK_ERR_SHAPE, "dy", (a.dy_stride = 3, a.workspace = NULL));

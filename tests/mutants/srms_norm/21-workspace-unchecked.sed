@@ -1,3 +1,3 @@
 # file: srms_norm.cuh - a workspace that is too small is accepted
 # case: backward f32: errors
-s/if (a->workspace_bytes < workspace)/if (false \&\& a->workspace_bytes < workspace)/
+s/lk_check_workspace(op, a->workspace, a->workspace_bytes, workspace)/lk_check_workspace(op, a->workspace, workspace, workspace)/
