@@ -78,8 +78,8 @@ static const char *describe(const problem *p)
     static char text[640];
     snprintf(text, sizeof text,
              "%s %s path=%s outer=%lld cols=%lld inner=%lld outer_stride=%lld col_stride=%lld dx_outer_stride=%lld "
-             "dx_col_stride=%lld scale=%.9g x_at=%d dx_at=%d lse_at=%d dlse_at=%d rounded_at=%d%s%s%s%s dlse=%s special=%s at %s "
-             "offset=%g spread=%g seed=0x%llx",
+             "dx_col_stride=%lld scale=%.9g x_at=%d dx_at=%d lse_at=%d dlse_at=%d rounded_at=%d%s%s%s%s dlse=%s special=%s at "
+             "%s offset=%g spread=%g seed=0x%llx",
              direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->outer, (long long)p->cols,
              (long long)p->inner, (long long)p->outer_stride, (long long)p->col_stride, (long long)p->dx_outer_stride,
              (long long)p->dx_col_stride, (double)p->scale, p->x_at, p->dx_at, p->lse_at, p->dlse_at, p->rounded_at,

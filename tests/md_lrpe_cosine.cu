@@ -1551,7 +1551,8 @@ static void queries(int type)
         test_detail("sizes alone: %s, %zu bytes (%s)", lk_status_string(wanted), bytes, lk_last_error());
     args.dtheta = NULL;
     const lk_status skipped = backward_query_of[type](&args, &bytes);
-    if (!test_that(skipped == LK_OK && bytes == 0)) test_detail("without dtheta: %s, %zu bytes", lk_status_string(skipped), bytes);
+    if (!test_that(skipped == LK_OK && bytes == 0))
+        test_detail("without dtheta: %s, %zu bytes", lk_status_string(skipped), bytes);
     forward_args forward = {};
     forward.batch = 2, forward.heads = 3, forward.dim = 40, forward.shape[0] = 50, bytes = 1;
     const lk_status first = forward_query_of[type](&forward, &bytes);

@@ -1036,8 +1036,8 @@ static void limits(int type, int path)
             }
             if (!good)
                 test_detail("%s, %lld columns, col %lld, eps %g, residual %d, weight %d: rstd %.9g (%.9g), y %.9g, dx %.9g",
-                            kind_name[kind], (long long)cols, (long long)c - 1, (double)eps, as, weighed, (double)got_rstd, rstd,
-                            got_y, got_dx);
+                            kind_name[kind], (long long)cols, (long long)c - 1, (double)eps, as, weighed, (double)got_rstd,
+                            rstd, got_y, got_dx);
         }
         for (int64_t c = 0; c < cols && weighed; c++) { /* a row of zeros: all of dweight is NaN. An infinity: that column is */
             const float got = test_get(type, test_buffer_back(&buffers[DWEIGHT]), c);
@@ -1050,10 +1050,10 @@ static void limits(int type, int path)
 /* Sizes alone are enough for a query. What it then says is enough for any tensors of these sizes. */
 static void queries(int type)
 {
-    static const int64_t rows[] = {3, 70, 3000, 100000}, cols[] = {5, 64, 777, 1024, 4096, 40000};
+    static const int64_t rows[] = {3, 70, 3000, 100000}, cols[] = {5, 16, 64, 777, 1024, 4096, 40000};
     for (int i = 0; i < LENGTH_OF(rows); i++)
         for (int j = 0; j < LENGTH_OF(cols); j++)
-            for (int k = 0; k < 2 * 2 * 4 * 3 * 3; k++) {
+            for (int k = 0; k < 2 * 2 * 2 * 4 * 3 * 3; k++) { /* from 144 on, rows of x start at another offset each */
                 const int path = k % 4, source = k / 4 % 3, shift = k / 12 % 3;
                 if (!path_here(path)) continue;
                 forward_args f = {};
@@ -1063,6 +1063,7 @@ static void queries(int type)
                 if (!test_that(status == LK_OK && most == 0)) test_detail("forward: %s", lk_last_error());
                 backward_args a = {};
                 a.rows = rows[i], a.cols = cols[j], a.path = path, a.residual_dtype = k / 36 % 2 ? LK_DTYPE_F32 : LK_DTYPE_T;
+                a.x_stride = k < 144 ? 0 : cols[j] + 1;
                 status = backward_query_of[type](&a, &none);
                 if (!test_that(status == LK_OK && none == 0))
                     test_detail("without dweight: %s, %zu bytes", lk_last_error(), none);
@@ -1072,11 +1073,12 @@ static void queries(int type)
                 const size_t t = shift ? (size_t)test_type_bytes[type] : 0, r = k / 36 % 2 && shift ? 4 : t;
                 a.x = source < 2 ? (void *)(4096 + t) : NULL, a.residual = source == 1 ? (void *)(8192 + r) : NULL;
                 a.residual_out = source == 2 ? (void *)(8192 + r) : NULL, a.dx = (void *)(12288 + (shift == 2 ? 0 : t));
-                a.dy = k / 72 ? (void *)(16384 + t) : NULL, a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
+                a.dy = k / 72 % 2 ? (void *)(16384 + t) : NULL, a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
                 const lk_status exact = backward_query_of[type](&a, &needed);
                 if (!test_that(status == LK_OK && exact == LK_OK && needed > 0 && needed <= most))
-                    test_detail("%lld rows of %lld, path %s, source %d, shift %d: %s, %zu bytes, at most %zu", (long long)rows[i],
-                                (long long)cols[j], path_name[path], source, shift, lk_last_error(), needed, most);
+                    test_detail("%lld rows of %lld, path %s, source %d, shift %d: %s, %zu bytes, at most %zu",
+                                (long long)rows[i], (long long)cols[j], path_name[path], source, shift, lk_last_error(), needed,
+                                most);
             }
 }
 
