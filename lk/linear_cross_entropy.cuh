@@ -33,7 +33,10 @@
  *            read, or the plan is FUSED.
  *            Bad target: loss and the token's dx are NaN, and so is a reduced loss; it adds nothing to dweight and dbias; lse
  *            and z-loss are those of its logits. It counts in valid_rows, with class weight 0.
- *            bias: -inf masks a column: its dweight, dbias and part of dx are 0. A target there has loss +inf.
+ *            bias: -inf masks a column: p is 0 there. Without label_smoothing its dweight, dbias and part of dx come from the
+ *            tokens alone whose target it is: their loss is +inf, their gradient finite. With label_smoothing every loss is
+ *            +inf, and each token takes its share of the smoothing from the column. With softcap nothing is masked: the logit
+ *            is -softcap, which counts, and its slope, so its gradient too, is 0.
  *            max_counted: matmuls over that many tokens only. When more count, loss, z-loss, lse and all gradients are NaN.
  *            Mean over nothing: as in cross_entropy.cuh; the gradients are 0.
  *            Tokens whose logits are all -inf, or hold +inf or NaN: loss and dx are NaN, and so are dweight and dbias.
@@ -877,7 +880,7 @@ LK_DEVICE float lk_lce_guess(lk_lce_sums first, float ahead, float scale)
 {
     const float max = lk_lse_reference(first.max), above = -ahead * __fdiv_rn(first.weighted, first.weights);
     const float most = __fdiv_rn(80.0f * LK_LN2, scale);
-    return max + (above > 0.0f ? fminf(above, most) : 0.0f); /* nothing where the tile has no columns, or -inf among them */
+    return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: no columns, or -inf among them */
 }
 
 LK_DEVICE uint32_t lk_lce_pair(float low, float high)
@@ -917,7 +920,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = plain || lk_lce_within(window, i) ? fmaxf(max, v[i]) : max;
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-    if (!plain && a.softcap > 0.0f && max > -INFINITY) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope);
+    if (!plain && a.softcap > 0.0f) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope); /* -softcap for masked columns */
     const float off = rate * (max - guess);
     const float from = off > 40.0f || off < -90.0f ? max : guess, base = lk_lse_reference(from);
     const int quarter = (int)threadIdx.x % 4;
@@ -941,7 +944,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
         if (out && block * 32 + quarter * 8 < room) *(uint4 *)(out + block * 32 + quarter * 8) = group;
     }
     if (out && quarter == 0) *reference = from;
-    return lk_lse_merge(s, {from, sum}, scale);
+    return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
 }
 
 /* A cluster owns a pair of row tiles and a run of the vocabulary at a time; of a block's 128 rows a consumer thread has a

@@ -129,6 +129,9 @@ typedef struct {
     bool on[SWITCHES], has[TENSORS], over, confident; /* confident: p of the target, one for all tokens, is about 1 - 1e-6 */
     bool opposed;                                     /* dlse all but takes back what comes from the loss */
     double stairs, far;                               /* what 256 columns more add to bias; to that of the confident target */
+    int64_t mask_from, mask_to;                       /* columns between them have a bias of -inf */
+    int64_t aim;                                      /* the target of every token, and 1; 0: drawn */
+    int signs;                                        /* of weight's first column, see positive(); bias's +inf, and 1 */
     int64_t stride[TENSORS]; /* 0: packed */
     int at[TENSORS];         /* how many elements a pointer is past 256-byte alignment */
     float smoothing, z_loss, scale, softcap, one;
@@ -184,9 +187,11 @@ static const char *describe(const problem *p)
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, "%s %s+%d", t ? "," : ";", tensor_name[t], p->at[t]);
     snprintf(text + n, sizeof text - (size_t)n,
-             "; e=%g k=%g scale=%g softcap=%g one=%g ignore=%lld over=%d empty=%d sigma=%g seed=0x%llx", (double)p->smoothing,
+             "; e=%g k=%g scale=%g softcap=%g one=%g ignore=%lld over=%d empty=%d sigma=%g stairs=%g mask=%lld-%lld aim=%lld "
+             "signs=%d seed=0x%llx", (double)p->smoothing,
              (double)p->z_loss, (double)p->scale, (double)p->softcap, (double)p->one,
-             (long long)p->ignore_index, p->over, p->empty, p->sigma, (unsigned long long)p->seed);
+             (long long)p->ignore_index, p->over, p->empty, p->sigma, p->stairs, (long long)p->mask_from,
+             (long long)p->mask_to, (long long)p->aim, p->signs, (unsigned long long)p->seed);
     return text;
 }
 
@@ -264,6 +269,8 @@ static problem drawn(int type, int direction, int path, int64_t tokens, int64_t 
     uint64_t random = p.seed;
     for (int s = 0; s < SWITCHES; s++) p.on[s] = chance(&random, 3);
     draw_values(&p, &random), draw_places(&p, &random);
+    const bool masks = p.on[MASK] && p.on[SOFTCAP] && chance(&random, 2); /* without it rows could be all -inf */
+    if (masks) p.mask_from = test_below(&random, vocab), p.mask_to = p.mask_from + test_below(&random, vocab) + 1;
     if (path == LK_LINEAR_CROSS_ENTROPY_AUTO && type == TEST_BF16 && chance(&random, 2)) leave_open(&p);
     return p;
 }
@@ -329,7 +336,7 @@ static void fill_targets(const problem *p)
                              small ? -p->vocab : ((int64_t)1 << 32) + p->vocab / 2};
     uint64_t random = p->seed + 2;
     for (int64_t token = 0; token < p->tokens; token++) {
-        int64_t y = p->confident ? p->vocab / 2 : test_below(&random, p->vocab);
+        int64_t y = p->confident ? p->vocab / 2 : p->aim ? p->aim - 1 : test_below(&random, p->vocab);
         const int64_t chosen = (int64_t)(p->seed % 4);
         if (p->on[BAD] && (chance(&random, 6) || token == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
         else if (p->on[IGNORE] && (chance(&random, 3) || token == (chosen + 1) % 4)) y = p->ignore_index;
@@ -357,6 +364,7 @@ static void fill_floats(const problem *p, int t)
             if (t == WEIGHT) v *= p->sigma / sqrt((double)p->hidden);
             if (t == BIAS && p->on[MASK] && (row * 7 + 3) % 5 == 0 && row != p->vocab / 2) v = -INFINITY;
             if (t == BIAS) v += p->stairs * (double)(row / 256);
+            if (t == BIAS && row >= p->mask_from && row < p->mask_to) v = -INFINITY;
             if (t == BIAS && p->confident && row == p->vocab / 2) v = p->far + 14 + log((double)p->vocab);
             if (t == DLSE && p->opposed) v = row % 3 ? -1 : row % 2 ? -1.0001 : -0.9999;
             if (t == CLASS_WEIGHT) v = p->empty == ALL_WEIGHTLESS || chance(&random, 9) ? 0 : 1 + v / 4;
@@ -1011,6 +1019,15 @@ static void confident(int type, int direction, int path)
 /* What is not finite stays in its rows of dx, loss and lse, and no ignored token has any of it. */
 enum { X_NAN, X_INF, BIAS_INF, ALL_MASKED, UPSTREAM_INF, UPSTREAM_NAN, NOT_FINITE };
 
+/* Whether an infinite x makes a column's logit +inf, not -inf. The last patterns have one such column. */
+enum { AS_DRAWN, LOW_FIRST, HIGH_FIRST, ALTERNATING, IN_PAIRS, ONE_HIGH };
+static bool positive(const problem *p, int64_t c)
+{
+    if (p->signs == LOW_FIRST || p->signs == HIGH_FIRST) return (c >= p->vocab / 2) == (p->signs == LOW_FIRST);
+    if (p->signs == ALTERNATING || p->signs == IN_PAIRS) return (p->signs == IN_PAIRS ? c / 2 : c) % 2;
+    return c == p->signs - ONE_HIGH;
+}
+
 static void not_finite_in(problem p, int kind)
 {
     const double lse = kind == X_NAN ? NAN : kind == ALL_MASKED ? -INFINITY : INFINITY;
@@ -1021,8 +1038,11 @@ static void not_finite_in(problem p, int kind)
     float *const saved = (float *)test_buffer_host(&buffers[LSE]);
     void *const x = test_buffer_host(&buffers[X]), *const bias = test_buffer_host(&buffers[BIAS]);
     while (ignored(&p, own)) own--;
+    const int64_t place = p.signs && kind == BIAS_INF ? p.signs - 1 : (int64_t)(p.seed % 3) * (p.vocab - 1) / 2;
     if (kind <= X_INF) test_put(p.type, x, own * laid[X].stride + p.hidden / 2, kind == X_NAN ? NAN : INFINITY);
-    if (kind == BIAS_INF) test_put(p.type, bias, (int64_t)(p.seed % 3) * (p.vocab - 1) / 2, INFINITY);
+    for (int64_t c = 0; p.signs && kind == X_INF && c < p.vocab; c++)
+        test_put(p.type, test_buffer_host(&buffers[WEIGHT]), c * laid[WEIGHT].stride + p.hidden / 2, positive(&p, c) ? 1 : -1);
+    if (kind == BIAS_INF) test_put(p.type, bias, place, INFINITY);
     for (int64_t c = 0; kind == ALL_MASKED && c < p.vocab; c++) test_put(p.type, bias, c, -INFINITY);
     if (!in_rows) *(float *)test_buffer_host(&buffers[UPSTREAM]) = kind == UPSTREAM_INF ? INFINITY : NAN;
     for (int64_t token = 0; p.direction == BACKWARD && in_rows && token < p.tokens; token++)
@@ -1065,6 +1085,49 @@ static void not_finite(int type, int direction, int path)
     }
 }
 
+/* +inf in every place class of a row: of a lane, of a warp, of a tile, alone beside -inf, and in the target's column or not. */
+static void infinite_places(int type, int direction, int path)
+{
+    static const int64_t vocabs[] = {8, 300}, ones[] = {0, 1, 2, 6, 7, 8, 255, 256, 299};
+    for (int v = 0; v < 2; v++)
+        for (int i = 0; i < ONE_HIGH - 1 + 2 * LENGTH_OF(ones); i++) {
+            const int64_t at = i < ONE_HIGH - 1 ? 0 : ones[(i - ONE_HIGH + 1) % LENGTH_OF(ones)];
+            const bool in_bias = i >= ONE_HIGH - 1 + LENGTH_OF(ones);
+            problem p = plain(type, direction, path, 3, 8, vocabs[v]);
+            if (at >= p.vocab || (test.small && path != FUSED && (i + v + path) % TEST_TYPES != type)) continue;
+            p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.seed += (uint64_t)i;
+            p.signs = in_bias ? 1 + (int)at : i < ONE_HIGH - 1 ? 1 + i : ONE_HIGH + (int)at;
+            p.panel = i % 2 ? 128 : 0, p.aim = i % 3 == 0 ? at + 1 : i % 3 == 1 ? p.vocab : 0;
+            not_finite_in(p, in_bias ? BIAS_INF : X_INF);
+        }
+}
+
+/* Tiles of 256 columns that are masked as a whole. Under a softcap their logits are -softcap, which counts; else nothing. */
+static void masked_tiles(int type, int direction, int path)
+{
+    static const struct {
+        int64_t vocab, from, to;
+        double stairs;
+        float softcap;
+        int64_t aim;
+    } cases[] = {
+        {130, 0, 130, 0, 30, 0},      {300, 0, 256, -100, 30, 0},   {300, 0, 256, -100, 30, 299}, {300, 0, 256, -100, 30, 3},
+        {300, 0, 256, 100, 30, 0},    {600, 256, 512, -100, 30, 0}, {600, 256, 512, 100, 5, 0},   {600, 512, 600, -100, 30, 0},
+        {600, 0, 512, -200, 30, 0},   {600, 256, 600, 0, 2, 0},     {257, 0, 257, 0, 30, 257},    {257, 0, 256, 0, 30, 257},
+        {300, 0, 256, -100, 0, 299},  {300, 0, 256, 100, 0, 0},     {600, 256, 512, -100, 0, 5},  {600, 0, 599, 0, 0, 600},
+        {600, 1, 600, 30, 30, 1},     {257, 0, 256, 200, 0, 257},   {1, 0, 1, 0, 30, 0},          {300, 0, 256, -100, 300, 0},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        problem p = plain(type, direction, path, 5, 8, cases[i].vocab);
+        if (test.small && path != FUSED && (i + path) % TEST_TYPES != type) continue;
+        p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = true, p.seed += (uint64_t)i;
+        p.mask_from = cases[i].from, p.mask_to = cases[i].to, p.stairs = cases[i].stairs, p.aim = cases[i].aim;
+        p.on[SOFTCAP] = cases[i].softcap > 0, p.softcap = cases[i].softcap, p.panel = i % 3 ? 256 : 0;
+        p.on[MEAN] = i % 4 == 0, p.on[SCALE] = i % 5 == 4, p.on[IGNORE] = i % 3 == 1;
+        run(p);
+    }
+}
+
 /* Tiles of the vocabulary that have nothing to do with each other: what the first one promises does not hold; a target far
  * above everything; a gradient of lse that takes back the loss's. */
 static void far_apart(int type, int direction, int path)
@@ -1089,7 +1152,8 @@ static const struct {
     theme run;
 } themes[] = {{"switches alone", switches_alone}, {"options", options_drawn}, {"corners", corners},
               {"workspaces", workspaces},         {"graph", graphs},          {"tuned", tuned},
-              {"confident", confident},           {"not finite", not_finite}, {"far apart", far_apart}};
+              {"confident", confident},           {"not finite", not_finite}, {"far apart", far_apart},
+              {"infinite places", infinite_places}, {"masked tiles", masked_tiles}};
 
 static void all_themes(void)
 {
@@ -1422,7 +1486,7 @@ static void good_calls(const problem *p)
 /* The direction's args as they now are must fail with `want` and name `field`; the query too, but for context and workspace. */
 static void expect_error(const problem *p, lk_status want, const char *field)
 {
-    char op[80], said[300];
+    char op[80], said[512];
     snprintf(op, sizeof op, "lk_linear_cross_entropy_%s_%s", direction_name[p->direction], test_type_name[p->type]);
     const lk_status status = launch(p);
     snprintf(said, sizeof said, "%s", lk_last_error());
