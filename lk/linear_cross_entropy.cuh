@@ -35,8 +35,8 @@
  *            and z-loss are those of its logits. It counts in valid_rows, with class weight 0.
  *            bias: -inf masks a column: p is 0 there. Without label_smoothing its dweight, dbias and part of dx come from the
  *            tokens alone whose target it is: their loss is +inf, their gradient finite. With label_smoothing every loss is
- *            +inf, and each token takes its share of the smoothing from the column. With softcap nothing is masked: the logit
- *            is -softcap, which counts, and its slope, so its gradient too, is 0.
+ *            +inf, and the column has the gradient that smoothing gives where p is 0. With softcap nothing is masked: the
+ *            logit is -softcap, which counts, and its slope, so its gradient too, is 0.
  *            max_counted: matmuls over that many tokens only. When more count, loss, z-loss, lse and all gradients are NaN.
  *            Mean over nothing: as in cross_entropy.cuh; the gradients are 0.
  *            Tokens whose logits are all -inf, or hold +inf or NaN: loss and dx are NaN, and so are dweight and dbias.
@@ -83,8 +83,8 @@
  *            hidden has no such help: expect matmuls that slow where it is not a multiple of 8.
  * Numerics   Matmuls of bf16 and f16 sum in float, those of f32 are true float unless tf32 is set. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy besides the rounding of a sum of hidden products; dZ has one rounding to T, dx,
- *            dweight and dbias another. Only where those last columns are apart and there are no panels is their part of dx,
- *            a sum of at most 7 products, rounded to T before the rest is added to it. fast_logits keeps the logits in T, where
+ *            dweight and dbias another. Only where bf16's last columns are apart and there are no panels is their part of dx,
+ *            a sum of at most 7 products, rounded to bf16 before the rest is added to it. fast_logits keeps the logits in T, where
  *            they are kept: half the bytes, and errors of half an ulp of T in each. The mean's division and a single upstream
  *            are not in 16-bit dZ, which would round them alike for all tokens, but in the matmuls' alpha, unless there is
  *            dlse. f16: dZ is stored times a power of 2 that brings the largest of what else scales it to about 2^12, and alpha
@@ -368,7 +368,7 @@ typedef struct {
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted, and times the factor of the row: fused */
-    float *dx;             /* [chunk, hidden], sums over panels */
+    float *dx;             /* [chunk, hidden], sums over panels, or of the last columns and the others */
     float *dweight;        /* [vocab or panel, hidden], sums over chunks */
     int8_t *low;           /* [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], what such a sum has beyond its bf16: fused */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
@@ -1548,6 +1548,21 @@ LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
     return a.vocab * a.hidden * lk_lce_type_bytes(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
 }
 
+/* How many columns at the end of these have matmuls of their own: cuBLASLt takes up to 7 times as long for 16-bit factors
+ * where a contiguous length is no multiple of 8; those of TF32 are presumed to be alike. */
+LK_HOST int64_t lk_lce_apart(const lk_lce_call *c, int64_t cols)
+{
+    return cols > 8 && (c->type != LK_DTYPE_F32 || c->a.tf32) ? cols % 8 : 0;
+}
+
+/* Whether dx of a chunk is summed in f32 of the workspace: over panels, and in f16 where the last columns are apart, since
+ * either of two sums that nearly cancel may be beyond f16's range. */
+LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
+{
+    if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return c->type == LK_DTYPE_F16 && lk_lce_apart(c, c->a.vocab);
+    return path != LK_LINEAR_CROSS_ENTROPY_FUSED && (c->type != LK_DTYPE_F32 || c->compact);
+}
+
 /* slice: 0 where logits and dZ share their place. */
 LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice,
                                      void *workspace)
@@ -1583,7 +1598,7 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
     if (fused && a.dweight && !c->compact) w.x = lk_lce_take(base, &instead, true, chunk * w.x_stride, 2);
     used = used > instead ? used : instead;
-    const bool sums_dx = panels && (c->type != LK_DTYPE_F32 || c->compact), sums_dweight = lk_lce_sums_dweight(c, chunk);
+    const bool sums_dx = lk_lce_sums_dx(c, path), sums_dweight = lk_lce_sums_dweight(c, chunk);
     const int64_t tiles = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS) * lk_ceil_div(a.hidden, LK_GEMM_COLS); /* pairs of them */
     w.dx = (float *)lk_lce_take(base, &used, a.dx && sums_dx, chunk * a.hidden, 4);
     w.dweight = (float *)lk_lce_take(base, &used, sums_dweight && !fused, dweight_rows * a.hidden, 4);
@@ -1596,13 +1611,6 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
     w.cublas = base + used, w.bytes = used;
     return w;
-}
-
-/* How many columns at the end of these have matmuls of their own: cuBLASLt takes up to 7 times as long for 16-bit factors
- * where a contiguous length is no multiple of 8; those of TF32 are presumed to be alike. */
-LK_HOST int64_t lk_lce_apart(const lk_lce_call *c, int64_t cols)
-{
-    return cols > 8 && (c->type != LK_DTYPE_F32 || c->a.tf32) ? cols % 8 : 0;
 }
 
 /* How long a matmul takes, in microseconds of an H200: waves of its 128 x 256 tiles or its bytes, whichever is longer, a tenth
@@ -1636,7 +1644,7 @@ LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t c
     const bool sums = lk_lce_sums_dweight(c, chunk);
     const double copy = fused && a.dweight ? 5e-6 * (double)chunk * (double)a.hidden : 0.0;
     const double pass = fused ? copy + 9.0 : each * 1.5 * logit / rate + 3.0 * slices;
-    const double dx_bytes = panels ? 8.0 : 2.0;
+    const double dx_bytes = panels || lk_lce_sums_dx(c, path) ? 8.0 : 2.0;
     const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && !sums), a.hidden, chunk, panel, dx_bytes) : 0.0;
     const double sum = fused && sums ? 0.0 : a.dweight_dtype == LK_DTYPE_F32 || sums ? 8.0 : 2.0;
     const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
@@ -2164,7 +2172,7 @@ LK_HOST lk_status lk_lce_product_run(lk_lce_run *r, lk_lce_product *m)
 }
 
 /* A product that has columns of the vocabulary in one of its sizes: the last ones by themselves, first, for where they are a
- * part of a sum of T it is theirs that is rounded once more. */
+ * part of a sum of bf16 it is theirs that is rounded once more. */
 LK_HOST lk_status lk_lce_product_columns(lk_lce_run *r, lk_lce_product *m, int64_t lk_lce_key::*cols)
 {
     const bool rows_of_d = cols == &lk_lce_key::m, cols_of_d = cols == &lk_lce_key::n;
