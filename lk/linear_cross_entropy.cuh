@@ -20,19 +20,27 @@
  *                lk_linear_cross_entropy_forward_backward_args args = {.context = &context, .x = x, .weight = weight,
  *                    .target = target, .loss = loss, .dx = dx, .dweight = dweight, .tokens = tokens, .hidden = hidden,
  *                    .vocab = vocab, .reduction = LK_REDUCTION_MEAN};
+ *                status = lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
+ *                args.workspace = ...;
+ *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
+ *            The query answers the best plan's workspace within 1 GiB. Where that is too much, or too little, ask for a plan:
  *                lk_linear_cross_entropy_plan plan;
  *                status = lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
  *            forward gives loss and lse without any work for gradients; backward makes the gradients from a saved lse, by
  *            computing the logits again. What dx, dweight and dbias are NULL for is not done.
+ *            In autograd the upstream gradient is known after forward_backward: leave upstream NULL, keep dx, dweight and dbias,
+ *            and multiply each by lk_scale (lk_scale.cuh) when it is there: lk_scale_bf16(dx, tokens * hidden, upstream, stream).
+ *            Upstream NULL means 1, not 0. A stride of 0 means packed: an expanded tensor of PyTorch, whose stride is 0, has to
+ *            be copied first.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each token.
  *            Ignored token: loss, z-loss and lse are 0; it adds nothing to dweight and dbias, and its dx is 0. Its x must be
  *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are
  *            read, or the plan is FUSED.
  *            Bad target: loss and the token's dx are NaN, and so is a reduced loss; it adds nothing to dweight and dbias; lse
- *            and z-loss are those of its logits. It counts in valid_rows, with class weight 0.
+ *            and z-loss are those of its logits. It counts in valid_rows, which is a mean's divisor without class_weight; to
+ *            weight_sum, which is the divisor with it, it adds 0.
  *            bias: -inf masks a column: p is 0 there. Without label_smoothing its dweight, dbias and part of dx come from the
  *            tokens alone whose target it is: their loss is +inf, their gradient finite. With label_smoothing every loss is
  *            +inf, and the column has the gradient that smoothing gives where p is 0. With softcap nothing is masked: the
@@ -68,7 +76,8 @@
  *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
  *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 17000
  *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
- *            do: on another one, and where there is none, they give the plan that keeps logits.
+ *            do: on another one, in code for sm_90 without the a, and where there is none, they give the plan that keeps
+ *            logits; for those two reasons the plan's text says so.
  *            On an H200, in ms for 12288 tokens of hidden 4096 in the same 216 to 3178 MiB (bench/results/h200.md has more):
  *                vocab, dweight  8192 f32  32768 f32  50257 f32  131072 f32  131072 bf16
  *                FUSED              3.89       15.0       23.4        59.1         58.7
@@ -78,6 +87,7 @@
  *            without anything but the matmul it takes 4 to 6 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8, or none where
  *            it has no product) or a tenth.
+ *            In f16, where the last columns are apart and there are no panels, dx of a chunk is summed in f32 of the workspace.
  *            Where vocab is not a multiple of 8 cuBLASLt has products of their own for the last vocab % 8 columns (not in true
  *            float): with 50257 columns it takes 7, 5 and 1.3 times as long for logits, dx and dweight as with 50256.
  *            hidden has no such help: expect matmuls that slow where it is not a multiple of 8.
@@ -126,20 +136,16 @@ typedef struct {
     uint64_t opaque[2048];
 } lk_linear_cross_entropy_context;
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
 /* Init times nothing: each matmul takes the first algorithm that cuBLASLt's heuristic names, unless tuned. */
-lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context);
-lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context);
-#ifdef __cplusplus
-}
+LK_API lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context);
+LK_API lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context);
 #endif
 
 /* What a workspace of some size buys. */
 typedef struct {
     size_t workspace_bytes; /* what the plan uses, cublas_bytes among it; no more than the budget */
-    size_t minimum_bytes;   /* the smallest workspace that is accepted */
+    size_t minimum_bytes;   /* the smallest workspace that is accepted: more chunks and panels, so slower */
     size_t cublas_bytes;    /* what cuBLASLt gets: 32 MiB, less where the budget is small, 0 where it has no product */
     int64_t chunk_tokens, chunks;
     int64_t panel_vocab, panels;
@@ -147,11 +153,11 @@ typedef struct {
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* how many products of 2 tokens hidden vocab operations each */
     int exact;              /* not 0: no 16-bit logits, and the sums of dweight over tokens are float, or 24 bits, see Plans */
-    char text[220];         /* all that in words */
+    char text[300];         /* all that in words, and what keeps FUSED away where that is the device or its code */
 } lk_linear_cross_entropy_plan;
 
 typedef struct {
-    lk_linear_cross_entropy_context *context; /* in/out   may be NULL in queries */
+    lk_linear_cross_entropy_context *context; /* in/out */
     const void *x;             /* in   T [tokens, hidden] */
     const void *weight;        /* in   T [vocab, hidden] */
     const void *bias;          /* in   bias_dtype [vocab]; may be -inf, which masks the column; NULL: none */
@@ -161,14 +167,14 @@ typedef struct {
     float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [tokens], or [1] when reduced; NULL to skip */
     float *lse;                /* out  f32 [tokens]; NULL to skip */
     int64_t *valid_rows;       /* out  int64 [1], the number of tokens counted; NULL to skip */
-    float *weight_sum;         /* out  f32 [1], the sum of class_weight[target] over them; NULL to skip. Some output */
-    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
-    size_t workspace_bytes;    /* more is faster, see lk_linear_cross_entropy_plan */
+    float *weight_sum;         /* out  f32 [1], the sum of class_weight[target], or 1, over those not bad; NULL to skip */
+    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip. Some output */
+    void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
+    size_t workspace_bytes;    /* what a query answers; at least lk_linear_cross_entropy_plan's minimum_bytes. More is faster */
     int64_t tokens;            /* 0 to 2^31 - 1 */
     int64_t hidden;            /* 1 to 2^30 */
     int64_t vocab;             /* 1 to 2^30 */
-    int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
+    int64_t x_stride;          /* elements between rows; 0 means packed, hidden: no expanded tensor */
     int64_t weight_stride;     /* likewise */
     int64_t ignore_index;      /* any value; -100 is PyTorch's */
     int64_t max_counted;       /* 0, or a bound of the tokens that count: the others take no part in the matmuls */
@@ -190,13 +196,13 @@ typedef struct {
 
 /* Loss and gradients at once. The fields are those of forward and backward. */
 typedef struct {
-    lk_linear_cross_entropy_context *context; /* in/out   may be NULL in queries */
+    lk_linear_cross_entropy_context *context; /* in/out */
     const void *x;             /* in   T [tokens, hidden] */
     const void *weight;        /* in   T [vocab, hidden] */
     const void *bias;          /* in   bias_dtype [vocab]; NULL: none */
     const void *target;        /* in   target_dtype [tokens] */
     const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
-    const float *upstream;     /* in   f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL means 1 */
+    const float *upstream;     /* in   f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL: 1 */
     const float *dlse;         /* in   f32 [tokens], a gradient of lse from elsewhere, added; NULL: none */
     float *loss;               /* out  f32 [tokens], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* out  f32, as loss; NULL to skip */
@@ -207,12 +213,12 @@ typedef struct {
     void *dx;                  /* out  T [tokens, hidden]; NULL skips its matmul. Scratch before it is written */
     void *dweight;             /* out  dweight_dtype [vocab, hidden]; NULL skips its matmul. Scratch before it is written */
     void *dbias;               /* out  dbias_dtype [vocab]; NULL to skip */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
-    size_t workspace_bytes;    /* more is faster, see lk_linear_cross_entropy_plan */
+    void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
+    size_t workspace_bytes;    /* what a query answers; at least lk_linear_cross_entropy_plan's minimum_bytes. More is faster */
     int64_t tokens;            /* 0 to 2^31 - 1 */
     int64_t hidden;            /* 1 to 2^30 */
     int64_t vocab;             /* 1 to 2^30 */
-    int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
+    int64_t x_stride;          /* elements between rows; 0 means packed, hidden: no expanded tensor */
     int64_t weight_stride, dx_stride, dweight_stride; /* likewise */
     int64_t ignore_index;      /* any value */
     int64_t max_counted;       /* 0, or a bound of the tokens that count */
@@ -237,25 +243,25 @@ typedef struct {
 
 /* The gradients from a saved lse: the logits are computed again. */
 typedef struct {
-    lk_linear_cross_entropy_context *context; /* in/out   may be NULL in queries */
+    lk_linear_cross_entropy_context *context; /* in/out */
     const void *x;             /* in   T [tokens, hidden] */
     const void *weight;        /* in   T [vocab, hidden] */
     const void *bias;          /* in   bias_dtype [vocab]; NULL: none */
     const void *target;        /* in   target_dtype [tokens] */
     const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
     const float *lse;          /* in   f32 [tokens] from forward with the same options */
-    const float *upstream;     /* in   f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL means 1 */
+    const float *upstream;     /* in   f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL: 1 */
     const float *dlse;         /* in   f32 [tokens], a gradient of lse from elsewhere, added; NULL: none */
     int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
     void *dx;                  /* out  T [tokens, hidden]; NULL skips its matmul. Scratch before it is written */
     void *dweight;             /* out  dweight_dtype [vocab, hidden]; NULL skips its matmul. Scratch before it is written */
     void *dbias;               /* out  dbias_dtype [vocab]; NULL to skip. One of these three */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
-    size_t workspace_bytes;    /* more is faster, see lk_linear_cross_entropy_plan */
+    void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
+    size_t workspace_bytes;    /* what a query answers; at least lk_linear_cross_entropy_plan's minimum_bytes. More is faster */
     int64_t tokens;            /* 0 to 2^31 - 1 */
     int64_t hidden;            /* 1 to 2^30 */
     int64_t vocab;             /* 1 to 2^30 */
-    int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
+    int64_t x_stride;          /* elements between rows; 0 means packed, hidden: no expanded tensor */
     int64_t weight_stride, dx_stride, dweight_stride; /* likewise */
     int64_t ignore_index;      /* any value */
     int64_t max_counted;       /* 0, or a bound of the tokens that count */
@@ -278,8 +284,8 @@ typedef struct {
 } lk_linear_cross_entropy_backward_args;
 
 /* Errors, in the order of the checks, alike where a field is in several:
- *   LK_ERR_NULL       args, plan; context (not in queries), x, weight, target, lse of backward; every output. With tokens = 0
- *                     each of them but args and plan may be NULL
+ *   LK_ERR_NULL       args, plan; context, x, weight, target, lse of backward; every output. With tokens = 0, and in
+ *                     queries, each of them but args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden, vocab out of range; a stride that is not 0 and below hidden; x, weight, dx or dweight
  *                     that span more than 2^62 elements; max_counted, chunk_tokens, panel_vocab or
  *                     slice_tokens below 0
@@ -290,16 +296,23 @@ typedef struct {
  *                     gradients with label_smoothing, for 2^30 tokens or more, or for x (unless max_counted is below tokens)
  *                     or weight that do not start at a multiple of 16 bytes or have a stride that is no multiple of 8, or
  *                     above 2^38
- *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, below the smallest; workspace NULL or not aligned to 256 bytes
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element; not in queries
+ *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, below the smallest; workspace NULL or not aligned to
+ *                     LK_WORKSPACE_ALIGNMENT bytes
  *   LK_ERR_CUBLAS     cuBLASLt knows no algorithm for one of the matmuls, which is found out before anything is launched, or
- *                     fails to launch one
+ *                     fails to launch one: outputs are then undefined
  * Pointers and strides of any alignment are taken as they are; matmuls are at their best where x, weight, dx and dweight start
  * at multiples of 16 bytes and hidden is a multiple of 8.
  *
  * The calls of a direction, all with its arguments:
- *   ..._workspace_bytes  the smallest workspace that the call accepts
- *   ..._plan             the best plan within `budget` bytes: a workspace of plan->workspace_bytes runs it
+ *   ..._workspace_bytes  what one wants by default: the workspace of the plan of the least expected time within 1 GiB, which is
+ *                        that of all tokens at once where that fits; the smallest where that is more
+ *   ..._plan             the best plan within `budget` bytes: a workspace of plan->workspace_bytes runs it. Its minimum_bytes
+ *                        is the smallest workspace that the call accepts
+ *                        Both queries need shapes, strides and options. A pointer other than NULL says that there is such a
+ *                        tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. Where
+ *                        it lies matters for x, weight and dweight, see FUSED and Plans; without x or weight they are taken to
+ *                        be aligned, and what is answered is enough for any
  *   ..._tune             runs the call with each of cuBLASLt's first 8 algorithms for each of its matmuls, timed, and keeps
  *                        the fastest in the context for this shape, these alignments and this workspace size. It waits for the
  *                        GPU; outputs hold no results afterwards. A context holds 64 matmuls; later ones take the last place */
@@ -321,6 +334,10 @@ typedef struct {
 
 #include <cublasLt.h>
 
+#if LK_ARCH == 900 && !LK_SM90A
+#pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
+#endif
+
 /* ---- What is known of a call ----------------------------------------------------------------------------------------- */
 
 /* The arguments of every direction in one form: those of forward have no gradient, those of backward no loss. */
@@ -331,14 +348,16 @@ typedef struct {
     const float *saved_lse;                          /* backward's */
     bool gives_loss, gradient, compact;
     bool fused;                                      /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
+    bool open;                                       /* a query without x or weight: where they lie may yet forbid fused */
     int type, logits_type;                           /* LK_DTYPE_* of T and of the logits */
     int64_t rows;                                    /* tokens, or max_counted where rows are compacted */
+    const char *note;                                /* what of the device or its code keeps fused away, "" where nothing does */
 } lk_lce_call;
 
 /* At the head of the workspace. */
 typedef struct {
     int64_t counted;
-    float weight_sum;
+    float weight_sum;       /* the mean's divisor: valid_rows without class weights */
     float weights;          /* W */
     float alpha, zero, one; /* what matmuls with 16-bit dZ are scaled by, and what they add: see lk_lce_prepare_kernel */
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
@@ -529,7 +548,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const float weights = a.class_weight ? all.weight : (float)a.vocab;
     *w.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.c.rows, s.bad};
     if (a.valid_rows) *a.valid_rows = s.counted;
-    if (a.weight_sum) *a.weight_sum = over;
+    if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : (float)(s.counted - s.bad);
     if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
 }
 
@@ -1098,16 +1117,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
             const int64_t col = (int64_t)tile * LK_GEMM_COLS + lane * 8;
             const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
             float x[8] = {};
-            lk_vec<lk_bf16> v;
+            lk_vec<lk_bf16> eight;
             if (col >= w.logits_stride) continue;
             if (factor != 0.0f) { /* as it is where the tile is far below */
-                v.raw = *(const uint4 *)(e + col);
-                lk_unpack(x, v);
+                eight.raw = *(const uint4 *)(e + col);
+                lk_unpack(x, eight);
             }
 #pragma unroll
             for (int j = 0; j < 8; j++) x[j] *= factor;
-            lk_pack(&v, x);
-            *(uint4 *)(e + col) = v.raw;
+            lk_pack(&eight, x);
+            *(uint4 *)(e + col) = eight.raw;
         }
     }
     __syncwarp(); /* the target's place is not written over */
@@ -1478,19 +1497,19 @@ LK_HOST lk_status lk_lce_cublas(const char *op, const char *call, cublasStatus_t
     return lk_fail(LK_ERR_CUBLAS, op, "%s failed with status %d, %s", call, (int)status, cublasLtGetStatusName(status));
 }
 
-extern "C" inline __attribute__((used)) lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context)
+LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context)
 {
     const char *const op = "lk_linear_cross_entropy_init";
     lk_lce_context *const c = (lk_lce_context *)context;
     if (!c) return lk_fail(LK_ERR_NULL, op, "context is NULL");
     memset((void *)context, 0, sizeof *context);
-    lk_status status = lk_launched(op, cudaGetDevice(&c->device));
+    lk_status status = lk_asked_device(op, cudaGetDevice(&c->device));
     if (!status) status = lk_lce_cublas(op, "cublasLtCreate", cublasLtCreate(&c->handle));
     if (!status) c->magic = LK_LCE_MAGIC;
     return status;
 }
 
-extern "C" inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context)
+LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context)
 {
     const char *const op = "lk_linear_cross_entropy_destroy";
     lk_lce_context *const c = (lk_lce_context *)context;
@@ -1503,6 +1522,7 @@ extern "C" inline __attribute__((used)) lk_status lk_linear_cross_entropy_destro
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* what cuBLASLt is said to want on Hopper */
+#define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* what ..._workspace_bytes stays within, where that is enough */
 
 LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
 {
@@ -1570,7 +1590,9 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     const lk_lce_args &a = c->a;
     const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS || path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
     const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, mean = a.reduction == LK_REDUCTION_MEAN;
-    char *const base = workspace ? (char *)workspace : (char *)256; /* NULL says that a piece is not there */
+    /* Pieces begin at multiples of 256, which cuBLASLt wants and some of its algorithms are chosen by, wherever the workspace
+     * does: 256 bytes more are enough, and keep sizes multiples of 256. NULL says that a piece is not there. */
+    char *const base = workspace ? (char *)(((uintptr_t)workspace + 255) / 256 * 256) : (char *)256;
     const int64_t rows = c->rows, dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
     lk_lce_pieces w = {};
     size_t used = 0;
@@ -1609,7 +1631,7 @@ LK_HOST lk_lce_pieces lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chu
     w.logits = lk_lce_take(base, &used, !fused || c->gradient, chunk * w.logits_stride, (size_t)logit_bytes);
     w.slice = (float *)lk_lce_take(base, &used, slice > lent, slice * w.logits_stride, 4);
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
-    w.cublas = base + used, w.bytes = used;
+    w.cublas = base + used, w.bytes = used + 256;
     return w;
 }
 
@@ -1728,14 +1750,16 @@ LK_HOST size_t lk_lce_cublas_share(const lk_lce_call *c, int path, size_t budget
     return share;
 }
 
-/* The smallest budget: that of the leanest plan which the choice below would find. */
+/* The smallest budget: that of the leanest plan which the choice below would find, wherever tensors lie that the call does not
+ * give. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
     size_t least = SIZE_MAX;
+    if (c->rows == 0) return 0;
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
         const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, undivided = fused && !c->gradient;
-        if (fused ? !c->fused : a.path && a.path != path) continue;
+        if (fused ? !c->fused || (c->open && !a.path) : a.path && a.path != path) continue;
         const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
         const int64_t kept = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
         const int64_t panel = fused ? lk_lce_run_cols(c, c->rows, 0) : kept;
@@ -1808,9 +1832,9 @@ LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_
     if (fused.path) *plan = fused;
 }
 
-/* The plan within the budget. Plans leave a part of it unused, and fewer bytes may have another one: the plan is one that the
- * bytes it says have too. */
-LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+/* The plan within the budget, which is at least `least`. Plans leave a part of it unused, and fewer bytes may have another one:
+ * the plan is one that the bytes it says have too. */
+LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
                                        ", dweight summed in 24 bits"};
@@ -1818,11 +1842,8 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
     *plan = {};
     if (c->rows == 0) {
         snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
-        return LK_OK;
+        return;
     }
-    const size_t least = lk_lce_minimum(c);
-    if (budget < least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at least; it is %zu", least, budget);
     bool fused = false, added = false; /* fused, dweight is cuBLASLt's */
     for (size_t before = 0; before != budget;) {
         before = budget;
@@ -1851,11 +1872,10 @@ LK_HOST lk_status lk_lce_choose(const char *op, const lk_lce_call *c, size_t bud
         snprintf(part, sizeof part, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
                  (void *)w.slice == c->a.dweight ? " in dweight" : "");
     if (apart) snprintf(last, sizeof last, ", the last %d columns apart", apart);
-    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s",
+    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
              kept, part, sums[sum], plan->matmuls, apart == 1 ? ", the last column apart" : last,
-             plan->exact ? "exact" : "fast");
-    return LK_OK;
+             plan->exact ? "exact" : "fast", c->note[0] ? "; FUSED, for sm_90a, is left out" : "", c->note);
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------------------------------- */
@@ -1921,7 +1941,7 @@ LK_HOST lk_lce_call lk_lce_call_of(const lk_linear_cross_entropy_backward_args *
 }
 
 /* What the fused path is for, where that is not this call; NULL: it is. */
-LK_HOST const char *lk_lce_not_fused(const lk_lce_call *c)
+LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
     const int64_t longest = (int64_t)1 << 38; /* a tensor map's strides are below 2^40 bytes */
@@ -1934,19 +1954,51 @@ LK_HOST const char *lk_lce_not_fused(const lk_lce_call *c)
     if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
     if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     if (c->rows == 0) return NULL;
-    if (lk_current_device(&device) == cudaSuccess) return lk_gemm_available(&device) ? NULL : "sm_90a";
-    (void)cudaGetLastError(); /* a query works without a device */
+    const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else an error of the caller's is still to be seen */
+    const cudaError_t error = lk_current_device(&device);
+    if (!error && lk_gemm_available(&device)) return NULL;
+    int id = 0, major = 0;
+    if (error == cudaErrorNoKernelImageForDevice) c->note = ": the program has no code for this GPU";
+    else if (error) c->note = ": there is no usable CUDA device";
+    else if (device.arch == 90 && cudaGetDevice(&id) == cudaSuccess &&
+             cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) == cudaSuccess && major == 9)
+        c->note = ": this is code for sm_90";
+    if (clean && cudaPeekAtLastError() != cudaSuccess) (void)cudaGetLastError(); /* a query works without a device */
     return "sm_90a";
 }
 
-/* Validates all but the workspace, fills in the defaults. query: the context may be NULL. */
+/* Whether each pointer is aligned to its element. */
+LK_HOST lk_status lk_lce_check_alignment(const char *op, const lk_lce_call *c, int T_bytes)
+{
+    const lk_lce_args *const a = &c->a;
+    lk_status status = lk_check_aligned(op, "x", a->x, T_bytes);
+    if (!status) status = lk_check_aligned(op, "weight", a->weight, T_bytes);
+    if (!status) status = lk_check_aligned(op, "bias", a->bias, lk_lce_type_bytes(a->bias_dtype));
+    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    const struct {
+        const char *name;
+        const void *at;
+    } words[] = {{"class_weight", a->class_weight}, {"lse", c->saved_lse}, {"upstream", a->upstream}, {"dlse", a->dlse},
+                 {"loss", a->loss}, {"z_loss_out", a->z_loss_out}, {"lse", a->lse}, {"weight_sum", a->weight_sum},
+                 {"bad_targets", a->bad_targets}};
+    for (const auto &word : words)
+        if (!status) status = lk_check_aligned(op, word.name, word.at, 4);
+    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
+    if (!status) status = lk_check_aligned(op, "dx", a->dx, T_bytes);
+    if (!status) status = lk_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
+    if (!status) status = lk_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
+    return status;
+}
+
+/* Validates all but the workspace, fills in the defaults. query: pointers say what is wanted, and may be any. */
 template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk_lce_call *c)
 {
     lk_lce_args *const a = &c->a;
-    const int own = lk_cross_entropy_dtype<T>, T_bytes = (int)sizeof(T);
+    const int own = lk_cross_entropy_dtype<T>;
     lk_status status = LK_OK;
-    if (a->tokens != 0) {
-        if (!query) status = lk_cross_entropy_check_null(op, "context", a->context);
+    c->note = "";
+    if (!query && a->tokens != 0) {
+        status = lk_cross_entropy_check_null(op, "context", a->context);
         if (!status) status = lk_cross_entropy_check_null(op, "x", a->x);
         if (!status) status = lk_cross_entropy_check_null(op, "weight", a->weight);
         if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
@@ -1978,35 +2030,21 @@ template <class T> LK_HOST lk_status lk_lce_check(const char *op, bool query, lk
         int device = -1;
         if (context->magic != LK_LCE_MAGIC) return lk_fail(LK_ERR_VALUE, op, "context is not one that init has made");
         const cudaError_t error = cudaGetDevice(&device);
-        if (error) return lk_launched(op, error);
+        if (error) return lk_asked_device(op, error);
         if (device != context->device)
             return lk_fail(LK_ERR_VALUE, op, "context is of device %d; the current one is %d", context->device, device);
     }
-    status = lk_check_aligned(op, "x", a->x, T_bytes);
-    if (!status) status = lk_check_aligned(op, "weight", a->weight, T_bytes);
-    if (!status) status = lk_check_aligned(op, "bias", a->bias, lk_lce_type_bytes(a->bias_dtype));
-    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    const struct {
-        const char *name;
-        const void *at;
-    } words[] = {{"class_weight", a->class_weight}, {"lse", c->saved_lse}, {"upstream", a->upstream}, {"dlse", a->dlse},
-                 {"loss", a->loss}, {"z_loss_out", a->z_loss_out}, {"lse", a->lse}, {"weight_sum", a->weight_sum},
-                 {"bad_targets", a->bad_targets}};
-    for (const auto &word : words)
-        if (!status) status = lk_check_aligned(op, word.name, word.at, 4);
-    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_check_aligned(op, "dx", a->dx, T_bytes);
-    if (!status) status = lk_check_aligned(op, "dweight", a->dweight, lk_lce_type_bytes(a->dweight_dtype));
-    if (!status) status = lk_check_aligned(op, "dbias", a->dbias, lk_lce_type_bytes(a->dbias_dtype));
+    if (!query) status = lk_lce_check_alignment(op, c, (int)sizeof(T));
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     c->type = own, c->logits_type = a->fast_logits ? own : LK_DTYPE_F32;
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
+    c->open = query && (!a->weight || (!a->x && !c->compact));
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of kept logits */
     c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && !lengths);
     const char *const only = c->fused && !status ? lk_lce_not_fused(c) : NULL;
     if (only && a->path)
-        status = lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s", only);
+        status = lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s%s", only, c->note);
     if (only) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
@@ -2572,6 +2610,37 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_run *r)
 
 /* ---- Launchers ------------------------------------------------------------------------------------------------------- */
 
+/* Every tensor against the memory it lies in, with -DLK_CHECK. */
+LK_HOST lk_status lk_lce_check_memory(const char *op, const lk_lce_call *c, size_t workspace_bytes)
+{
+    const lk_lce_args &a = c->a;
+    const int own = lk_lce_type_bytes(c->type), dweight_bytes = lk_lce_type_bytes(a.dweight_dtype);
+    const int64_t tokens = a.tokens, some = tokens > 0, vocab = some ? a.vocab : 0; /* without tokens nothing is read */
+    const int64_t losses = a.reduction == LK_REDUCTION_NONE ? tokens : 1, upstreams = a.upstream_per_token ? tokens : some;
+    const int64_t dweights = (a.vocab - 1) * a.dweight_stride + a.hidden, written = some || !a.accumulate; /* dweight, dbias */
+    const lk_tensor list[] = {
+        {"x", a.x, own, some * ((tokens - 1) * a.x_stride + a.hidden)},
+        {"weight", a.weight, own, some * ((a.vocab - 1) * a.weight_stride + a.hidden)},
+        {"bias", a.bias, lk_lce_type_bytes(a.bias_dtype), vocab},
+        {"target", a.target, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, tokens},
+        {"class_weight", a.class_weight, 4, vocab},
+        {"lse", c->saved_lse, 4, tokens},
+        {"upstream", a.upstream, 4, c->gradient ? upstreams : 0},
+        {"dlse", a.dlse, 4, c->gradient ? tokens : 0},
+        {"loss", a.loss, 4, losses},
+        {"z_loss_out", a.z_loss_out, 4, losses},
+        {"lse", a.lse, 4, tokens},
+        {"valid_rows", a.valid_rows, 8, 1},
+        {"weight_sum", a.weight_sum, 4, 1},
+        {"bad_targets", a.bad_targets, 4, some},
+        {"dx", a.dx, own, some * ((tokens - 1) * a.dx_stride + a.hidden)},
+        {"dweight", a.dweight, dweight_bytes, written * dweights},
+        {"dbias", a.dbias, lk_lce_type_bytes(a.dbias_dtype), written * a.vocab},
+        {"workspace", a.workspace, 1, (int64_t)workspace_bytes},
+    };
+    return lk_check_memory(op, list, (int)(sizeof list / sizeof list[0]));
+}
+
 template <class T, class Args>
 LK_HOST lk_status lk_linear_cross_entropy(const char *op, const Args *args, cudaStream_t stream, int mode)
 {
@@ -2581,11 +2650,14 @@ LK_HOST lk_status lk_linear_cross_entropy(const char *op, const Args *args, cuda
     lk_status status = lk_lce_check<T>(op, false, &r.p.c);
     if (status) return status;
     const lk_lce_args &a = r.p.c.a;
-    status = lk_lce_choose(op, &r.p.c, a.workspace_bytes, &r.plan);
+    const size_t least = lk_lce_minimum(&r.p.c);
+    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, least);
     if (status) return status;
-    if (r.p.c.rows > 0 && (!a.workspace || (uintptr_t)a.workspace % 256))
-        return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be at a multiple of 256; it is %p", a.workspace);
-    status = lk_launched(op, lk_current_device(&r.device));
+    lk_lce_choose(&r.p.c, least, a.workspace_bytes, &r.plan);
+    lk_check_warn(op, a.tokens == 0, "tokens is 0; nothing is computed");
+    status = lk_lce_check_memory(op, &r.p.c, r.plan.workspace_bytes);
+    if (status) return status;
+    status = lk_asked_device(op, lk_current_device(&r.device));
     if (status) return status;
     r.context = (lk_lce_context *)a.context;
     const lk_linear_cross_entropy_plan &plan = r.plan;
@@ -2600,16 +2672,21 @@ LK_HOST lk_status lk_linear_cross_entropy(const char *op, const Args *args, cuda
     return status;
 }
 
-/* The plan within the budget. */
+/* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T, class Args>
-LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const Args *args, size_t budget,
+LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const Args *args, size_t budget, bool least,
                                                 lk_linear_cross_entropy_plan *plan)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     lk_lce_call c = lk_lce_call_of(args);
     const lk_status status = lk_lce_check<T>(op, true, &c);
-    return status ? status : lk_lce_choose(op, &c, budget, plan);
+    if (status) return status;
+    const size_t smallest = lk_lce_minimum(&c);
+    if (budget < smallest && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, smallest);
+    lk_lce_choose(&c, smallest, budget < smallest ? smallest : budget, plan);
+    return LK_OK;
 }
 
 /* Emits the functions of LK_DECLARE_LINEAR_CROSS_ENTROPY(T). */
@@ -2622,15 +2699,15 @@ LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const Args *args
                                                                        size_t *bytes)                                          \
     {                                                                                                                          \
         lk_linear_cross_entropy_plan plan = {};                                                                                \
-        const lk_status status =                                                                                               \
-            lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, SIZE_MAX, &plan);                \
-        if (!status && bytes) *bytes = plan.minimum_bytes;                                                                     \
+        const lk_status status = lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args,             \
+                                                                       LK_LCE_DEFAULT_BYTES, true, &plan);                     \
+        if (!status && bytes) *bytes = plan.workspace_bytes;                                                                   \
         return status;                                                                                                         \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##D##_plan_##T(const lk_linear_cross_entropy_##D##_args *args, size_t budget,     \
                                                             lk_linear_cross_entropy_plan *plan)                                \
     {                                                                                                                          \
-        return lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, budget, plan);                \
+        return lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #D "_" #T, args, budget, false, plan);         \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##D##_tune_##T(const lk_linear_cross_entropy_##D##_args *args,                    \
                                                             cudaStream_t stream)                                               \
@@ -2644,5 +2721,7 @@ LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const Args *args
     LK_LINEAR_CROSS_ENTROPY_DEFINE_DIRECTION(forward_backward, T)                                                              \
     LK_LINEAR_CROSS_ENTROPY_DEFINE_DIRECTION(backward, T)
 
+#else
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY")
 #endif /* CUDA or the simulator */
 #endif

@@ -20,14 +20,22 @@
 #include <cuda_runtime.h>
 
 /* lk asks these what device there is: the plans of other ones are looked at too. */
-enum { THIS_DEVICE = -1, NO_DEVICE = 0 }; /* else a compute capability, 80 */
+enum { THIS_DEVICE = -1, NO_DEVICE = 0 }; /* else a compute capability, 80; 90 is code for sm_90 without the a */
 static int device_seen = THIS_DEVICE;
 static inline cudaError_t seen_device(int *id)
 {
-    return device_seen == NO_DEVICE ? cudaErrorNoDevice : cudaGetDevice(id);
+    if (device_seen == NO_DEVICE) return cudaSetDevice(9999); /* an error that CUDA keeps, as that of no device */
+    return cudaGetDevice(id);
 }
 #define cudaGetDevice seen_device
+#include "lk/lk_gemm.cuh"
+static inline bool seen_gemm(const lk_device *device)
+{
+    return device_seen != 90 && lk_gemm_available(device);
+}
+#define lk_gemm_available seen_gemm
 #include "lk/linear_cross_entropy.cuh"
+#undef lk_gemm_available
 #undef cudaGetDevice
 
 static void see_device(int seen)
@@ -560,6 +568,14 @@ static lk_status query(const problem *p, size_t *bytes)
     if (p->direction == FORWARD) return forward_query_of[p->type](&forward, bytes);
     return p->direction == BOTH ? both_query_of[p->type](&both, bytes) : backward_query_of[p->type](&backward, bytes);
 }
+/* The smallest workspace, which the plan says. */
+static lk_status smallest(const problem *p, size_t *bytes)
+{
+    plan_t any = {};
+    const lk_status status = plan_of(p, SIZE_MAX, &any);
+    if (!status) *bytes = any.minimum_bytes;
+    return status;
+}
 static lk_status launch(const problem *p)
 {
     if (p->direction == FORWARD) return forward_of[p->type](&forward, test.stream);
@@ -608,16 +624,17 @@ static bool setup(const problem *p, int run)
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t]) upload(&buffers[t]), at[t] = test_buffer_device(&buffers[t]);
     set_args(p, at);
-    size_t least = 12345;
-    lk_status status = query(p, &least);
+    size_t least = 12345, wanted = 12345;
+    lk_status status = smallest(p, &least);
     size_t bytes = p->budget > least ? p->budget : least;
+    if (!status) status = query(p, &wanted);
     if (!status) status = plan_of(p, bytes, &plan);
-    const bool good = status == LK_OK && plan.workspace_bytes <= bytes && plan.minimum_bytes == least &&
-                      (p->tokens ? plan.chunks >= 1 : least == 0);
+    const bool good = status == LK_OK && plan.workspace_bytes <= bytes && plan.minimum_bytes == least && wanted >= least &&
+                      (p->tokens ? plan.chunks >= 1 : wanted == 0);
     if (!test_that(good))
-        test_detail("the queries say %s (%s), %zu bytes, a plan of %zu; %s", lk_status_string(status), lk_last_error(), least,
-                    plan.workspace_bytes, describe(p));
-    test_buffer_size(&buffers[WORKSPACE], bytes, 0, run ? 0x5a : 0xff);
+        test_detail("the queries say %s (%s), %zu and at least %zu bytes, a plan of %zu; %s", lk_status_string(status),
+                    lk_last_error(), wanted, least, plan.workspace_bytes, describe(p));
+    test_buffer_size(&buffers[WORKSPACE], bytes, run ? LK_WORKSPACE_ALIGNMENT : 0, run ? 0x5a : 0xff);
     upload(&buffers[WORKSPACE]);
     set_workspace(bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, bytes);
     return good;
@@ -680,9 +697,10 @@ static void verify_loss(const problem *p)
     if (reduced) near(p, LOSS, 0, 0, loss + z_part, slack + z_slack), near(p, Z_LOSS, 0, 0, z_part, z_slack);
     if (p->has[VALID] && !test_that(integer(VALID, test_buffer_back(&buffers[VALID]), 0) == valid_rows))
         test_detail("valid_rows is not %lld; %s", (long long)valid_rows, describe(p));
-    const double sums = fabs((double)(p->has[WEIGHT_SUM] ? result(WEIGHT_SUM, 0, 0) : 0) - weight_sum);
-    if (p->has[WEIGHT_SUM] && !test_within(sums, 16 * 0x1p-24 * weight_sum))
-        test_detail("weight_sum is not %g; %s", weight_sum, describe(p));
+    const double weights = p->has[CLASS_WEIGHT] ? weight_sum : (double)(valid_rows - bad_targets);
+    const double off = fabs((double)(p->has[WEIGHT_SUM] ? result(WEIGHT_SUM, 0, 0) : 0) - weights);
+    if (p->has[WEIGHT_SUM] && !test_within(off, 16 * 0x1p-24 * weights))
+        test_detail("weight_sum is not %g; %s", weights, describe(p));
 }
 
 static bool columns_apart(void)
@@ -1511,13 +1529,14 @@ static void good_calls(const problem *p)
         at[t] = test_buffer_device(&buffers[t]);
     }
     set_args(p, at);
-    if (!test_that(query(p, &bytes) == LK_OK && bytes > 0)) test_detail("the query says %zu bytes, %s", bytes, lk_last_error());
+    if (!test_that(smallest(p, &bytes) == LK_OK && bytes > 0)) test_detail("a plan says %zu bytes, %s", bytes, lk_last_error());
     test_buffer_size(&buffers[WORKSPACE], bytes + 256, 0, 0x3c); /* room to move it */
     upload(&buffers[WORKSPACE]);
     set_workspace(test_buffer_device(&buffers[WORKSPACE]), bytes);
 }
 
-/* The direction's args as they now are must fail with `want` and name `field`; the query too, but for context and workspace. */
+/* The direction's args as they now are must fail with `want` and name `field`; the query too, but for what it does not look at:
+ * pointers, the context and the workspace. */
 static void expect_error(const problem *p, lk_status want, const char *field)
 {
     char op[80], said[512];
@@ -1530,7 +1549,8 @@ static void expect_error(const problem *p, lk_status want, const char *field)
         test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
     if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
-    const bool not_asked = want == LK_ERR_WORKSPACE || !strcmp(field, "context");
+    const bool pointers = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT;
+    const bool not_asked = pointers || want == LK_ERR_WORKSPACE || !strcmp(field, "context");
     if (!test_that(answer == (not_asked ? LK_OK : want) && (asked == 12345) == (answer != LK_OK)))
         test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
@@ -1551,7 +1571,6 @@ template <class Args> static void common_errors(const problem *p, Args &a)
     BAD_CALL(LK_ERR_NULL, "x is", a.x = NULL);
     BAD_CALL(LK_ERR_NULL, "weight is", a.weight = NULL);
     BAD_CALL(LK_ERR_NULL, "target is", a.target = NULL);
-    BAD_CALL(LK_ERR_NULL, "x is", (a.x = NULL, a.vocab = 0));
     struct {
         const char *name;
         int64_t *at, least, most;
@@ -1597,7 +1616,8 @@ template <class Args> static void common_errors(const problem *p, Args &a)
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
-    BAD_CALL(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
+    BAD_CALL(LK_ERR_WORKSPACE, "128", MOVED(a.workspace, 64));
+    BAD_CALL(LK_OK, "a workspace at 128", MOVED(a.workspace, 128));
 }
 
 template <class Args> static void gradient_errors(const problem *p, Args &a)
@@ -1662,7 +1682,7 @@ static void plan_errors(int type)
     size_t bytes = 0;
     plan_t said = {};
     char number[32];
-    good_calls(&p), query(&p, &bytes);
+    good_calls(&p), smallest(&p, &bytes);
     snprintf(number, sizeof number, "%zu", bytes);
     const lk_status status = plan_of(&p, bytes - 1, &said);
     if (!test_that(status == LK_ERR_WORKSPACE && strstr(lk_last_error(), number)))
@@ -1841,14 +1861,120 @@ static void choices(void)
             see_device(seen[k]);
             const lk_status status = plan_of(&p, cases[i].budget, &of[k]);
             see_device(THIS_DEVICE);
-            const bool alike = k == 3 || (of[k].path != FUSED && !memcmp(&of[k], &of[0], sizeof of[0]));
+            const bool alike = k == 3 || (of[k].path != FUSED && !memcmp(&of[k], &of[0], offsetof(plan_t, text)));
             if (!test_that(!status && alike))
                 test_detail("%d, device %d: %s, %s", i, seen[k], lk_status_string(status), of[k].text);
         }
         const int want = cases[i].want == FUSED && !fused_here ? OTHER : cases[i].want;
-        const bool same = !memcmp(&of[3], &of[0], sizeof of[0]);
+        const bool same = !memcmp(&of[3], &of[1], sizeof of[1]), fused_elsewhere = want == FUSED || cases[i].want == FUSED;
+        const bool left_out = strstr(of[0].text, "FUSED, for sm_90a, is left out: there is no usable CUDA device");
+        if (!test_that(!fused_elsewhere || left_out)) test_detail("%d: without a device %s", i, of[0].text);
         if (!test_that(want == FUSED ? of[3].path == FUSED && of[3].exact : want == OTHER ? same : same && of[3].path == want))
-            test_detail("%d: path %d, %s; elsewhere %s", i, of[3].path, of[3].text, of[0].text);
+            test_detail("%d: path %d, %s; elsewhere %s", i, of[3].path, of[3].text, of[1].text);
+    }
+}
+
+/* Queries from shapes and options alone: with no pointer but for what is wanted they answer what will do wherever tensors lie,
+ * and take the plan of aligned ones. */
+static void shapes_alone(void)
+{
+    alignas(256) static int64_t dummy[64];
+    static const int64_t shapes[][3] = {{600, 16, 101}, {12288, 4096, 131072}, {1, 8, 8}, {0, 8, 8}, {300, 20, 50257}};
+    for (int i = 0; i < LENGTH_OF(shapes) * TEST_TYPES * DIRECTIONS; i++) {
+        const int type = i % TEST_TYPES, direction = i / TEST_TYPES % DIRECTIONS, shape = i / TEST_TYPES / DIRECTIONS;
+        problem p = plain(type, direction, 0, shapes[shape][0], shapes[shape][1], shapes[shape][2]);
+        p.on[MEAN] = p.on[DWEIGHT_F32] = true, p.spelt = i % 2;
+        void *at[TENSORS] = {};
+        at[DX] = at[DWEIGHT] = at[LOSS] = (void *)1; /* wanted, and nobody knows where */
+        set_args(&p, at), forward.context = backward.context = both.context = NULL;
+        plan_t open = {}, least = {}, given = {}, off = {};
+        size_t bytes = 0;
+        lk_status status = query(&p, &bytes);
+        if (!status) status = plan_of(&p, bytes, &open);
+        if (!status && p.tokens) status = plan_of(&p, open.minimum_bytes, &least);
+        at[X] = at[WEIGHT] = at[TARGET] = dummy, at[LSE] = dummy;
+        set_args(&p, at);
+        if (!status) status = plan_of(&p, bytes, &given);
+        at[X] = (char *)dummy + 2;
+        set_args(&p, at);
+        if (!status) status = plan_of(&p, open.minimum_bytes, &off);
+        const bool good = !status && open.workspace_bytes == bytes && !strcmp(open.text, given.text) &&
+                          open.minimum_bytes == off.minimum_bytes && given.minimum_bytes <= open.minimum_bytes;
+        if (!test_that(good))
+            test_detail("%s %s, shape %d: %s, %zu bytes, %s; with pointers %s; off %zu for %zu", direction_name[direction],
+                        test_type_name[type], shape, status ? lk_last_error() : "", bytes, open.text, given.text,
+                        off.minimum_bytes, open.minimum_bytes);
+    }
+    both_args a = {};
+    a.vocab = 0, a.tokens = 1, a.hidden = 1;
+    if (!test_that(lk_linear_cross_entropy_forward_backward_f32(&a, test.stream) == LK_ERR_NULL)) test_detail("NULL comes later");
+}
+
+/* ..._workspace_bytes answers the best plan within 1 GiB, which is that of all tokens at once where they fit, and never less
+ * than is needed. */
+static void default_bytes(void)
+{
+    enum { GIB = 1 << 30 };
+    static const int64_t shapes[][3] = {{12288, 4096, 131072}, {12288, 4096, 8192}, {64, 256, 500}, {INT32_MAX, 64, 100000}};
+    for (int i = 0; i < LENGTH_OF(shapes) * TEST_TYPES * DIRECTIONS; i++) {
+        const int type = i % TEST_TYPES, direction = i / TEST_TYPES % DIRECTIONS, shape = i / TEST_TYPES / DIRECTIONS;
+        problem p = plain(type, direction, 0, shapes[shape][0], shapes[shape][1], shapes[shape][2]);
+        void *at[TENSORS] = {};
+        at[DX] = at[DWEIGHT] = at[LOSS] = (void *)1;
+        p.on[MEAN] = true, set_args(&p, at);
+        size_t bytes = 0;
+        plan_t own = {}, most = {}, all = {};
+        lk_status status = query(&p, &bytes);
+        if (!status) status = plan_of(&p, bytes, &own);
+        const size_t budget = own.minimum_bytes > GIB ? own.minimum_bytes : (size_t)GIB;
+        if (!status) status = plan_of(&p, budget, &most);
+        if (!status) status = plan_of(&p, SIZE_MAX, &all);
+        const bool fits = shape == 2 || (shape == 1 && type == TEST_BF16 && direction == FORWARD);
+        if (!test_that(!status && bytes <= budget && bytes <= all.workspace_bytes && !memcmp(&own, &most, sizeof own)))
+            test_detail("%s %s, shape %d: %zu bytes, %s; within a GiB %s", direction_name[direction], test_type_name[type], shape,
+                        bytes, own.text, most.text);
+        if (!test_that((!fits || !memcmp(&own, &all, sizeof own)) && (shape > 1 || own.matmuls <= all.matmuls + (shape == 0))))
+            test_detail("%s %s, shape %d: %s; all at once %s", direction_name[direction], test_type_name[type], shape, own.text,
+                        all.text);
+        if (!test_that(shape == 3 || own.path == FUSED ? bytes >= own.minimum_bytes : bytes > own.minimum_bytes))
+            test_detail("%s %s, shape %d: %zu bytes", direction_name[direction], test_type_name[type], shape, bytes);
+    }
+}
+
+/* What keeps FUSED away is said, in plans and in the error of the path by name: code for sm_90 without the a, no device. A
+ * query leaves no error of its own behind and an error of the caller's where it is. */
+static void left_out(void)
+{
+    static const struct {
+        int seen;
+        const char *said;
+    } cases[] = {{NO_DEVICE, "for sm_90a, is left out: there is no usable CUDA device"}, {80, ""},
+                 {90, "for sm_90a, is left out: this is code for sm_90"}, {THIS_DEVICE, ""}};
+    for (int i = 0; i < 2 * LENGTH_OF(cases); i++) {
+        const bool pending = i % 2;
+        both_args a = {};
+        plan_t of = {}, f32 = {};
+        a.dx = a.loss = (float *)1, a.tokens = 600, a.hidden = 16, a.vocab = 101;
+        (void)cudaGetLastError();
+        if (pending) (void)cudaSetDevice(-1);
+        const cudaError_t before = cudaPeekAtLastError();
+        see_device(cases[i / 2].seen);
+        const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, SIZE_MAX, &of);
+        const lk_status other = lk_linear_cross_entropy_forward_backward_plan_f32(&a, SIZE_MAX, &f32);
+        a.path = FUSED;
+        const lk_status named = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, SIZE_MAX, &of);
+        const char *const why = strstr(cases[i / 2].said, ": ");
+        const bool here = cases[i / 2].seen == THIS_DEVICE && fused_here;
+        see_device(THIS_DEVICE);
+        const cudaError_t after = cudaGetLastError();
+        if (!test_that(!status && !other && !strstr(f32.text, "left out") &&
+                       (cases[i / 2].said[0] || here ? strstr(of.text, cases[i / 2].said) != NULL : !strstr(of.text, "left out"))))
+            test_detail("%d: %s; f32 %s", i, of.text, f32.text);
+        if (!test_that(here ? !named : named == LK_ERR_PATH && strstr(lk_last_error(), "sm_90a") &&
+                                           (!why || strstr(lk_last_error(), why))))
+            test_detail("%d: by name %s, %s", i, lk_status_string(named), lk_last_error());
+        if (!test_that(pending ? after != cudaSuccess : after == before))
+            test_detail("%d: CUDA's error was %d, is %d", i, (int)before, (int)after);
     }
 }
 
@@ -1958,7 +2084,7 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
     at[X] = x, at[WEIGHT] = weight, at[TARGET] = target, at[DX] = dx, at[DWEIGHT] = dweight, at[LSE] = lse;
     set_args(&p, at);
     size_t bytes = 0;
-    if (!test_that(query(&p, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
+    if (!test_that(smallest(&p, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
     const size_t budget = (size_t)(tokens * (vocab + 64) * 4 / part) + ((size_t)64 << 20);
     if (budget > bytes) bytes = budget;
     TEST_CUDA(cudaMalloc(&workspace, bytes));
@@ -2082,6 +2208,9 @@ int main(int argc, char **argv)
     if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
     if (test_begin("plans of path 0")) choices(), test_finish();
     if (test_begin("plans of plans")) plans_again(), test_finish();
+    if (test_begin("queries from shapes alone")) shapes_alone(), test_finish();
+    if (test_begin("workspaces by default")) default_bytes(), test_finish();
+    if (test_begin("plans where fused is left out")) left_out(), test_finish();
     all_sequences();
     all_themes();
     if (test.small) test_skip("huge", "left out of --small");
