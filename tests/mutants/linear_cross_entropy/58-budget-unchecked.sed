@@ -1,2 +1,3 @@
-# file: linear_cross_entropy.cuh - a budget below the smallest is taken
-s/^    if (budget < least)/    if (false)/
+# file: linear_cross_entropy.cuh - a plan's budget below the smallest is taken
+# case: errors of plans and contexts
+s/^    if (budget < smallest \&\& !least)/    if (false \&\& !least)/
