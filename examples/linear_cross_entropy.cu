@@ -218,7 +218,8 @@ int main(void)
     printf("rung 3: one logit at a time\n");
     show("  loss", a.loss, TOKENS, loss_right, ones);
 
-    /* lk: the caller says how much memory there is, and a query what it buys. The context holds cuBLASLt's handle. */
+    /* lk: a query answers the workspace that one wants; or the caller says how much memory there is, and a plan what it buys.
+     * The context holds cuBLASLt's handle. */
     static lk_linear_cross_entropy_context context;
     check("init", lk_linear_cross_entropy_init(&context));
     lk_linear_cross_entropy_forward_backward_args args = {};
@@ -226,7 +227,11 @@ int main(void)
     args.loss = a.loss, args.dx = a.dx, args.dweight = a.dweight;
     args.tokens = TOKENS, args.hidden = HIDDEN, args.vocab = VOCAB;
     args.use_ignore_index = 1, args.ignore_index = IGNORED;
+    size_t bytes = 0;
     lk_linear_cross_entropy_plan plan;
+    check("query", lk_linear_cross_entropy_forward_backward_workspace_bytes_f32(&args, &bytes));
+    check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, bytes, &plan));
+    printf("by default %zu bytes, of which cuBLASLt gets %zu: %s\n", bytes, plan.cublas_bytes, plan.text);
     check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, (size_t)1 << 20, &plan));
     printf("1 MiB buys: %s\n", plan.text);
     args.workspace = memory_of(NULL, plan.workspace_bytes), args.workspace_bytes = plan.workspace_bytes;
