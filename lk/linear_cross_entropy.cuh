@@ -180,8 +180,8 @@ typedef struct {
     int64_t max_counted;       /* 0, or a bound of the tokens that count: the others take no part in the matmuls */
     int64_t chunk_tokens;      /* tokens of a chunk, panel_vocab: columns of a panel; 0 chooses */
     int64_t panel_vocab;       /* rounded up to a multiple of 16 */
-    float logit_scale;         /* finite, at least 0; 0 means 1 */
-    float softcap;             /* finite, at least 0; 0: off */
+    float logit_scale;         /* 0 to 2^127; 0 means 1 */
+    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor k; finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
@@ -225,8 +225,8 @@ typedef struct {
     int64_t chunk_tokens;      /* tokens of a chunk, panel_vocab: columns of a panel; 0 chooses */
     int64_t panel_vocab;       /* rounded up to a multiple of 16 */
     int64_t slice_tokens;      /* tokens of a chunk whose logits are there at a time; 0 chooses */
-    float logit_scale;         /* finite, at least 0; 0 means 1 */
-    float softcap;             /* finite, at least 0; 0: off */
+    float logit_scale;         /* 0 to 2^127; 0 means 1 */
+    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
@@ -268,8 +268,8 @@ typedef struct {
     int64_t chunk_tokens;      /* tokens of a chunk, panel_vocab: columns of a panel; 0 chooses */
     int64_t panel_vocab;       /* rounded up to a multiple of 16 */
     int64_t slice_tokens;      /* tokens of a chunk whose logits are there at a time; 0 chooses */
-    float logit_scale;         /* finite, at least 0; 0 means 1 */
-    float softcap;             /* finite, at least 0; 0: off */
+    float logit_scale;         /* 0 to 2^127; 0 means 1 */
+    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
@@ -289,7 +289,8 @@ typedef struct {
  *   LK_ERR_SHAPE      tokens, hidden, vocab out of range; a stride that is not 0 and below hidden; x, weight, dx or dweight
  *                     that span more than 2^62 elements; max_counted, chunk_tokens, panel_vocab or
  *                     slice_tokens below 0
- *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
+ *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; logit_scale above 2^127; a softcap, or
+ *                     logit_scale / softcap, outside [2^-100, 2^100]; label_smoothing outside [0, 1]; reduction,
  *                     target_dtype, path: none of the enum; another dtype: neither T nor f32; a context that init has not made,
  *                     or of another device
  *   LK_ERR_PATH       FUSED for another T than bf16, on another device than sm_90a (or code for it left out), for backward, for
