@@ -76,8 +76,8 @@
  *            Path 0 takes FUSED for the calls that it is for (see Errors), where no length of kept logits is given: in forward
  *            wherever it fits; in forward_backward where the model expects it to take less time, here from about 17000
  *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
- *            do: on another one, in code for sm_90 without the a, and where there is none, they give the plan that keeps
- *            logits; for those two reasons the plan's text says so.
+ *            do: on another one, in code that was not compiled for sm_90a, as for sm_90, and where there is none, they give
+ *            the plan that keeps logits; for the latter two reasons the plan's text says so.
  *            On an H200, in ms for 12288 tokens of hidden 4096 in the same 216 to 3178 MiB (bench/results/h200.md has more):
  *                vocab, dweight  8192 f32  32768 f32  50257 f32  131072 f32  131072 bf16
  *                FUSED              3.89       15.0       23.4        59.1         58.7
@@ -1961,9 +1961,9 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     int id = 0, major = 0;
     if (error == cudaErrorNoKernelImageForDevice) c->note = ": the program has no code for this GPU";
     else if (error) c->note = ": there is no usable CUDA device";
-    else if (device.arch == 90 && cudaGetDevice(&id) == cudaSuccess &&
+    else if (cudaGetDevice(&id) == cudaSuccess &&
              cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) == cudaSuccess && major == 9)
-        c->note = ": this is code for sm_90";
+        c->note = ": the code that this device runs was not compiled for it";
     if (clean && cudaPeekAtLastError() != cudaSuccess) (void)cudaGetLastError(); /* a query works without a device */
     return "sm_90a";
 }

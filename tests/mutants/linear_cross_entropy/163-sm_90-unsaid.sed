@@ -1,3 +1,3 @@
 # file: linear_cross_entropy.cuh - code for sm_90 without the a goes without a word
 # case: plans where fused is left out
-s/c->note = ": this is code for sm_90";/c->note = "";/
+s/c->note = ": the code that this .*/c->note = "";/
