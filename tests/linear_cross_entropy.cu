@@ -156,7 +156,8 @@ static problem plain(int type, int direction, int path, int64_t tokens, int64_t 
     p.type = type, p.direction = direction, p.path = path, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.one = 0.75f, p.sigma = 1.3;
     p.has[LOSS] = p.has[LSE] = true;
-    p.seed = test_hash((uint64_t)(((tokens * 1009 + hidden) * 1000003 + vocab) * 101 + type * 31 + direction * 11 + path));
+    const uint64_t shape = ((uint64_t)tokens * 1009 + (uint64_t)hidden) * 1000003 + (uint64_t)vocab;
+    p.seed = test_hash(shape * 101 + (uint64_t)(type * 31 + direction * 11 + path));
     return p;
 }
 
