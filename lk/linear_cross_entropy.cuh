@@ -29,8 +29,9 @@
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
  *            forward gives loss and lse without any work for gradients; backward makes the gradients from a saved lse, by
  *            computing the logits again. What dx, dweight and dbias are NULL for is not done.
- *            In autograd the upstream gradient is known after forward_backward: leave upstream NULL, keep dx, dweight and dbias,
- *            and multiply each by lk_scale (lk_scale.cuh) when it is there: lk_scale_bf16(dx, tokens * hidden, upstream, stream).
+ *            In autograd the upstream gradient is known after forward_backward: leave upstream NULL, keep dx, dweight and
+ *            dbias, and when it is there multiply each of them by it, with lk_scale.cuh:
+ *                status = lk_scale_bf16(dx, tokens * hidden, upstream, stream);
  *            Upstream NULL means 1, not 0. A stride of 0 means packed: an expanded tensor of PyTorch, whose stride is 0, has to
  *            be copied first.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
@@ -93,19 +94,18 @@
  *            hidden has no such help: expect matmuls that slow where it is not a multiple of 8.
  * Numerics   Matmuls of bf16 and f16 sum in float, those of f32 are true float unless tf32 is set. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy besides the rounding of a sum of hidden products; dZ has one rounding to T, dx,
- *            dweight and dbias another. Only where bf16's last columns are apart and there are no panels is their part of dx,
- *            a sum of at most 7 products, rounded to bf16 before the rest is added to it. fast_logits keeps the logits in T, where
- *            they are kept: half the bytes, and errors of half an ulp of T in each. The mean's division and a single upstream
- *            are not in 16-bit dZ, which would round them alike for all tokens, but in the matmuls' alpha, unless there is
- *            dlse. f16: dZ is stored times a power of 2 that brings the largest of what else scales it to about 2^12, and alpha
- *            takes that back, so that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class weight and
- *            2 z_loss |lse| are above 15 together, dZ may overflow.
- *            In panels and FUSED the sum of p over all columns but the target is formed apart, as in cross_entropy.cuh. FUSED
- *            rounds the exponentials to bf16, and x times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks
- *            have up to 2.5e-3 in each (relative Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A
- *            row some of whose tiles are 2^40 above the reference, which is a guess from the first 256 columns, or 2^90 below
- *            it is rescaled, with one rounding more. Its sums of 24 bits are rounded once a chunk, to 2^-16 of what they are,
- *            seldom 2^-15.
+ *            dweight and dbias another. Only where bf16's last columns are apart and there are no panels is their part of dx, a
+ *            sum of at most 7 products, rounded to bf16 before the rest is added to it. fast_logits keeps the logits in T,
+ *            where they are kept: half the bytes, and errors of half an ulp of T in each. The mean's division and a single
+ *            upstream are not in 16-bit dZ, which would round them alike for all tokens, but in the matmuls' alpha, unless
+ *            there is dlse. f16: dZ is stored times a power of 2 that brings the largest of what else scales it to about 2^12,
+ *            and alpha takes that back, so that a loss scale of 65536 and a mean over 10^6 tokens are both safe; where a class
+ *            weight and 2 z_loss |lse| are above 15 together, dZ may overflow. In panels and FUSED the sum of p over all
+ *            columns but the target is formed apart, as in cross_entropy.cuh. FUSED rounds the exponentials to bf16, and x
+ *            times the factor: up to 2.4e-3 in dx and 2.8e-3 in dweight, where chunks have up to 2.5e-3 in each (relative
+ *            Frobenius norms, 64 tokens of 500 columns, sigma 0.02 to 64, simulated). A row some of whose tiles are 2^40 above
+ *            the reference, which is a guess from the first 256 columns, or 2^90 below it is rescaled, with one rounding more.
+ *            Its sums of 24 bits are rounded once a chunk, to 2^-16 of what they are, seldom 2^-15.
  * Traffic    Each matmul 2 tokens hidden vocab operations. Between them forward_backward reads the logits once and writes dZ
  *            once: with f32 logits 6 bytes an element beside the 4 that the matmul writes and the 4 that the gradients' read.
  *            dbias reads dZ once more.
@@ -352,7 +352,7 @@ typedef struct {
     bool open;                                       /* a query without x or weight: where they lie may yet forbid fused */
     int type, logits_type;                           /* LK_DTYPE_* of T and of the logits */
     int64_t rows;                                    /* tokens, or max_counted where rows are compacted */
-    const char *note;                                /* what of the device or its code keeps fused away, "" where nothing does */
+    const char *note;                                /* what of the device or its code keeps fused away, or "" */
 } lk_lce_call;
 
 /* At the head of the workspace. */
