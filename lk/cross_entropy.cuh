@@ -85,12 +85,13 @@ typedef struct {
     float *loss;               /* out  f32 [rows], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [rows], or [1] when reduced; NULL to skip */
     float *lse;                /* out  f32 [rows]; NULL to skip */
+    float *lse_low;            /* out  f32 [rows], what lse was rounded by, for backward; NULL to skip */
     float *entropy;            /* out  f32 [rows], in nats; NULL to skip */
     int64_t *argmax;           /* out  int64 [rows], the smallest column of the largest logit, NaN above all; NULL to skip */
     int64_t *valid_rows;       /* out  int64 [1], the number of rows counted; NULL to skip */
     float *weight_sum;         /* out  f32 [1], the sum of class_weight[target] over rows counted; NULL to skip. Some output */
     int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    void *workspace;           /* scratch of at least the queried bytes, aligned to 128; NULL when 0 */
     size_t workspace_bytes;
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30 */
@@ -112,6 +113,7 @@ typedef struct {
     const void *target;        /* in   target_dtype [rows] */
     const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
     const float *lse;          /* in   f32 [rows] from forward with the same options */
+    const float *lse_low;      /* in   f32 [rows] from the same forward; NULL means 0: see Numerics */
     const float *upstream;     /* in   f32 [1], or [rows] with upstream_per_row, the gradient of loss; NULL means 1 */
     const float *dlse;         /* in   f32 [rows], a gradient of lse from elsewhere, added; NULL: none */
     const int64_t *valid_rows; /* in   int64 [1] from forward; for mean, but with class weights only when z_loss is not 0 */
@@ -147,13 +149,14 @@ typedef struct {
     float *loss;               /* out  f32 [rows], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [rows], or [1] when reduced; NULL to skip */
     float *lse;                /* out  f32 [rows]; NULL to skip */
+    float *lse_low;            /* out  f32 [rows]; NULL to skip */
     float *entropy;            /* out  f32 [rows]; NULL to skip */
     int64_t *argmax;           /* out  int64 [rows]; NULL to skip */
     int64_t *valid_rows;       /* out  int64 [1]; NULL to skip */
     float *weight_sum;         /* out  f32 [1]; NULL to skip */
     void *dlogits;             /* out  dlogits_dtype [rows, vocab]; may be logits, with rows that start at the same bytes */
     int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 256; NULL when 0 */
+    void *workspace;           /* scratch of at least the queried bytes, aligned to 128; NULL when 0 */
     size_t workspace_bytes;
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30 */
@@ -230,6 +233,7 @@ typedef struct {
 typedef struct {
     float class_loss, z_loss, lse, entropy;
     int64_t argmax; /* -1 where lk_ce_row_top was not called */
+    float lse_low;  /* what lse was rounded by; 0 where lse is not finite */
 } lk_ce_result;
 
 LK_DEVICE lk_ce_row lk_ce_row_empty(void)
@@ -304,8 +308,12 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
     const float log = lk_log_split(s.sum, &k), log_sum = fmaf(k, LK_LN2, log), max = o.scale * s.max;
     const float above = o.scale * (s.max - s.target); /* +inf for a target at -inf */
     lk_ce_result r;
-    r.lse = proper ? lk_lse_join(max, k, log) : s.sum == 0.0f ? -INFINITY : s.sum;
-    if (lk_is_finite(max)) r.lse += fmaf(o.scale, s.max, -max); /* what max was rounded by */
+    float rounded = 0.0f; /* what joining rounds off, and below adding what max was rounded by */
+    const float joined = proper ? lk_lse_join(max, k, log, &rounded) : s.sum == 0.0f ? -INFINITY : s.sum;
+    const float missed = lk_is_finite(max) ? fmaf(o.scale, s.max, -max) : 0.0f;
+    r.lse = joined + missed;
+    const float added = r.lse - joined;
+    r.lse_low = lk_is_finite(r.lse) ? rounded + ((joined - (r.lse - added)) + (missed - added)) : 0.0f;
     r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
     r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_join(above, k, log) : above);
     if (all && o.label_smoothing > 0.0f) {
@@ -408,20 +416,20 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_received(const Args &a, int64_
  * draws the last of as many tickets as there are blocks adds up, was as fast in forward and slower in forward_backward on an
  * H200, in an earlier form: 5 us of 41 at 4096 rows of 8192, 8 of 533 at 131072. */
 
-/* The terms of the rows, each kind an array [rows] at a multiple of 256 bytes: few blocks read them all. An ignored row leaves
+/* The terms of the rows, each kind an array [rows] at a multiple of 128 bytes: few blocks read them all. An ignored row leaves
  * -0 for its class term, which adds nothing to a sum. No other row leaves -0, and those that do not are the rows counted. */
 typedef struct {
     float *loss;   /* the class terms; NULL: no reduced loss is wanted */
     float *z;      /* the z-losses; NULL without z_loss */
-    float *weight; /* w[y], 0 where y is ignored or bad; NULL without class weights */
+    float *weight; /* w[y], 0 where y is ignored or bad; NULL where neither a mean nor the caller wants their sum */
 } lk_ce_terms;
 #define LK_CE_IGNORED 0x80000000u /* the bits of -0 */
 
 /* The counts of all rows, where a mean's gradients want them before the rows. The first bytes of the workspace; behind them lie
  * the rows' terms. */
-typedef struct alignas(256) {
+typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     int64_t valid_rows;
-    float weight_sum;
+    float weight_sum; /* where there are class weights */
 } lk_ce_tally;
 
 /* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of MOST such blocks at most,
@@ -505,7 +513,7 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_args &
     constexpr int U = 16, BATCH = U * THREADS;
     const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
     const int64_t ignored = a.ignore_index;
-    const bool every = !a.use_ignore_index;
+    const bool every = !a.use_ignore_index, weighs = a.class_weight || a.weight_sum;
     lk_ce_sums<unsigned> s = {};
     float lost = 0.0f;
     for (int64_t first = rank * BATCH; first < a.rows; first += step) {
@@ -524,12 +532,12 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_args &
 #pragma unroll
         for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
         s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
-        if (!a.class_weight) continue;
+        if (!weighs) continue;
         float w[U] = {}, sum = 0.0f;
 #pragma unroll
         for (int u = 0; u < U; u++) {
             const lk_ce_label label = lk_ce_label_of(a, y[u]);
-            if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight[label.y];
+            if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
         }
 #pragma unroll
         for (int u = 0; u < U; u++) sum += w[u];
@@ -550,8 +558,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross
     lk_ce_sums<int64_t> s;
     if (a.target_dtype == LK_TARGET_INT32) own = lk_ce_count<THREADS, MOST>(a, (const int32_t *)a.target);
     else own = lk_ce_count<THREADS, MOST>(a, (const int64_t *)a.target);
-    if (!lk_ce_sum_up<THREADS, MOST>(own, false, a.class_weight != NULL, &s) || threadIdx.x != 0) return;
-    if (!a.class_weight) s.weight = (float)s.count;
+    if (!lk_ce_sum_up<THREADS, MOST>(own, false, a.class_weight || a.weight_sum, &s) || threadIdx.x != 0) return;
     if (p.tally) p.tally->valid_rows = s.count, p.tally->weight_sum = s.weight;
     if (a.valid_rows) *a.valid_rows = s.count;
     if (a.weight_sum) *a.weight_sum = s.weight;
@@ -563,7 +570,7 @@ typedef struct {
     int64_t *valid_rows;      /* likewise */
     float *weight_sum;
     int64_t rows;
-    int mean, zero_when_empty;
+    int mean, weighted, zero_when_empty; /* weighted: the mean has class weights */
 } lk_cross_entropy_sum_plan;
 
 /* The sum of four terms; those that are not -0 are counted. */
@@ -615,7 +622,7 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
 template <int THREADS, int MOST>
 LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
 {
-    const bool z = p.terms.z != NULL, weighted = p.terms.weight != NULL;
+    const bool z = p.terms.z != NULL, weight = p.terms.weight != NULL;
     lk_griddepcontrol_launch_dependents();
     if (MOST > 1) lk_cluster_begin();
     lk_griddepcontrol_wait();
@@ -624,9 +631,9 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     unsigned again = 0; /* the same rows, of which the class terms have the count */
     own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, p.rows, &own.count);
     if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, p.rows, &again);
-    if (weighted) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
-    if (!lk_ce_sum_up<THREADS, MOST>(own, z, weighted, &s) || threadIdx.x != 0) return;
-    const float valid = (float)s.count, over = weighted ? s.weight : valid;
+    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
+    if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
+    const float valid = (float)s.count, over = p.weighted ? s.weight : valid;
     if (p.mean) {
         const float nothing = p.zero_when_empty ? 0.0f : NAN;
         if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
@@ -636,7 +643,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     if (p.loss) *p.loss = s.loss + s.z;
     if (p.z_loss_out) *p.z_loss_out = s.z;
     if (p.valid_rows) *p.valid_rows = s.count;
-    if (p.weight_sum) *p.weight_sum = over;
+    if (p.weight_sum) *p.weight_sum = s.weight;
 }
 
 /* The same of few rows' class terms alone, 16 THREADS rows at most, by one block. It is in a chain behind the rows, where
@@ -679,7 +686,6 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const 
     if (p.loss) *p.loss = sum;
     if (p.z_loss_out) *p.z_loss_out = empty ? nothing : 0.0f;
     if (p.valid_rows) *p.valid_rows = count;
-    if (p.weight_sum) *p.weight_sum = valid;
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
@@ -736,13 +742,14 @@ template <bool all, class Args>
 LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms terms, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
-    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1};
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     if (label.counted) r = lk_ce_row_finish<all>(s, options);
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
     if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
     if (a.lse) a.lse[row] = r.lse;
+    if (a.lse_low) a.lse_low[row] = r.lse_low;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
     if (!terms.loss) return;
@@ -923,9 +930,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
         }
     }
     for (int i = rank; i < aside->split.edge; i += team) {
-        const int64_t col = lk_edge_col<T>(aside->split, i);
-        const float single[1] = {i == rank ? aside->single : lk_to_float(logits[col])};
-        s = lk_ce_take(s, single, col, a);
+        const int64_t edge = lk_edge_col<T>(aside->split, i);
+        const float single[1] = {i == rank ? aside->single : lk_to_float(logits[edge])};
+        s = lk_ce_take(s, single, edge, a);
     }
     lk_griddepcontrol_launch_dependents();
 
@@ -967,6 +974,7 @@ typedef struct {
     lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
     lk_ce_terms terms;         /* for a reduced loss */
     const float *given;        /* backward: lse [rows] */
+    const float *given_low;    /* and what it was rounded by; NULL: 0 */
     const int64_t *valid_rows; /* for mean; NULL: */
     int64_t valid;             /* that many */
     const float *weight_sum;   /* for mean with class weights */
@@ -1258,16 +1266,17 @@ LK_DEVICE float lk_ce_delivered(lk_ce_mail *mail, float x, int team, int source)
 /* What a row's gradient takes from memory beside the logits, asked for before it is needed: f and h, the upstreams of the
  * class term and of the z-loss, and what says itself. */
 typedef struct {
-    float f, h, dlse, lse, weight;
+    float f, h, dlse, lse, lse_low, weight;
 } lk_ce_upstream;
 
 LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int64_t row, int y)
 {
-    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 1.0f};
+    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f};
     if (y == -1) return up; /* ignored */
     if (p.a.upstream) up.f = up.h = p.a.upstream[p.a.upstream_per_row ? row : 0];
     if (p.a.dlse) up.dlse = p.a.dlse[row];
     if (p.given) up.lse = p.given[row];
+    if (p.given_low) up.lse_low = p.given_low[row];
     if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
     if (p.a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.a.class_weight ? *p.weight_sum : valid;
@@ -1306,16 +1315,20 @@ LK_DEVICE float lk_ce_rate(float rate, float value)
     return __int_as_float((exponent < 254 ? exponent : 254) << 23);
 }
 
-/* unit, rate and base of p = unit 2^(rate v - base), from a given lse. base is rate times a value, as in forward, so that what
- * rate was rounded by does not meet large logits; by how much the value misses lse / scale, and base its product, is known
- * exactly. */
-LK_DEVICE float lk_ce_unit(float lse, float scale, float *rate, float *base)
+/* unit, rate and base of p = unit 2^(rate v - base), from a given lse and what it was rounded by. base is rate times a value,
+ * as in forward, so that what rate was rounded by does not meet large logits; by how much the value misses (lse + lse_low) /
+ * scale, and base its product, is known exactly. With lk_ce_rate's other rate the value is the largest logit, which lse alone
+ * may miss: then unit is 1. */
+LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
 {
     float value = __fdiv_rn(lse, scale);
     if (!lk_is_finite(value)) value = 0.0f;
     *rate = lk_ce_rate(scale * LK_LOG2E, value), *base = *rate * value;
-    if (*rate != scale * LK_LOG2E) return 1.0f;
-    return lk_ex2(fmaf(fmaf(scale, value, -lse), LK_LOG2E, -fmaf(*rate, value, -*base)));
+    const float missed = fmaf(scale, value, -lse) - lse_low;
+    if (*rate == scale * LK_LOG2E) return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
+    if (lse_low == 0.0f) return 1.0f;
+    value -= __fdiv_rn(missed, scale), *base = *rate * value;
+    return lk_ex2((fmaf(scale, value, -lse) - lse_low) * LK_LOG2E);
 }
 
 /* The logits x of columns col, col + 1, ... become their gradients, and sum gets their e but that of column `hit`. */
@@ -1484,7 +1497,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             y = -1;
         } else if (y >= 0) {
             g = lk_ce_prepare(p, up, up.lse, weights, owner ? aside : NULL);
-            const float unit = lk_ce_unit(up.lse, scale, &g.rate, &g.base);
+            const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
             g.rise *= unit;
             if (owner) aside->unit = unit;
         }
@@ -1734,9 +1747,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         for (int i = 0; i < SHARE; i++)
             if (i * STEP < left) share[i].low = target[i * STEP];
     }
-    float f = 1.0f, dlse = 0.0f, lse = 0.0f, over = 1.0f;
+    float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
     int64_t valid = p.valid;
     if (there && given) lse = p.given[row];
+    if (there && given && p.given_low) lse_low = p.given_low[row];
     if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
@@ -1786,7 +1800,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: what base was rounded by, which is known exactly */
     if constexpr (given) {
         const bool proper = y >= 0 && lk_is_finite(lse);
-        if (proper) missed = lk_ce_unit(lse, scale, &rate, &base);
+        if (proper) missed = lk_ce_unit(lse, lse_low, scale, &rate, &base);
         own = (a.z_loss > 0.0f ? own * lse : 0.0f) + dlse * scale;
         rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1907,12 +1921,27 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_sizes(const char 
     return lk_cross_entropy_check_stride(op, "logits", a->rows, "vocab", a->vocab, &a->logits_stride);
 }
 
+/* Scales whose products with log2 e, and under a softcap also the quotient of both, are far from the ends of float's range. */
+LK_HOST lk_status lk_cross_entropy_check_scales(const char *op, float logit_scale, float softcap)
+{
+    const float scale = logit_scale == 0.0f ? 1.0f : logit_scale, quotient = scale / softcap;
+    if (scale > 0x1p127f)
+        return lk_fail(LK_ERR_VALUE, op, "logit_scale is %g; it must be at most 2^127", (double)logit_scale);
+    if (softcap == 0.0f) return LK_OK;
+    if (!(softcap >= 0x1p-100f && softcap <= 0x1p100f))
+        return lk_fail(LK_ERR_VALUE, op, "softcap is %g; it must be 0 or 2^-100 to 2^100", (double)softcap);
+    if (!(quotient >= 0x1p-100f && quotient <= 0x1p100f))
+        return lk_fail(LK_ERR_VALUE, op, "logit_scale over softcap is %g; it must be 2^-100 to 2^100", (double)quotient);
+    return LK_OK;
+}
+
 /* The values that forward and backward both have, but path, which comes last. */
 template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char *op, const Args *a)
 {
     lk_status status = lk_cross_entropy_check_option(op, "logit_scale", a->logit_scale);
     if (!status) status = lk_cross_entropy_check_option(op, "softcap", a->softcap);
     if (!status) status = lk_cross_entropy_check_option(op, "z_loss", a->z_loss);
+    if (!status) status = lk_cross_entropy_check_scales(op, a->logit_scale, a->softcap);
     if (status) return status;
     if (!(a->label_smoothing >= 0.0f && a->label_smoothing <= 1.0f))
         return lk_fail(LK_ERR_VALUE, op, "label_smoothing is %g; it must be 0 to 1", (double)a->label_smoothing);
@@ -1934,7 +1963,10 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_path(const char *
     return LK_OK;
 }
 
-/* Validates; a becomes the arguments with every default filled in. arch: of lk_device, 90 where it does not matter. */
+/* What a query is given for arch: any path will do, and what tensors there are is not looked at. */
+#define LK_CROSS_ENTROPY_QUERY INT32_MAX
+
+/* Validates; a becomes the arguments with every default filled in. arch: of lk_device. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_entropy_forward_args *args, int arch,
                                                  lk_cross_entropy_forward_args *a)
@@ -1942,30 +1974,37 @@ LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     lk_status status = LK_OK;
-    if (a->rows != 0) {
+    if (a->rows != 0 && arch != LK_CROSS_ENTROPY_QUERY) {
         status = lk_cross_entropy_check_null(op, "logits", a->logits);
         if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
-        const bool any = a->loss || a->z_loss_out || a->lse || a->entropy || a->argmax || a->valid_rows || a->weight_sum ||
-                         a->bad_targets;
+        const bool any = a->loss || a->z_loss_out || a->lse || a->lse_low || a->entropy || a->argmax || a->valid_rows ||
+                         a->weight_sum || a->bad_targets;
         if (!status && !any) status = lk_fail(LK_ERR_NULL, op, "every output is NULL");
     }
     if (!status) status = lk_cross_entropy_check_sizes(op, a);
     if (!status) status = lk_cross_entropy_check_values(op, a);
     if (!status) status = lk_cross_entropy_check_path(op, a, arch);
-    if (!status) status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (status || arch == LK_CROSS_ENTROPY_QUERY) return status;
+    status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
     if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
     if (!status) status = lk_check_aligned(op, "class_weight", a->class_weight, 4);
     if (!status) status = lk_check_aligned(op, "loss", a->loss, 4);
     if (!status) status = lk_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
     if (!status) status = lk_check_aligned(op, "lse", a->lse, 4);
+    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, 4);
     if (!status) status = lk_check_aligned(op, "entropy", a->entropy, 4);
     if (!status) status = lk_check_aligned(op, "argmax", a->argmax, 8);
     if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
     if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
     if (!status) status = lk_check_aligned(op, "bad_targets", a->bad_targets, 4);
-    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     return status;
 }
+
+/* LK_DTYPE_* of T. */
+template <class T> constexpr int lk_cross_entropy_dtype = LK_DTYPE_F32;
+template <> constexpr int lk_cross_entropy_dtype<lk_f16> = LK_DTYPE_F16;
+template <> constexpr int lk_cross_entropy_dtype<lk_bf16> = LK_DTYPE_BF16;
 
 /* Whether a reduced loss is wanted, and the bytes of workspace: for that, and for the counts. */
 template <class Args> LK_HOST bool lk_cross_entropy_reduced(const Args *a)
@@ -1982,7 +2021,7 @@ template <class Args> LK_HOST size_t lk_cross_entropy_bytes(const Args *a, bool 
 {
     const bool terms = lk_cross_entropy_reduced(a) && a->rows > 0;
     if (!terms && !counts) return 0;
-    const int kinds = terms ? 1 + (a->z_loss > 0.0f) + (a->class_weight != NULL) : 0;
+    const int kinds = terms ? 1 + (a->z_loss > 0.0f) + (a->class_weight || a->weight_sum) : 0;
     return sizeof(lk_ce_tally) + (size_t)kinds * (size_t)lk_cross_entropy_terms_stride(a->rows) * sizeof(float);
 }
 
@@ -1991,7 +2030,7 @@ template <class Args> LK_HOST lk_ce_terms lk_cross_entropy_terms(const Args *a)
 {
     const int64_t stride = lk_cross_entropy_terms_stride(a->rows);
     float *const loss = (float *)((lk_ce_tally *)a->workspace + 1), *const z = a->z_loss > 0.0f ? loss + stride : NULL;
-    return {loss, z, a->class_weight ? (z ? z : loss) + stride : NULL};
+    return {loss, z, a->class_weight || a->weight_sum ? (z ? z : loss) + stride : NULL};
 }
 
 /* Blocks that add up something of all rows, of so many bytes each: one, or a cluster beyond 128 KiB, a guess: for 4096 rows its
@@ -2001,7 +2040,7 @@ LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64
     return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
 }
 
-/* The counts of all rows, for the caller and, in the tally, for gradients. */
+/* The counts of all rows, in the tally for gradients, and for the caller where no sum of terms gives them. */
 template <class Args>
 LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const Args *a, lk_ce_tally *tally,
                                          cudaStream_t stream)
@@ -2009,8 +2048,8 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
     lk_cross_entropy_count_plan count = {};
     count.a.target = a->target, count.a.class_weight = a->class_weight, count.a.rows = a->rows, count.a.vocab = a->vocab;
     count.a.ignore_index = a->ignore_index, count.a.use_ignore_index = a->use_ignore_index;
-    count.a.target_dtype = a->target_dtype, count.a.valid_rows = a->valid_rows, count.a.weight_sum = a->weight_sum;
-    count.tally = tally;
+    count.a.target_dtype = a->target_dtype, count.tally = tally;
+    if (!lk_cross_entropy_reduced(a)) count.a.valid_rows = a->valid_rows, count.a.weight_sum = a->weight_sum;
     const int cluster = lk_cross_entropy_adders(device, a->rows, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
     void (*kernel)(lk_cross_entropy_count_plan) = lk_cross_entropy_count_kernel<256, 1>;
     if (cluster > 1) kernel = lk_cross_entropy_count_kernel<256, 8>;
@@ -2024,7 +2063,7 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
                                        cudaStream_t stream)
 {
     const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->rows,
-                                           a->reduction == LK_REDUCTION_MEAN, a->zero_when_empty};
+                                           a->reduction == LK_REDUCTION_MEAN, a->class_weight != NULL, a->zero_when_empty};
     const bool alone = !terms.z && !terms.weight;
     if (alone && a->rows <= 4096)
         return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<256>, 1, 1, 256, 0, stream, sum);
@@ -2035,11 +2074,45 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);
 }
 
-LK_HOST lk_status lk_cross_entropy_check_workspace(const char *op, const void *workspace, size_t given, size_t bytes)
+/* Whether gradients of 16 bits lie where logits of 32 are read; and the end of the columns from vocab on that become 0. */
+template <class T, class Args> LK_HOST bool lk_cross_entropy_ordered(const Args *a)
 {
-    if (!bytes || (workspace && (uintptr_t)workspace % 256 == 0 && given >= bytes)) return LK_OK;
-    return lk_fail(LK_ERR_WORKSPACE, op, "workspace must be %zu bytes at a multiple of 256; it is %zu at %p", bytes, given,
-                   workspace);
+    return a->dlogits == a->logits && a->dlogits_dtype != lk_cross_entropy_dtype<T>;
+}
+template <class T, class Args> LK_HOST int64_t lk_cross_entropy_padded_end(const Args *a)
+{
+    return !a->zero_padding ? a->vocab : lk_cross_entropy_ordered<T>(a) ? a->logits_stride : a->dlogits_stride;
+}
+
+/* A launcher's tensors against the memory they lie in. */
+template <class T, class Args> LK_HOST lk_status lk_cross_entropy_check_inputs(const char *op, const Args *a)
+{
+    const int64_t span = a->rows ? (a->rows - 1) * a->logits_stride + a->vocab : 0;
+    const lk_tensor list[] = {{"logits", a->logits, sizeof(T), span},
+                              {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, a->rows},
+                              {"class_weight", a->class_weight, 4, a->rows ? a->vocab : 0},
+                              {"lse", a->lse, 4, a->rows},
+                              {"lse_low", a->lse_low, 4, a->rows},
+                              {"bad_targets", a->bad_targets, 4, a->rows ? 1 : 0}};
+    lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
+    return lk_check_memory(op, list, 6);
+}
+template <class Args> LK_HOST lk_status lk_cross_entropy_check_outputs(const char *op, const Args *a, size_t bytes)
+{
+    const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1;
+    const lk_tensor list[] = {{"loss", a->loss, 4, losses},           {"z_loss_out", a->z_loss_out, 4, losses},
+                              {"entropy", a->entropy, 4, a->rows},    {"argmax", a->argmax, 8, a->rows},
+                              {"valid_rows", a->valid_rows, 8, 1},    {"weight_sum", a->weight_sum, 4, 1},
+                              {"workspace", a->workspace, 1, (int64_t)bytes}};
+    return lk_check_memory(op, list, 7);
+}
+template <class T, class Args> LK_HOST lk_status lk_cross_entropy_check_gradients(const char *op, const Args *a)
+{
+    const int64_t span = a->rows ? (a->rows - 1) * a->dlogits_stride + lk_cross_entropy_padded_end<T>(a) : 0;
+    const lk_tensor list[] = {{"dlogits", a->dlogits, a->dlogits_dtype == LK_DTYPE_F32 ? 4 : 2, span},
+                              {"upstream", a->upstream, 4, !a->rows ? 0 : a->upstream_per_row ? a->rows : 1},
+                              {"dlse", a->dlse, 4, a->rows}};
+    return lk_check_memory(op, list, 3);
 }
 
 /* The path where the caller leaves it open, and the threads of a row: lanes until each has two vectors. */
@@ -2067,7 +2140,7 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_forward_args *args, size_t *bytes)
 {
     lk_cross_entropy_forward_args a = {};
-    const lk_status status = lk_cross_entropy_forward_check<T>(op, args, 90, &a);
+    const lk_status status = lk_cross_entropy_forward_check<T>(op, args, LK_CROSS_ENTROPY_QUERY, &a);
     if (!status && bytes) *bytes = lk_cross_entropy_bytes(&a, false);
     return status;
 }
@@ -2081,8 +2154,11 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_cross_entropy_forward_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
-    if (error) return lk_launched(op, error);
-    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, lk_cross_entropy_bytes(&a, false));
+    if (error) return lk_asked_device(op, error);
+    const size_t bytes = lk_cross_entropy_bytes(&a, false);
+    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
+    if (!status) status = lk_cross_entropy_check_inputs<T>(op, &a);
+    if (!status) status = lk_cross_entropy_check_outputs(op, &a, bytes);
     if (status) return status;
     const bool reduced = lk_cross_entropy_reduced(&a);
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, &a, NULL, stream);
@@ -2092,7 +2168,8 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) plan.a.loss = plan.a.z_loss_out = NULL;
-    const bool rowwise = reduced || plan.a.loss || plan.a.z_loss_out || a.lse || a.entropy || a.argmax || a.bad_targets;
+    const bool losses = reduced || plan.a.loss || plan.a.z_loss_out;
+    const bool rowwise = losses || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
     if (!status && a.rows > 0 && rowwise) {
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
         /* Loads in flight a thread and blocks an SM as in lk_logsumexp_forward, where they were measured. */
@@ -2109,11 +2186,6 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &a, plan.terms, stream);
     return status;
 }
-
-/* LK_DTYPE_* of T. */
-template <class T> constexpr int lk_cross_entropy_dtype = LK_DTYPE_F32;
-template <> constexpr int lk_cross_entropy_dtype<lk_f16> = LK_DTYPE_F16;
-template <> constexpr int lk_cross_entropy_dtype<lk_bf16> = LK_DTYPE_BF16;
 
 /* What one of the two wants beside what both have. */
 LK_HOST lk_status lk_cross_entropy_check_own(const char *op, const lk_cross_entropy_backward_args *a)
@@ -2153,7 +2225,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *ar
     *a = *args;
     const bool in_place = a->dlogits && a->dlogits == a->logits;
     lk_status status = LK_OK;
-    if (a->rows != 0) {
+    if (a->rows != 0 && arch != LK_CROSS_ENTROPY_QUERY) {
         status = lk_cross_entropy_check_null(op, "logits", a->logits);
         if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
         if (!status) status = lk_cross_entropy_check_own(op, a);
@@ -2175,10 +2247,13 @@ LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *ar
     if (a->dlogits_dtype != lk_cross_entropy_dtype<T> && !half)
         return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
     status = lk_cross_entropy_check_path(op, a, arch);
-    if (!status) status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (status || arch == LK_CROSS_ENTROPY_QUERY) return status;
+    status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
     if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
     if (!status) status = lk_check_aligned(op, "class_weight", a->class_weight, 4);
     if (!status) status = lk_check_aligned(op, "lse", a->lse, 4);
+    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, 4);
     if (!status) status = lk_check_aligned(op, "upstream", a->upstream, 4);
     if (!status) status = lk_check_aligned(op, "dlse", a->dlse, 4);
     if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
@@ -2186,7 +2261,6 @@ LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *ar
     if (!status) status = lk_check_aligned(op, "dlogits", a->dlogits, half ? 2 : sizeof(T));
     if (!status) status = lk_check_aligned(op, "bad_targets", a->bad_targets, 4);
     if (!status) status = lk_cross_entropy_check_own_aligned(op, a);
-    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     return status;
 }
 
@@ -2197,8 +2271,7 @@ template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_en
     const int64_t lanes = lk_ceil_div(a->vocab / LK_VEC<T>, LK_CROSS_ENTROPY_FEW);
     const bool fits = lanes <= 32 || a->rows > LK_CROSS_ENTROPY_ROWS;
     if (a->path != LK_CROSS_ENTROPY_WARP && !(a->path == LK_CROSS_ENTROPY_AUTO && fits)) return -1;
-    const bool ordered = a->dlogits == a->logits && a->dlogits_dtype != lk_cross_entropy_dtype<T>;
-    int team_log2 = ordered ? 3 : 0; /* single elements are read at once then, one a thread */
+    int team_log2 = lk_cross_entropy_ordered<T>(a) ? 3 : 0; /* single elements are read at once then, one a thread */
     while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
     return team_log2;
 }
@@ -2224,8 +2297,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
                                                    lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
 {
     lk_cross_entropy_forward_backward_args &a = plan.a;
-    plan.ordered = sizeof(D) != sizeof(T) && a.dlogits == a.logits;
-    plan.padded_end = !a.zero_padding ? a.vocab : plan.ordered ? a.logits_stride : a.dlogits_stride;
+    plan.ordered = lk_cross_entropy_ordered<T>(&a), plan.padded_end = lk_cross_entropy_padded_end<T>(&a);
     const bool brief = lk_cross_entropy_short<T>(&a);
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (brief) {
@@ -2292,12 +2364,18 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     lk_cross_entropy_backward_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
+    lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
-    if (error) return lk_launched(op, error);
-    if (a.rows == 0) return LK_OK;
+    if (error) return lk_asked_device(op, error);
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
+    const lk_tensor counts[] = {{"valid_rows", a.valid_rows, 8, mean && a.rows ? 1 : 0},
+                                {"weight_sum", a.weight_sum, 4, mean && a.rows ? 1 : 0}};
+    status = lk_cross_entropy_check_inputs<T>(op, &a);
+    if (!status) status = lk_cross_entropy_check_gradients<T>(op, &a);
+    if (!status) status = lk_check_memory(op, counts, 2);
+    if (status || a.rows == 0) return status;
     lk_cross_entropy_gradient_plan plan = {};
-    plan.given = a.lse, plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
+    plan.given = a.lse, plan.given_low = a.lse_low, plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
     lk_cross_entropy_forward_backward_args &both = plan.a;
     both.logits = a.logits, both.target = a.target, both.class_weight = a.class_weight, both.upstream = a.upstream;
     both.dlse = a.dlse, both.dlogits = a.dlogits, both.bad_targets = a.bad_targets, both.rows = a.rows, both.vocab = a.vocab;
@@ -2320,7 +2398,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op,
                                                               const lk_cross_entropy_forward_backward_args *args, size_t *bytes)
 {
     lk_cross_entropy_forward_backward_args a = {};
-    const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, 90, &a);
+    const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, LK_CROSS_ENTROPY_QUERY, &a);
     if (!status && bytes) *bytes = lk_cross_entropy_forward_backward_bytes(&a);
     return status;
 }
@@ -2337,9 +2415,12 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
     if (status) return status;
-    if (error) return lk_launched(op, error);
+    if (error) return lk_asked_device(op, error);
     const size_t bytes = lk_cross_entropy_forward_backward_bytes(&a);
-    status = lk_cross_entropy_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
+    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
+    if (!status) status = lk_cross_entropy_check_inputs<T>(op, &a);
+    if (!status) status = lk_cross_entropy_check_outputs(op, &a, bytes);
+    if (!status) status = lk_cross_entropy_check_gradients<T>(op, &a);
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
@@ -2379,7 +2460,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     {                                                                                                                          \
         lk_cross_entropy_backward_args a = {};                                                                                 \
         return lk_no_workspace(                                                                                                \
-            lk_cross_entropy_gradient_check<lk_##T>("lk_cross_entropy_backward_" #T, args, 90, &a), bytes);                    \
+            lk_cross_entropy_gradient_check<lk_##T>("lk_cross_entropy_backward_" #T, args, LK_CROSS_ENTROPY_QUERY, &a), bytes); \
     }                                                                                                                          \
     LK_API lk_status lk_cross_entropy_forward_backward_##T(const lk_cross_entropy_forward_backward_args *args,                 \
                                                            cudaStream_t stream)                                                \
@@ -2392,5 +2473,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
         return lk_cross_entropy_forward_backward_workspace<lk_##T>("lk_cross_entropy_forward_backward_" #T, args, bytes);      \
     }
 
+#else
+#define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY")
 #endif /* CUDA or the simulator */
 #endif

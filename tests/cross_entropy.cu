@@ -71,11 +71,11 @@ static bool gives_gradient(int direction) { return direction != FORWARD; }
 
 enum {
     LOGITS, TARGET, WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, ENTROPY, ARGMAX, VALID, WEIGHT_SUM, BAD_COUNT, DLOGITS,
-    WORKSPACE, TENSORS = WORKSPACE
+    LSE_LOW, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"logits", "target",     "class_weight", "upstream", "dlse",
                                           "lse",    "loss",       "z_loss_out",   "entropy",  "argmax",
-                                          "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "workspace"};
+                                          "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "lse_low", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. HALF: 16-bit dlogits of f32 logits. */
 enum {
@@ -159,7 +159,7 @@ static void settle_tensors(problem *p)
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
     p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
     if (!loss) {
-        p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = false;
+        p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = false; /* and lse_low as it was drawn */
         p->has[VALID] |= p->on[MEAN] && (!p->on[WEIGHTS] || p->on[Z]), p->has[WEIGHT_SUM] |= p->on[MEAN] && p->on[WEIGHTS];
     }
 }
@@ -184,7 +184,7 @@ static const char *describe(const problem *p)
 static bool is_output(const problem *p, int t)
 {
     if (!p->has[t]) return false;
-    return t == BAD_COUNT || t == DLOGITS || (t >= LSE && t <= WEIGHT_SUM && gives_loss(p->direction));
+    return t == BAD_COUNT || t == DLOGITS || (((t >= LSE && t <= WEIGHT_SUM) || t == LSE_LOW) && gives_loss(p->direction));
 }
 
 /* Whose memory it lies in. */
@@ -239,8 +239,10 @@ static void draw_switches(problem *p, uint64_t *r)
     p->half = chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = chance(r, 2);
     p->ignore_index = chance(r, 2) ? -100 : test_below(r, p->vocab < 5 ? p->vocab : 5);
     for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !chance(r, 3);
+    const uint64_t apart = test_hash(*r);
     if (chance(r, 6)) p->has[LSE] = p->has[LOSS] = p->has[Z_LOSS] = false;
     if (!p->has[LSE] && !p->has[LOSS] && !p->has[Z_LOSS]) p->has[chance(r, 2) ? VALID : WEIGHT_SUM] = true;
+    p->has[LSE_LOW] = p->has[LSE] || p->has[LOSS] || p->has[Z_LOSS] ? apart % 3 > 0 : apart % 3 == 0;
 }
 
 /* Leaves out what the plain kernels do not do, and the scales under which a cliff is none. */
@@ -258,7 +260,8 @@ static void draw_place(problem *p, uint64_t *r, int place)
     const int off = place == PACKED ? 0 : 1 + (int)test_below(r, 7);
     const int64_t full = (p->vocab + 7) / 8 * 8, odd = p->vocab + 1 + 2 * test_below(r, 4);
     int64_t *const strides[] = {&p->logits_stride, &p->dlogits_stride};
-    for (int t = 0; t < TENSORS; t++) p->at[t] = (int)test_below(r, 4);
+    for (int t = 0; t < LSE_LOW; t++) p->at[t] = (int)test_below(r, 4);
+    p->at[LSE_LOW] = (int)(test_hash(*r) % 4);
     for (int i = 0; i < 2; i++) {
         *strides[i] = chance(r, 2) ? 0 : p->vocab; /* packed, as 0 or spelt out */
         if (place == GAPS) *strides[i] = full + 8 * (1 + test_below(r, 3));
@@ -477,16 +480,24 @@ static void examine_all(const problem *p)
         const outcome o = outcomes[row] = examine(p, row);
         valid_rows += o.counted, bad_targets += o.bad, weight_sum += o.counted ? o.weight : 0;
     }
-    if (!p->has[WEIGHT]) weight_sum = (double)valid_rows;
 }
 
 /* What a mean divides the class terms by. */
 static double over_of(const problem *p) { return p->has[WEIGHT] ? weight_sum : (double)valid_rows; }
 
+/* What a double is rounded by as a float; 0 where that is not finite. */
+static double low_of(double x)
+{
+    return isfinite((float)x) ? x - (double)(float)x : 0;
+}
+
 static void fill_saved(const problem *p)
 {
-    for (int64_t row = 0; p->has[LSE] && row < p->rows; row++)
-        if (outcomes[row].counted) ((float *)test_buffer_host(&buffers[LSE]))[row] = (float)outcomes[row].lse;
+    for (int64_t row = 0; p->has[LSE] && row < p->rows; row++) {
+        if (!outcomes[row].counted) continue;
+        ((float *)test_buffer_host(&buffers[LSE]))[row] = (float)outcomes[row].lse;
+        if (p->has[LSE_LOW]) ((float *)test_buffer_host(&buffers[LSE_LOW]))[row] = (float)low_of(outcomes[row].lse);
+    }
     if (p->has[VALID]) *(int64_t *)test_buffer_host(&buffers[VALID]) = valid_rows;
     if (p->has[WEIGHT_SUM]) *(float *)test_buffer_host(&buffers[WEIGHT_SUM]) = (float)weight_sum;
 }
@@ -519,19 +530,37 @@ static void set_args(const problem *p, void *const *at)
                 smoothing = p->on[SMOOTHING] ? p->smoothing : 0, z_loss = p->on[Z] ? p->z_loss : 0;
     const int half = p->on[HALF] ? p->half + 1 : p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
     forward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE],
-               (float *)at[ENTROPY], (int64_t *)at[ARGMAX], (int64_t *)at[VALID], (float *)at[WEIGHT_SUM],
-               (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab, p->logits_stride, p->ignore_index, scale, softcap,
+               (float *)at[LSE_LOW], (float *)at[ENTROPY], (int64_t *)at[ARGMAX], (int64_t *)at[VALID],
+               (float *)at[WEIGHT_SUM], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab, p->logits_stride, p->ignore_index, scale, softcap,
                smoothing, z_loss, p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY], p->on[INT32], p->path};
-    backward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[LSE], (const float *)at[UPSTREAM],
-                (const float *)at[DLSE], (const int64_t *)at[VALID], (const float *)at[WEIGHT_SUM], at[DLOGITS],
+    backward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[LSE], (const float *)at[LSE_LOW],
+                (const float *)at[UPSTREAM], (const float *)at[DLSE], (const int64_t *)at[VALID], (const float *)at[WEIGHT_SUM], at[DLOGITS],
                 (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale,
                 softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half,
                 p->on[INT32], p->path};
     both = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[UPSTREAM], (const float *)at[DLSE],
-            (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE], (float *)at[ENTROPY], (int64_t *)at[ARGMAX],
-            (int64_t *)at[VALID], (float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab,
+            (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE], (float *)at[LSE_LOW], (float *)at[ENTROPY],
+            (int64_t *)at[ARGMAX], (int64_t *)at[VALID], (float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab,
             p->logits_stride, p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction,
             p->on[ZERO_WHEN_EMPTY], p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half, p->on[INT32], p->path};
+}
+
+/* Leaves the shapes and options, and which outputs are wanted, as a value that is no address. */
+static void without_tensors(void)
+{
+    forward.logits = forward.target = backward.logits = backward.target = both.logits = both.target = NULL;
+    backward.dlogits = both.dlogits = NULL, backward.lse = backward.lse_low = NULL, backward.valid_rows = NULL;
+    backward.weight_sum = NULL, backward.bad_targets = NULL, backward.upstream = backward.dlse = NULL;
+    both.upstream = both.dlse = NULL, both.lse = both.lse_low = forward.lse = forward.lse_low = NULL;
+    both.argmax = forward.argmax = NULL, both.entropy = forward.entropy = NULL, both.valid_rows = forward.valid_rows = NULL;
+    float **const outputs[] = {&forward.loss, &forward.z_loss_out, &forward.weight_sum, &both.loss, &both.z_loss_out,
+                               &both.weight_sum};
+    for (int i = 0; i < LENGTH_OF(outputs); i++)
+        if (*outputs[i]) *outputs[i] = (float *)(uintptr_t)1;
+    const float **const inputs[] = {&forward.class_weight, &backward.class_weight, &both.class_weight};
+    for (int i = 0; i < LENGTH_OF(inputs); i++)
+        if (*inputs[i]) *inputs[i] = (const float *)(uintptr_t)3;
+    if (both.dlogits_dtype == 0) both.dlogits_stride = backward.dlogits_stride = 0; /* in place it was another's */
 }
 
 static lk_status query(int type, int direction, size_t *bytes)
@@ -569,15 +598,24 @@ static bool setup(const problem *p, int run)
     set_args(p, at);
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
-    const lk_status status = query(p->type, p->direction, &bytes);
-    /* The tally, which has the count that comes before the gradients, and 4 bytes a row for each kind of term. */
+    lk_status status = query(p->type, p->direction, &bytes);
+    size_t bare_bytes = 54321;
+    const forward_args f = forward;
+    const backward_args b = backward;
+    const both_args two = both;
+    without_tensors();
+    const lk_status bare = query(p->type, p->direction, &bare_bytes);
+    forward = f, backward = b, both = two;
+    if (bare != status || bare_bytes != bytes) status = bare ? bare : LK_ERR_VALUE;
+    /* The tally, which has the count that comes before the gradients, and 4 bytes a row for each kind of term. What the query
+     * says comes of shapes and options, and of which outputs are wanted: not of where tensors lie. */
     const bool total = loss && reduced && (p->has[LOSS] || p->has[Z_LOSS]), tally = p->direction == BOTH && p->on[MEAN];
-    const size_t sums = total ? (size_t)(1 + p->on[Z] + p->has[WEIGHT]) * ((size_t)p->rows * 4 + 255) : 0;
-    const bool good = status == LK_OK && bytes <= (total || tally ? 256 : 0) + sums;
+    const size_t sums = total ? (size_t)(1 + p->on[Z] + (p->has[WEIGHT] || p->has[WEIGHT_SUM])) * ((size_t)p->rows * 4 + 255) : 0;
+    const bool good = status == LK_OK && bytes <= (total || tally ? 128 : 0) + sums;
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
     if (!good) bytes = 0;
-    test_buffer_size(&buffers[WORKSPACE], bytes, 0, run ? 0x5a : 0xff);
+    test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
     test_buffer_upload(&buffers[WORKSPACE]);
     forward.workspace = both.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL;
     forward.workspace_bytes = both.workspace_bytes = bytes;
@@ -626,6 +664,18 @@ static void equal(const problem *p, int t, int64_t row, int64_t want)
                     describe(p));
 }
 
+/* lse + lse_low of a row misses what the header says of log's and of lse_low's own rounding, beside the sum's error. */
+static void near_both(const problem *p, int64_t row, const outcome &o)
+{
+    if (!p->has[LSE] || !p->has[LSE_LOW]) return;
+    const float lse = ((float *)test_buffer_back(&buffers[LSE]))[row], low = ((float *)test_buffer_back(&buffers[LSE_LOW]))[row];
+    const double error = o.proper && isfinite(lse) ? fabs((double)lse + (double)low - o.lse) : fabs((double)low);
+    const double slack = o.proper && isfinite(lse) ? o.log_slack + o.z_error + 0x1p-23 + fabs(o.lse) * 0x1p-46 : 0;
+    if (!test_within(error, slack))
+        test_detail("lse + lse_low [row %lld] is %.9g + %.9g, want %.12g +- %.3g; %s", (long long)row, (double)lse, (double)low,
+                    o.lse, slack, describe(p));
+}
+
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
@@ -633,6 +683,7 @@ static void verify_loss(const problem *p)
     for (int64_t row = 0; row < p->rows; row++) {
         const outcome o = outcomes[row];
         near(p, LSE, row, 0, o.lse, o.lse_slack);
+        near_both(p, row, o);
         near(p, ENTROPY, row, 0, o.entropy, o.entropy_slack);
         equal(p, ARGMAX, row, o.argmax);
         if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
@@ -660,7 +711,7 @@ static void upstream_of(const problem *p, int64_t row, double *f, double *h)
     else *f /= over_of(p), *h /= (double)valid_rows;
 }
 
-/* exact: backward was given the lse of a forward, whose error counts. */
+/* exact: backward was given the lse of a forward, whose error counts: with lse_low only the sum's, as in forward_backward. */
 static void verify_gradient(const problem *p, bool exact)
 {
     const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p), softcap = (double)p->softcap;
@@ -671,10 +722,11 @@ static void verify_gradient(const problem *p, bool exact)
             for (int64_t c = 0; c < p->vocab; c++) near(p, DLOGITS, row, c, o.counted ? NAN : 0, 0);
             continue;
         }
-        const bool fused = p->direction == BOTH;
-        const double lse = exact || fused ? o.lse : (double)(float)o.lse;
-        const double lse_lost = o.z_error + (exact || fused ? o.lse_slack : 0),
-                     lost = fused ? 2 * o.z_error + o.log_slack : lse_lost;
+        const bool fused = p->direction == BOTH, both_parts = !fused && p->has[LSE_LOW];
+        const double lse = exact || fused || both_parts ? o.lse : (double)(float)o.lse;
+        const double lse_lost = o.z_error + (exact || fused ? o.lse_slack : both_parts ? 2 * u * fabs(o.lse) : 0),
+                     low_lost = o.z_error + u * fabs(low_of(o.lse)) + (exact ? o.z_error + o.log_slack + 2 * u : 0),
+                     lost = fused ? 2 * o.z_error + o.log_slack : both_parts ? low_lost : lse_lost;
         double f, h, rest = 0, rest_slack = 0;
         upstream_of(p, row, &f, &h);
         const double class_part = f * ((1 - e) * o.weight + share * weight_total),
@@ -684,7 +736,7 @@ static void verify_gradient(const problem *p, bool exact)
         for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
             for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
                 const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
-                const double above = fused ? z - o.max - o.log_sum : z - lse; /* lse may be max, rounded */
+                const double above = fused || (exact && both_parts) ? z - o.max - o.log_sum : z - lse; /* lse may be max, rounded */
                 const double probability = exp(above),
                              lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
                 if (pass == 0 && c == o.y) continue;
@@ -752,6 +804,8 @@ static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluste
                                             "both auto", "warp", "block", "cluster"};
 static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
 static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
+static long low_with[COUNTED][SWITCHES + 1]; /* lse_low: at all, and with each switch */
+static long unweighted_bad[COUNTED];          /* weight_sum without class weights, of bad targets too */
 static long short_rows_with[COUNTED][SWITCHES], short_rows_of[COUNTED][TEST_TYPES][3], short_rows_not_whole[COUNTED];
 
 static bool cluster_here(void)
@@ -808,6 +862,9 @@ static void count(const problem *p)
         for (int t = s + 1; t < SWITCHES; t++) pairs[at][s][t] += p->on[s] && p->on[t];
     }
     counts.runs[at]++;
+    low_with[at][0] += some && p->has[LSE_LOW] && p->has[LSE];
+    for (int s = 0; s < SWITCHES; s++) low_with[at][s + 1] += some && p->has[LSE_LOW] && p->has[LSE] && p->on[s];
+    unweighted_bad[at] += p->has[WEIGHT_SUM] && !p->has[WEIGHT] && bad_targets > 0;
     count_short(p, at);
 #define DID(which, name, yes)                                                                                                  \
     (did_name[i] = name, did_direction[i] = which, counts.of[at][i] += possible(at, i) && (yes), i++)
@@ -818,7 +875,8 @@ static void count(const problem *p)
     DID(DIRECTIONS, "ignored rows", valid_rows > 0 && valid_rows < p->rows);
     DID(DIRECTIONS, "all ignored", some && valid_rows == 0);
     DID(DIRECTIONS, "ignored class", p->ignore_index >= 0 && valid_rows < p->rows);
-    DID(DIRECTIONS, "bad target seen", bad_targets > 0), DID(DIRECTIONS, "class weights all 0", valid_rows && weight_sum == 0);
+    DID(DIRECTIONS, "bad target seen", bad_targets > 0);
+    DID(DIRECTIONS, "class weights all 0", p->has[WEIGHT] && valid_rows && weight_sum == 0);
     DID(DIRECTIONS, "mean over nothing", p->on[MEAN] && over_of(p) == 0), DID(DIRECTIONS, "smoothing 1", smoothing_of(p) == 1);
     DID(DIRECTIONS, "smoothing with weights", p->on[SMOOTHING] && p->on[WEIGHTS]);
     DID(FORWARD, "loss NULL", !p->has[LOSS]), DID(FORWARD, "lse NULL", !p->has[LSE]);
@@ -855,6 +913,11 @@ static void all_counts(void)
                 if (switch_of(at / PATHS, s) && switch_of(at / PATHS, t) && !exclude(s, t) && !test_that(pairs[at][s][t] > 0))
                     test_detail("%s never ran \"%s\" with \"%s\"", counted_paths[at], switch_name[s], switch_name[t]);
         }
+        for (int s = 0; s <= SWITCHES && path_here(at % PATHS); s++)
+            if ((s == 0 || switch_of(at / PATHS, s - 1)) && !test_that(low_with[at][s] > 0))
+                test_detail("%s never ran lse_low with \"%s\"", counted_paths[at], s ? switch_name[s - 1] : "anything");
+        if (path_here(at % PATHS) && gives_loss(at / PATHS) && !test_that(unweighted_bad[at] > 0))
+            test_detail("%s never ran weight_sum with bad targets and no class weights", counted_paths[at]);
         if (!short_here(at)) continue;
         for (int s = 0; s < SWITCHES; s++)
             if (short_switch(s) && switch_of(at / PATHS, s) && !test_that(short_rows_with[at][s] > 0))
@@ -1157,7 +1220,8 @@ static void offsets(int type, int direction, int path)
 }
 
 /* Logits of which rate v is beyond what 2^x is exact for: next to each other they are further apart than a float's range, and
- * several are the largest. Backward gets scales that are powers of two, under which lse is scale max without rounding. */
+ * several are the largest. Backward without lse_low gets scales that are powers of two, under which lse is scale max without
+ * rounding. */
 static void huge_logits(int type, int direction, int path)
 {
     typedef struct {
@@ -1182,7 +1246,8 @@ static void huge_logits(int type, int direction, int path)
                 if (!some && !late) continue; /* late: larger ones behind others whose sums of differences are out of range */
                 problem p = plain(type, direction, path, 4, vocab[i]);
                 p.special = NEIGHBOURS, p.offset = sign * m.offset;
-                p.scale = direction == BACKWARD ? (float)exp2(floor(log2((double)m.scale))) : m.scale;
+                p.has[LSE_LOW] = (turn + sign) % 3 != 0; /* backward is then given what lse alone misses at other scales */
+                p.scale = direction == BACKWARD && !p.has[LSE_LOW] ? (float)exp2(floor(log2((double)m.scale))) : m.scale;
                 p.on[SCALE] = m.scale != 1;
                 if (turn % 3) p.on[with[(turn + i + LENGTH_OF(with)) % LENGTH_OF(with)]] = true; /* turn may be -1 */
                 p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[SMOOTHING];
@@ -1296,7 +1361,7 @@ static void sequence(problem p)
     p.direction = BACKWARD;
     settle_tensors(&p), settle_place(&p);
     problem f = p;
-    f.direction = FORWARD, f.has[LOSS] = f.has[VALID] = f.has[WEIGHT_SUM] = true, f.has[BAD_COUNT] = false;
+    f.direction = FORWARD, f.has[LOSS] = f.has[VALID] = f.has[WEIGHT_SUM] = true, f.has[BAD_COUNT] = false; /* lse_low too */
     p.has[VALID] = p.has[WEIGHT_SUM] = true;
     settle_tensors(&f);
     setup(&f, 0);
@@ -1527,8 +1592,8 @@ static void good_calls(int type)
         at[t] = test_buffer_device(&buffers[t]);
     }
     set_args(&p, at);
-    if (!test_that(query(type, FORWARD, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 4 * 256 &&
-                   query(type, BOTH, &both.workspace_bytes) == LK_OK && both.workspace_bytes == 4 * 256))
+    if (!test_that(query(type, FORWARD, &forward.workspace_bytes) == LK_OK && forward.workspace_bytes == 128 + 3 * 256 &&
+                   query(type, BOTH, &both.workspace_bytes) == LK_OK && both.workspace_bytes == 128 + 3 * 256))
         test_detail("the queries of 4 rows say %zu and %zu bytes, %s", forward.workspace_bytes, both.workspace_bytes,
                     lk_last_error());
     test_buffer_size(&buffers[WORKSPACE], both.workspace_bytes + 256, 0, 0x3c); /* room to move it */
@@ -1550,10 +1615,12 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
         test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
     if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
-    /* Queries ask no device, so that they do not mind if its code has no clusters. */
+    /* Queries ask no device, so that they do not mind if its code has no clusters; nor do they look at tensors. */
     const int64_t rows = direction == FORWARD ? forward.rows : direction == BACKWARD ? backward.rows : both.rows;
-    const bool fits = want == LK_ERR_WORKSPACE || (strstr(said, "sm_90") && rows <= (int64_t)1 << 27);
-    if (!test_that(answer == (fits ? LK_OK : want) && (asked == 12345) == (answer != LK_OK)))
+    const bool tensors = want == LK_ERR_WORKSPACE || want == LK_ERR_ALIGNMENT || want == LK_ERR_NULL;
+    const bool fits = tensors || (strstr(said, "sm_90") && rows <= (int64_t)1 << 27);
+    const bool later = want == LK_ERR_NULL && answer == LK_ERR_SHAPE; /* of two rules broken at once */
+    if (!test_that((later || answer == (fits ? LK_OK : want)) && (asked == 12345) == (answer != LK_OK)))
         test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int t = 0; t <= TENSORS; t++) {
@@ -1590,6 +1657,21 @@ template <class Args> static void common_errors(int type, int direction, Args &a
         BAD_CALL(i < 3 ? LK_OK : LK_ERR_VALUE, names[i], *options[i] = 1.0001f);
     }
     BAD_CALL(LK_OK, "smoothing of 1", a.label_smoothing = 1);
+    typedef struct {
+        float scale, cap;
+        const char *field; /* NULL: right */
+    } scales;
+    static const scales both_scales[] = {
+        {0x1p127f, 0, NULL},          {0x1.000002p127f, 0, "logit_scale"}, {0x1p-149f, 0, NULL},
+        {0, 0x1p100f, NULL},          {0, 0x1.000002p100f, "softcap"},     {0, 0x1p-100f, NULL},
+        {0, 0x1.fffffep-101f, "softcap"}, {0, 2.9e-39f, "softcap"},        {0, 3e38f, "softcap"},
+        {0x1p120f, 0x1p20f, NULL},    {0x1p120f, 0x1p19f, "over softcap"}, {0x1p-60f, 0x1p40f, NULL},
+        {0x1p-60f, 0x1p41f, "over softcap"}, {0x1p-149f, 1, "over softcap"}, {0x1p127f, 0x1p-100f, "over softcap"}};
+    for (int i = 0; i < LENGTH_OF(both_scales); i++) {
+        const scales each = both_scales[i];
+        BAD_CALL(each.field ? LK_ERR_VALUE : LK_OK, each.field ? each.field : "scales",
+                 (a.logit_scale = each.scale, a.softcap = each.cap));
+    }
     int *const enums[] = {&a.reduction, &a.target_dtype, &a.path};
     const char *const enum_names[] = {"reduction", "target_dtype", "path"};
     const int most[] = {LK_REDUCTION_SUM, LK_TARGET_INT32, LK_CROSS_ENTROPY_CLUSTER};
@@ -1608,6 +1690,7 @@ template <class Args> static void common_errors(int type, int direction, Args &a
     BAD_CALL(LK_OK, "a target of 4 bytes", (MOVED(a.target, 4), a.target_dtype = LK_TARGET_INT32));
     BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", (a.class_weight = a.lse, MOVED(a.class_weight, 2)));
     BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "lse_low", MOVED(a.lse_low, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "valid_rows", MOVED(a.valid_rows, 4));
     BAD_CALL(LK_ERR_ALIGNMENT, "weight_sum", MOVED(a.weight_sum, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "bad_targets", MOVED(a.bad_targets, 2));
@@ -1621,7 +1704,7 @@ template <class Args> static void common_errors(int type, int direction, Args &a
 }
 
 #define NO_OUTPUT                                                                                                              \
-    a.loss = a.z_loss_out = a.lse = a.entropy = a.weight_sum = NULL, a.argmax = a.valid_rows = NULL, a.bad_targets = NULL
+    a.loss = a.z_loss_out = a.lse = a.lse_low = a.entropy = a.weight_sum = NULL, a.argmax = a.valid_rows = NULL, a.bad_targets = NULL
 
 /* The fields of what gives a loss. */
 template <class Args> static void loss_errors(int type, int direction, Args &a)
@@ -1633,11 +1716,16 @@ template <class Args> static void loss_errors(int type, int direction, Args &a)
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes = 0);
-    BAD_CALL(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 128));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace is not aligned to 128", MOVED(a.workspace, 64));
+    BAD_CALL(LK_OK, "a workspace at 128 bytes", MOVED(a.workspace, 128));
     BAD_CALL(LK_OK, "more than is asked", a.workspace_bytes += 1);
     BAD_CALL(LK_OK, "no z-loss", (a.z_loss = 0, a.workspace_bytes -= 256));
-    BAD_CALL(LK_OK, "no z-loss, no class weights", (a.z_loss = 0, a.class_weight = NULL, a.workspace_bytes -= 512));
-    BAD_CALL(LK_ERR_WORKSPACE, "workspace", (a.z_loss = 0, a.class_weight = NULL, a.workspace_bytes -= 513));
+    BAD_CALL(LK_OK, "no z-loss, no class weights", (a.z_loss = 0, a.class_weight = NULL, a.workspace_bytes -= 256));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", (a.z_loss = 0, a.class_weight = NULL, a.workspace_bytes -= 257));
+    BAD_CALL(LK_OK, "nor weight_sum",
+             (a.z_loss = 0, a.class_weight = NULL, a.weight_sum = NULL, a.workspace_bytes -= 512));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace",
+             (a.z_loss = 0, a.class_weight = NULL, a.weight_sum = NULL, a.workspace_bytes -= 513));
     BAD_CALL(LK_OK, "none where none is needed", (a.reduction = 0, a.workspace = NULL, a.workspace_bytes = 0));
     BAD_CALL(LK_OK, "a sum that nobody wants", (a.reduction = 2, a.loss = a.z_loss_out = NULL, a.workspace = NULL));
     BAD_CALL(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));
@@ -1710,8 +1798,8 @@ static void both_errors(int type)
     BAD_CALL(LK_OK, "dlogits alone", NO_OUTPUT);
     BAD_CALL(LK_OK, "inputs that may be NULL", a.class_weight = a.upstream = a.dlse = NULL);
     BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.dlogits = NULL, a.rows = 0));
-    BAD_CALL(LK_ERR_WORKSPACE, "workspace", (NO_OUTPUT, a.workspace_bytes = 255)); /* the gradients want the count */
-    BAD_CALL(LK_OK, "256 bytes for the count", (NO_OUTPUT, a.workspace_bytes = 256));
+    BAD_CALL(LK_ERR_WORKSPACE, "workspace", (NO_OUTPUT, a.workspace_bytes = 127)); /* the gradients want the count */
+    BAD_CALL(LK_OK, "128 bytes for the count", (NO_OUTPUT, a.workspace_bytes = 128));
 }
 
 static void no_args(int type)
