@@ -12,8 +12,8 @@
  *   gradient    p[j] is an exponential over its row's sum, and 1 less at the target:
  *               row 0   times 36:   1  2  3  4  5 -30  7  8
  *               row 1   times 8:    1  1  1 -7  1  1  1  1      backward, which is given lse, is off by what 1002.079442 loses
- *               row 2   times 8:    1  1  2 -4  0  0  0  0      as a float: 6e-5. Who still has the sum loses nothing
- *               row 3               0  0  0  0  0  0  0  0
+ *               row 2   times 8:    1  1  2 -4  0  0  0  0      as a float: 6e-5. Given lse_low too, which is that loss, it is
+ *               row 3               0  0  0  0  0  0  0  0      right; and so is who still has the sum
  *   mean        three rows count:   (log 6 + log 8 + log 2) / 3 = log(96) / 3 = 1.521449, and a third of these gradients
  *
  *   make example-cross_entropy                            on a GPU, or on the CPU where there is none
@@ -184,6 +184,7 @@ int main(void)
     const int64_t *target = (const int64_t *)memory_of(target_host, sizeof target_host);
     float *loss = (float *)memory_of(NULL, ROWS * sizeof(float)), *lse = (float *)memory_of(NULL, ROWS * sizeof(float));
     float *dlogits = (float *)memory_of(NULL, sizeof logits_host), *mean = (float *)memory_of(NULL, sizeof(float));
+    float *lse_low = (float *)memory_of(NULL, ROWS * sizeof(float));
     int64_t *valid_rows = (int64_t *)memory_of(NULL, sizeof(int64_t));
     const rung_args args = {logits, target, loss, dlogits};
 
@@ -201,7 +202,7 @@ int main(void)
     show_gradient("rung 4: its gradient", dlogits, factors, exact);
 
     lk_cross_entropy_forward_args forward = {};
-    forward.logits = logits, forward.target = target, forward.loss = loss, forward.lse = lse;
+    forward.logits = logits, forward.target = target, forward.loss = loss, forward.lse = lse, forward.lse_low = lse_low;
     forward.rows = ROWS, forward.vocab = VOCAB;
     forward.use_ignore_index = 1, forward.ignore_index = IGNORED;
     check("lk", lk_cross_entropy_forward_f32(&forward, NULL));
@@ -214,6 +215,9 @@ int main(void)
     backward.use_ignore_index = 1, backward.ignore_index = IGNORED;
     check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
     show_gradient("lk: its gradient", dlogits, factors, from_lse);
+    backward.lse_low = lse_low;
+    check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
+    show_gradient("lk: with lse_low", dlogits, factors, exact);
 
     lk_cross_entropy_forward_backward_args both = {};
     both.logits = logits, both.target = target, both.loss = loss, both.lse = lse, both.dlogits = dlogits;
@@ -241,8 +245,8 @@ int main(void)
     printf("label_smoothing = 2: %s, %s\n", lk_status_string(status), lk_last_error());
     failures += status != LK_ERR_VALUE;
 
-    cudaFree((void *)logits), cudaFree((void *)target), cudaFree(loss), cudaFree(lse), cudaFree(dlogits), cudaFree(mean);
-    cudaFree(valid_rows), cudaFree(forward.workspace);
+    cudaFree((void *)logits), cudaFree((void *)target), cudaFree(loss), cudaFree(lse), cudaFree(lse_low), cudaFree(dlogits);
+    cudaFree(mean), cudaFree(valid_rows), cudaFree(forward.workspace);
     printf(failures ? "%d failures\n" : "all as expected\n", failures);
     return failures != 0;
 }

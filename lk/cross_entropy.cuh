@@ -9,8 +9,8 @@
  *   entropy[r] = lse[r] - sum_j p[r,j] z[r,j]
  *   loss       = class[r] + z_loss[r] for each row (none), sum_r (class[r] + z_loss[r]) (sum), or
  *                sum_r class[r] / D + sum_r z_loss[r] / valid_rows (mean), where valid_rows is the number of rows counted,
- *                that is not ignored, weight_sum the sum of w[target[r]] over them, and D = weight_sum with class weights,
- *                else valid_rows
+ *                that is not ignored, weight_sum the sum of w[target[r]] over those of them whose target is not bad, and
+ *                D = weight_sum with class weights, else valid_rows
  *   backward   f = upstream, over D for mean;   h = upstream, over valid_rows for mean
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
@@ -26,22 +26,36 @@
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits at once, with the fields of both.
  *            A reduced loss also wants a workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says of how
- *            many bytes: 4 a row, 4 more with z_loss and 4 more with class_weight. lk_ce_row below is the state of a row
- *            (empty, add, merge, finish) for kernels of your own.
+ *            many bytes: 4 a row, 4 more with z_loss and 4 more with class_weight or weight_sum; forward_backward's mean wants
+ *            at least 128. It asks shapes and options, and which outputs are wanted, and neither tensors nor a device: inputs
+ *            may be NULL then. lk_ce_row below is the state of a row (empty, add, merge, finish) for kernels of your own.
+ *            Autograd knows upstream only after forward_backward: call that with upstream NULL, and when upstream is there
+ *            multiply dlogits by it in place, by lk_scale_bf16 of lk_scale.cuh, which returns at once where it is 1.
  * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh.
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each row.
  *            Ignored row (use_ignore_index and target = ignore_index): it is not read; loss, z-loss, lse and entropy are 0,
  *            argmax is -1, dlogits exactly 0, whatever the row or the upstream holds. It counts nowhere.
  *            Bad target (outside [0, vocab), not ignored): loss and dlogits of the row are NaN, and so is a reduced loss; lse,
- *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows, with class weight 0.
+ *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum, with class
+ *            weights or without: without them weight_sum is the number of rows with a good target.
+ *            A stride of 0 means packed, so rows that are all the same memory (PyTorch's expanded tensors, of stride 0) cannot
+ *            be given: an expanded upstream is one value, upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse is 0.
  *            Mean over nothing (D is 0): loss and z-loss are NaN, or with zero_when_empty 0 unless a row's loss is NaN; the
  *            gradients of both are 0.
  * Numerics   Sums, lse and losses are float, and built of differences to a reference of the row, never of sums of z: an offset
  *            common to all logits, 1e4 say, costs lse its digits and nothing else. forward_backward's gradient comes from the
  *            same sum. Backward's is made from the lse that it is given, whose rounding is a relative error of |lse| 2^-24 in
- *            each p[j]; p[j] itself has (4 + |z - lse|) 2^-23. S sums these p[j], so dz[y] is as good even where p[y] is all
- *            but 1; with z_loss, dlse or smoothing its terms may cancel, and the error is relative to the largest. Every
- *            result is rounded to its type once.
+ *            each p[j]: 1e-6 at 16, 6e-4 at 1e4. With lse_low it is not: lse + lse_low misses the log of forward's sum by
+ *            2^-23 + |lse| 2^-46 at most, so that backward is as good as forward_backward, f32 too. lse_low is 0 for ignored
+ *            rows and where lse is not finite. Beside the sum's error p[j] has (4 + |z - lse|) 2^-23. S sums these p[j], so
+ *            dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its terms may cancel, and the error
+ *            is relative to the largest. Every result is rounded to its type once.
+ *            Under a softcap z misses by up to |z| 2^-20, each p[j] by twice the largest of that, and 1 - (z / softcap)^2 by
+ *            (5 + |logit_scale logits / softcap|) 2^-22 of itself. So f32 gradients have a bound of 8e-5 at a softcap of 40,
+ *            however lse is given: 5e-6 was seen at N(0, 10), and 4e-6 of the formula in float with the C library's tanhf.
+ *            An exponential below 2^-126 is 0, and so dlogits[r,j] where p[j] is below 2^-126, also if its product with f
+ *            logit_scale is above that. Where the largest z is beyond float's range lse is infinite and backward's dlogits
+ *            are NaN.
  *            Against float64 on an H200, N(0, 1.5), PyTorch 2.11 in brackets. bf16, mean, 4096 rows of 1024 to 131072 columns
  *            and 8192 of 32000 to 151936: relative error of the loss up to 1.0e-7 (3.4e-3), of dlogits, relative Frobenius,
  *            7.3e-4 (9.6e-4), backward and forward_backward alike. 64 and 1024 rows of 1024 to 131072, not reduced: largest
@@ -89,7 +103,7 @@ typedef struct {
     float *entropy;            /* out  f32 [rows], in nats; NULL to skip */
     int64_t *argmax;           /* out  int64 [rows], the smallest column of the largest logit, NaN above all; NULL to skip */
     int64_t *valid_rows;       /* out  int64 [1], the number of rows counted; NULL to skip */
-    float *weight_sum;         /* out  f32 [1], the sum of class_weight[target] over rows counted; NULL to skip. Some output */
+    float *weight_sum;         /* out  f32 [1], the sum of class_weight[target] over good targets; NULL to skip. Some output */
     int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
     void *workspace;           /* scratch of at least the queried bytes, aligned to 128; NULL when 0 */
     size_t workspace_bytes;
@@ -97,8 +111,8 @@ typedef struct {
     int64_t vocab;             /* 1 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
     int64_t ignore_index;      /* any value; -100 is PyTorch's */
-    float logit_scale;         /* finite, at least 0; 0 means 1 */
-    float softcap;             /* finite, at least 0; 0: off */
+    float logit_scale;         /* 0 to 2^127; 0 means 1 */
+    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor k; finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
@@ -125,8 +139,8 @@ typedef struct {
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
     int64_t dlogits_stride;    /* likewise, in elements of dlogits; 0 means packed, and the rows of logits when in place */
     int64_t ignore_index;      /* any value */
-    float logit_scale;         /* finite, at least 0; 0 means 1 */
-    float softcap;             /* finite, at least 0; 0: off */
+    float logit_scale;         /* 0 to 2^127; 0 means 1 */
+    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
@@ -163,8 +177,8 @@ typedef struct {
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab */
     int64_t dlogits_stride;    /* likewise, in elements of dlogits; 0 means packed, and the rows of logits when in place */
     int64_t ignore_index;      /* any value */
-    float logit_scale;         /* finite, at least 0; 0 means 1 */
-    float softcap;             /* finite, at least 0; 0: off */
+    float logit_scale;         /* 0 to 2^127; 0 means 1 */
+    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
@@ -178,15 +192,16 @@ typedef struct {
 } lk_cross_entropy_forward_backward_args;
 
 /* Errors, in the order of the checks; the forward's and the backward's alike where a field is in both:
- *   LK_ERR_NULL       args; logits; target; all eight outputs (forward); lse; dlogits; valid_rows or weight_sum where mean
- *                     needs it (backward). With rows = 0 each of them but args may be NULL
+ *   LK_ERR_NULL       args; logits; target; all nine outputs (forward); lse; dlogits; valid_rows or weight_sum where mean
+ *                     needs it (backward). With rows = 0 each of them but args may be NULL, and in a query always
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; logits or dlogits that
  *                     span more than 2^62 elements; dlogits = logits with rows that start at other bytes
- *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; label_smoothing outside [0, 1]; reduction,
- *                     target_dtype, path: none of the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
- *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
- *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace_bytes below it, workspace NULL or not aligned to 256 bytes
+ *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; logit_scale above 2^127; under a softcap that or
+ *                     logit_scale / softcap outside [2^-100, 2^100]; label_smoothing outside [0, 1]; reduction, target_dtype,
+ *                     path: none of the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
+ *   LK_ERR_PATH       CLUSTER in code for less than sm_90, but in a query; BLOCK or CLUSTER with more than 2^27 rows
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element; not in a query
+ *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace_bytes below it, workspace NULL or not aligned to 128 bytes
  * Rows of any alignment run at full speed as long as those of dlogits start at the same offset modulo 16 bytes as those of
  * logits (16-bit dlogits of f32 logits: both at multiples of 16 bytes); otherwise dlogits is written element by element. */
 
@@ -241,11 +256,21 @@ LK_DEVICE lk_ce_row lk_ce_row_empty(void)
     return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
 }
 
+/* e^(scale d), 0 for -inf. exact: to a few units in the last place, by what the product with log2 e was rounded by; else the
+ * relative error is (|scale d| + 2) 2^-23, which matters where many terms share the factor. */
+template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
+{
+    const float rate = scale * LK_LOG2E, power = rate * d, factor = lk_ex2(power);
+    if (!exact || !(fabsf(power) < 128.0f)) return factor;
+    const float rate_low = fmaf(scale, LK_LOG2E, -rate) + scale * 1.925963e-8f; /* LK_LOG2E's own rounding */
+    return fmaf(factor, LK_LN2 * fmaf(rate_low, d, fmaf(rate, d, -power)), factor);
+}
+
 /* The same set against a larger or equal max. */
-LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
+template <bool exact = true> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
 {
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
-    const float factor = lk_ex2(scale * LK_LOG2E * (s.max - reference)); /* 0 for the empty set */
+    const float factor = lk_ce_factor<exact>(scale, s.max - reference); /* 0 for the empty set */
     s.weighted = fmaf(shift, s.weights, s.weighted);
     s.entropic = fmaf(factor * fmaxf(shift, -3.402823466e38f), s.sum, factor * s.entropic); /* 0 times -inf counts 0 */
     s.sum *= factor;
@@ -259,7 +284,7 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)
     float max = s.max;
 #pragma unroll
     for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
-    s = lk_ce_row_raise(s, max, scale);
+    s = lk_ce_row_raise<false>(s, max, scale);
     const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
     float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
 #pragma unroll
@@ -1331,6 +1356,18 @@ LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, f
     return lk_ex2((fmaf(scale, value, -lse) - lse_low) * LK_LOG2E);
 }
 
+/* unit and base from a row's sum and inverse, 1 / sum, with a unit above 1/2: base holds log2 of the sum but for less than 1.
+ * What the product and the addition were rounded by is known exactly. It is small, unlike the power of two in the sum, which is
+ * a factor of its own: in one exponent it would take the digits of the rest. */
+LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *base)
+{
+    const int bits = __float_as_int(s.sum);
+    const float product = rate * s.max, power = (float)((bits >> 23 & 255) - 127);
+    *base = product + power;
+    const float added = *base - product, lost = (product - (*base - added)) + (power - added);
+    return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
+}
+
 /* The logits x of columns col, col + 1, ... become their gradients, and sum gets their e but that of column `hit`. */
 template <bool plain, bool given, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_forward_backward_args &a,
@@ -1537,12 +1574,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
             const bool weighted = !plain && a.class_weight && a.label_smoothing > 0.0f;
             g = lk_ce_prepare(p, up, lse, weighted ? all.weights : weights, owner ? aside : NULL);
-            /* e = p / unit, with a unit above 1/2: base holds log2 of the sum but for less than 1, and what it was rounded
-             * by is known exactly. */
             g.rate = lk_ce_rate(rate, all.max);
-            const float base = g.rate * all.max, power = (float)(((__float_as_int(all.sum) >> 23) & 255) - 127);
-            g.base = base + power;
-            const float unit = lk_ex2((g.base - base) - fmaf(g.rate, all.max, -base)) * inverse;
+            const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
             g.rise *= unit;
             if (owner) aside->unit = unit, aside->others = rest.sum * inverse;
         }
@@ -2359,6 +2392,13 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
 }
 
 template <class T>
+LK_HOST lk_status lk_cross_entropy_backward_workspace(const char *op, const lk_cross_entropy_backward_args *args, size_t *bytes)
+{
+    lk_cross_entropy_backward_args a = {};
+    return lk_no_workspace(lk_cross_entropy_gradient_check<T>(op, args, LK_CROSS_ENTROPY_QUERY, &a), bytes);
+}
+
+template <class T>
 LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_backward_args *args, cudaStream_t stream)
 {
     lk_cross_entropy_backward_args a = {};
@@ -2375,7 +2415,8 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     if (!status) status = lk_check_memory(op, counts, 2);
     if (status || a.rows == 0) return status;
     lk_cross_entropy_gradient_plan plan = {};
-    plan.given = a.lse, plan.given_low = a.lse_low, plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
+    plan.given = a.lse, plan.given_low = a.lse_low;
+    plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
     lk_cross_entropy_forward_backward_args &both = plan.a;
     both.logits = a.logits, both.target = a.target, both.class_weight = a.class_weight, both.upstream = a.upstream;
     both.dlse = a.dlse, both.dlogits = a.dlogits, both.bad_targets = a.bad_targets, both.rows = a.rows, both.vocab = a.vocab;
@@ -2458,9 +2499,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     }                                                                                                                          \
     LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes)  \
     {                                                                                                                          \
-        lk_cross_entropy_backward_args a = {};                                                                                 \
-        return lk_no_workspace(                                                                                                \
-            lk_cross_entropy_gradient_check<lk_##T>("lk_cross_entropy_backward_" #T, args, LK_CROSS_ENTROPY_QUERY, &a), bytes); \
+        return lk_cross_entropy_backward_workspace<lk_##T>("lk_cross_entropy_backward_" #T, args, bytes);                      \
     }                                                                                                                          \
     LK_API lk_status lk_cross_entropy_forward_backward_##T(const lk_cross_entropy_forward_backward_args *args,                 \
                                                            cudaStream_t stream)                                                \

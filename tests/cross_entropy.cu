@@ -531,17 +531,17 @@ static void set_args(const problem *p, void *const *at)
     const int half = p->on[HALF] ? p->half + 1 : p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
     forward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE],
                (float *)at[LSE_LOW], (float *)at[ENTROPY], (int64_t *)at[ARGMAX], (int64_t *)at[VALID],
-               (float *)at[WEIGHT_SUM], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab, p->logits_stride, p->ignore_index, scale, softcap,
-               smoothing, z_loss, p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY], p->on[INT32], p->path};
+               (float *)at[WEIGHT_SUM], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab, p->logits_stride,
+               p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY], p->on[INT32], p->path};
     backward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[LSE], (const float *)at[LSE_LOW],
-                (const float *)at[UPSTREAM], (const float *)at[DLSE], (const int64_t *)at[VALID], (const float *)at[WEIGHT_SUM], at[DLOGITS],
-                (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale,
+                (const float *)at[UPSTREAM], (const float *)at[DLSE], (const int64_t *)at[VALID],
+                (const float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale,
                 softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half,
                 p->on[INT32], p->path};
     both = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[UPSTREAM], (const float *)at[DLSE],
             (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE], (float *)at[LSE_LOW], (float *)at[ENTROPY],
-            (int64_t *)at[ARGMAX], (int64_t *)at[VALID], (float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab,
-            p->logits_stride, p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction,
+            (int64_t *)at[ARGMAX], (int64_t *)at[VALID], (float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], NULL,
+            0, p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction,
             p->on[ZERO_WHEN_EMPTY], p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half, p->on[INT32], p->path};
 }
 
@@ -610,7 +610,8 @@ static bool setup(const problem *p, int run)
     /* The tally, which has the count that comes before the gradients, and 4 bytes a row for each kind of term. What the query
      * says comes of shapes and options, and of which outputs are wanted: not of where tensors lie. */
     const bool total = loss && reduced && (p->has[LOSS] || p->has[Z_LOSS]), tally = p->direction == BOTH && p->on[MEAN];
-    const size_t sums = total ? (size_t)(1 + p->on[Z] + (p->has[WEIGHT] || p->has[WEIGHT_SUM])) * ((size_t)p->rows * 4 + 255) : 0;
+    const int kinds = total ? 1 + p->on[Z] + (p->has[WEIGHT] || p->has[WEIGHT_SUM]) : 0;
+    const size_t sums = (size_t)kinds * ((size_t)p->rows * 4 + 255);
     const bool good = status == LK_OK && bytes <= (total || tally ? 128 : 0) + sums;
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
@@ -668,7 +669,8 @@ static void equal(const problem *p, int t, int64_t row, int64_t want)
 static void near_both(const problem *p, int64_t row, const outcome &o)
 {
     if (!p->has[LSE] || !p->has[LSE_LOW]) return;
-    const float lse = ((float *)test_buffer_back(&buffers[LSE]))[row], low = ((float *)test_buffer_back(&buffers[LSE_LOW]))[row];
+    const float lse = ((float *)test_buffer_back(&buffers[LSE]))[row];
+    const float low = ((float *)test_buffer_back(&buffers[LSE_LOW]))[row];
     const double error = o.proper && isfinite(lse) ? fabs((double)lse + (double)low - o.lse) : fabs((double)low);
     const double slack = o.proper && isfinite(lse) ? o.log_slack + o.z_error + 0x1p-23 + fabs(o.lse) * 0x1p-46 : 0;
     if (!test_within(error, slack))
@@ -736,7 +738,8 @@ static void verify_gradient(const problem *p, bool exact)
         for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
             for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
                 const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
-                const double above = fused || (exact && both_parts) ? z - o.max - o.log_sum : z - lse; /* lse may be max, rounded */
+                const bool apart = fused || (exact && both_parts); /* lse may be max, rounded */
+                const double above = apart ? z - o.max - o.log_sum : z - lse;
                 const double probability = exp(above),
                              lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
                 if (pass == 0 && c == o.y) continue;
@@ -1256,6 +1259,23 @@ static void huge_logits(int type, int direction, int path)
             }
 }
 
+/* The ends of what logit_scale, softcap and their quotient may be: finite logits have finite results. */
+static void scale_ends(int type, int direction, int path)
+{
+    static const float ends[][2] = {{0x1p127f, 0}, {0x1p-126f, 0}, {1, 0x1p100f}, {1, 0x1p-100f}, {0x1p120f, 0x1p20f},
+                                    {0x1p-60f, 0x1p40f}, {0x1p-100f, 0x1p-50f}, {0x1p-100f, 1}};
+    static const int with[] = {MEAN, WEIGHTS, IGNORE, IN_PLACE, UPSTREAM_ROWS, SUM};
+    const int64_t vocab[] = {16, 37, 600};
+    for (int i = 0; i < LENGTH_OF(ends); i++)
+        for (int j = 0; j < LENGTH_OF(vocab); j++) {
+            if (test.small && (i + j + type + path) % 3) continue;
+            problem p = plain(type, direction, path, 4, vocab[j]);
+            p.on[SCALE] = true, p.scale = ends[i][0], p.on[SOFTCAP] = ends[i][1] > 0, p.softcap = ends[i][1];
+            p.on[with[(i + j) % LENGTH_OF(with)]] = true, p.spread = 0.2, p.has[LSE_LOW] = (i + j) % 2;
+            check(&p);
+        }
+}
+
 /* In place, at lengths of one step and of several: what a step writes has been read. */
 static void in_place(int type, int direction, int path)
 {
@@ -1326,7 +1346,7 @@ static void all_themes(void)
                                    {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
                                    {"rows held in part", held_in_part}, {"full warps", full_warps},
                                    {"reduced", reduced},     {"short rows", short_rows}, {"counted inside", counted_inside},
-                                   {"huge logits", huge_logits},
+                                   {"huge logits", huge_logits}, {"the ends of scales", scale_ends},
                                    {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
@@ -1386,6 +1406,55 @@ static void sequences(int type)
         p.on[IN_PLACE] = false; /* forward's buffers are filled again */
         sequence(p);
     }
+}
+
+/* Backward from forward's lse and lse_low against forward_backward, which has no lse between: their p differ by the errors of
+ * two sums and of two exponentials, whatever z is. D is that, relative to a gradient's terms. */
+static void as_good(int path)
+{
+    static const int with[] = {MEAN, SOFTCAP, Z, WEIGHTS, HAS_DLSE, SMOOTHING, SCALE, UPSTREAM_ONE};
+    const int64_t vocab[] = {64, 700, pick(32000, 2603)};
+    for (int s = 0; s <= LENGTH_OF(with) + 1; s++)
+        for (int i = 0; i < LENGTH_OF(vocab); i++)
+            for (int offset = 0; offset < 2; offset++) {
+                if (test.small && (s + i + offset + path) % 3) continue;
+                problem p = plain(TEST_F32, BACKWARD, path, 4, vocab[i]);
+                for (int t = 0; t < LENGTH_OF(with); t++) p.on[with[t]] = s == t || s > LENGTH_OF(with);
+                p.offset = offset ? 1e4 : 0, p.has[LSE_LOW] = true, p.scale = 0.7f;
+                if (offset) p.softcap = 1e4f; /* z around 7600, where lse alone loses 2.4e-4 */
+                else p.softcap = 30, p.spread = 40;
+                sequence(p);
+                const float *const got = (float *)test_buffer_back(&buffers[DLOGITS]);
+                float *const back = (float *)malloc(sizeof(float) * (size_t)(p.rows * p.vocab));
+                memcpy(back, got, sizeof(float) * (size_t)(p.rows * p.vocab));
+                p.direction = BOTH;
+                settle_tensors(&p), setup(&p, 0);
+                const bool ran = launched(&p, launch(&p));
+                collect(&p);
+                for (int64_t row = 0; ran && row < p.rows; row++) {
+                    const double u = 0x1p-24, e = smoothing_of(&p), share = e / (double)p.vocab, k = z_loss_of(&p);
+                    const outcome o = examine(&p, row);
+                    double f, h, rest = 0;
+                    upstream_of(&p, row, &f, &h);
+                    const double class_part = fabs(f) * ((1 - e) * o.weight + share * weight_total),
+                                 own = fabs(2 * k * o.lse * h) + (p.has[DLSE] ? fabs((double)value(DLSE, row, 0)) : 0);
+                    for (int64_t c = 0; c < p.vocab; c++) rest += c == o.y ? 0 : exp(row_z[c] - o.max - o.log_sum);
+                    for (int64_t c = 0; c < p.vocab; c++) {
+                        const double above = row_z[c] - o.max - o.log_sum, probability = exp(above), hit = c == o.y;
+                        const double fall = fabs(f) * share * (hit ? weight_total - o.weight : weight_of(&p, c));
+                        const double terms = fall + (hit ? own * probability + class_part * rest
+                                                         : (own + class_part) * probability);
+                        const double argument = scale_of(&p) * (double)value(LOGITS, row, c) / (double)p.softcap;
+                        const double slope = scale_of(&p) * (p.on[SOFTCAP] ? 1 / (cosh(argument) * cosh(argument)) : 1);
+                        const double D = 2 * o.log_slack + u * (64 + 4 * fabs(above) + (hit ? 4 * o.entropy : 0));
+                        const double first = (double)back[row * p.vocab + c], second = (double)got[row * p.vocab + c];
+                        if (!test_within(fabs(first - second), D * terms * slope * (1 + 1e-4) + 0x1p-125))
+                            test_detail("dlogits[row %lld, col %lld] is %.9g from lse and lse_low, %.9g from the sum; %s",
+                                        (long long)row, (long long)c, first, second, describe(&p));
+                    }
+                }
+                free(back);
+            }
 }
 
 /* dlogits at the target where p is 1 - 1e-6, from forward's lse and in the same pass: right to 1e-5, and half an ulp. */
@@ -1543,6 +1612,99 @@ static void states(int special)
     }
 }
 
+/* ---- The functions that every element or row goes through, by themselves --------------------------------------------- */
+
+enum { TANH, FACTOR, UNIT, UNIT_OF_SUM, FUNCTIONS };
+static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_factor", "lk_ce_unit", "lk_ce_unit_of_sum"};
+enum { POINTS = 1 << 16 };
+typedef struct {
+    const float (*in)[3];
+    float (*out)[3];
+    int function;
+} function_plan;
+
+LK_KERNEL void function_kernel(function_plan p)
+{
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    const float *x = p.in[i];
+    float y[3] = {0.0f, 0.0f, 0.0f};
+    if (p.function == TANH) y[0] = lk_ce_tanh(x[0], &y[1]);
+    if (p.function == FACTOR) y[0] = lk_ce_factor<true>(x[0], x[1]);
+    if (p.function == UNIT) y[0] = lk_ce_unit(x[0], x[1], x[2], &y[1], &y[2]);
+    if (p.function == UNIT_OF_SUM) {
+        y[1] = lk_ce_rate(x[2] * LK_LOG2E, x[0]);
+        y[0] = lk_ce_unit_of_sum({x[0], x[1]}, __fdividef(1.0f, x[1]), y[1], &y[2]);
+    }
+    for (int k = 0; k < 3; k++) p.out[i][k] = y[k];
+}
+
+/* Arguments: every binade of a range, both signs, dense where polynomials and exponentials meet. */
+static void draw_arguments(int function, int i, uint64_t *r, float *x)
+{
+    static const float special[] = {0,           -0.0f,  INFINITY, -INFINITY, NAN, 0x1p-149f,
+                                    -0x1p-126f, 3.4e38f, -3.4e38f, 0.4f,      88,  104};
+    const double a = test_uniform(r), b = test_uniform(r), c = test_uniform(r);
+    if (function == TANH) {
+        x[0] = (float)(i % 2 ? copysign(exp2(-26 + 33 * fabs(a)), b) : copysign(0.2 + 0.25 * fabs(a), b));
+        if (i < LENGTH_OF(special)) x[0] = special[i];
+    } else if (function == FACTOR) { /* powers of -124 to 80 */
+        x[0] = (float)exp2(8 * b), x[1] = (float)((a < 0 ? 85 : 55) * a / (double)x[0]);
+    } else if (function == UNIT) {
+        const double lse = copysign(exp2(1 + 14 * fabs(a)), b);
+        x[0] = (float)lse, x[1] = (float)low_of(lse), x[2] = (float)exp2(4 * c);
+    } else {
+        x[0] = (float)copysign(exp2(15 * fabs(a)), b), x[1] = (float)exp2(90 * c), x[2] = i % 2 ? 1 : (float)exp2(3 * b);
+    }
+}
+
+/* Limits in u = 2^-24, relative: lk_ex2 has 2.9, __fdividef 4, an operation 1.
+ *   tanh         below 0.4 the polynomial's misfit 0.1, its roundings 0.3 and the last 1: 1.4. Above, e = exp(-2 |u|) has
+ *                (4 |u| + 4), of which slope / (2 tanh) remain; the quotient 7
+ *   slope        e's, twice the quotient's 5 and three operations: 17 + 4 |u|; 0 below 2^-126
+ *   factor       ex2's, and one operation
+ *   unit         2^(base - rate v) e^(scale v - lse - lse_low) for any v, here base / rate: ex2's and two operations
+ *   unit of sum  2^(base - rate max) / sum: ex2's, the quotient's and two operations */
+static void functions(int function)
+{
+    static test_buffer in, out;
+    const double u = 0x1p-24, ex2 = 2.9;
+    test_buffer_size(&in, POINTS * sizeof(float[3]), 0, 0), test_buffer_size(&out, POINTS * sizeof(float[3]), 0, 0x5a);
+    float(*const x)[3] = (float(*)[3])test_buffer_host(&in);
+    uint64_t random = 77 + (uint64_t)function;
+    for (int i = 0; i < POINTS; i++) draw_arguments(function, i, &random, x[i]);
+    test_buffer_upload(&in), test_buffer_upload(&out);
+    const function_plan plan = {(const float(*)[3])test_buffer_device(&in), (float(*)[3])test_buffer_device(&out), function};
+    TEST_CUDA(lk_launch(function_kernel, POINTS / 256, 256, 0, test.stream, plan));
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    test_buffer_download(&in), test_buffer_download(&out);
+    const float(*const y)[3] = (const float(*)[3])test_buffer_back(&out);
+    for (int i = 0; i < POINTS; i++) {
+        const double a = (double)x[i][0], b = (double)x[i][1], c = (double)x[i][2];
+        double want[2] = {0, 0}, limit[2] = {0, 0}, got[2] = {(double)y[i][0], (double)y[i][1]};
+        if (function == TANH) {
+            const double t = tanh(a), root = 1 / cosh(a), size = fabs(a);
+            want[0] = t, want[1] = root * root;
+            const double above = size < 400 ? want[1] * (2 * size + 2) + 7 * fabs(t) : 7;
+            limit[0] = (size < 0.4 ? 1.4 * fabs(t) : above) * u + 0x1p-126;
+            limit[1] = (size < 400 ? (17 + 4 * size) * want[1] * u : 0) + 0x1p-124;
+        } else if (function == FACTOR) {
+            want[0] = exp(a * b), limit[0] = (ex2 + 1) * want[0] * u;
+        } else {
+            const double rate = got[1], base = (double)y[i][2];
+            want[0] = function == UNIT ? exp(c * (base / rate) - a - b) : exp2(base - rate * a) / b;
+            limit[0] = (ex2 + (function == UNIT ? 2 : 6)) * want[0] * u;
+            if (function == UNIT_OF_SUM && !test_that(want[0] > 0.49 && want[0] < 1.01)) test_detail("unit is %g", want[0]);
+            got[1] = 0;
+        }
+        for (int k = 0; k < 2; k++) {
+            const bool nan = want[k] != want[k];
+            if (nan ? !test_that(got[k] != got[k]) : !test_within(fabs(got[k] - want[k]), limit[k]))
+                test_detail("output %d for %.9g, %.9g, %.9g is %.9g, want %.9g +- %.3g (%.3g u)", k, a, b, c, got[k], want[k],
+                            limit[k], (got[k] - want[k]) / (want[k] * u));
+        }
+    }
+}
+
 /* The class terms of few rows, which have a launch of their own: up to what its block loads at once, of either size, whole
  * groups of four and what is left of one. */
 static void few_terms(int type, int direction)
@@ -1567,6 +1729,11 @@ static void all_sequences(void)
             few_terms(TEST_F32, direction), test_finish();
     for (int special = 0; special < SPECIALS; special++)
         if (test_begin("lk_ce_row: two slices, %s", special_name[special])) states(special), test_finish();
+    for (int function = 0; function < FUNCTIONS; function++)
+        if (test_begin("%s", function_name[function])) functions(function), test_finish();
+    for (int path = 0; path < PATHS; path++)
+        if (path_here(path) && test_begin("lse_low, %s: backward as forward_backward", path_name[path]))
+            as_good(path), test_finish();
     for (int type = 0; type < TEST_TYPES; type++) {
         if (test_begin("forward, then backward %s", test_type_name[type])) sequences(type), test_finish();
         for (int direction = BACKWARD; direction <= BOTH; direction++) {
@@ -1704,7 +1871,8 @@ template <class Args> static void common_errors(int type, int direction, Args &a
 }
 
 #define NO_OUTPUT                                                                                                              \
-    a.loss = a.z_loss_out = a.lse = a.lse_low = a.entropy = a.weight_sum = NULL, a.argmax = a.valid_rows = NULL, a.bad_targets = NULL
+    a.loss = a.z_loss_out = a.lse = a.lse_low = a.entropy = a.weight_sum = NULL,                                               \
+    a.argmax = a.valid_rows = NULL, a.bad_targets = NULL
 
 /* The fields of what gives a loss. */
 template <class Args> static void loss_errors(int type, int direction, Args &a)
