@@ -266,8 +266,9 @@ template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
     return fmaf(factor, LK_LN2 * fmaf(rate_low, d, fmaf(rate, d, -power)), factor);
 }
 
-/* The same set against a larger or equal max. */
-template <bool exact = true> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
+/* The same set against a larger or equal max. exact, here and below: as in lk_ce_factor; kernels are exact for f32 alone, since
+ * results of 16 bits do not show it. */
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
 {
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
     const float factor = lk_ce_factor<exact>(scale, s.max - reference); /* 0 for the empty set */
@@ -284,7 +285,7 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)
     float max = s.max;
 #pragma unroll
     for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
-    s = lk_ce_row_raise<false>(s, max, scale);
+    s = lk_ce_row_raise(s, max, scale);
     const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
     float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
 #pragma unroll
@@ -314,11 +315,11 @@ LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
     return s;
 }
 
-LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
 {
     const float max = fmaxf(a.max, b.max);
-    a = lk_ce_row_raise(a, max, scale);
-    b = lk_ce_row_raise(b, max, scale);
+    a = lk_ce_row_raise<exact>(a, max, scale);
+    b = lk_ce_row_raise<exact>(b, max, scale);
     a.sum += b.sum, a.weights += b.weights, a.weighted += b.weighted, a.entropic += b.entropic;
     a.target = fmaxf(a.target, b.target);
     a.top = a.top > b.top ? a.top : b.top;
@@ -353,13 +354,13 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
 
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
  * all: more than max and sum, but never target, which one thread of the row looks up. */
-template <bool all> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
+template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
 {
     float max = s.max;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    s = lk_ce_row_raise(s, max, scale);
+    s = lk_ce_row_raise<exact>(s, max, scale);
     s.sum = lk_sum_warp(s.sum, team);
     if (all) {
         s.weights = lk_sum_warp(s.weights, team);
@@ -962,13 +963,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_griddepcontrol_launch_dependents();
 
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    s = lk_ce_row_warp<true>(s, scale, team < 32 ? team : 32);
+    s = lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, team < 32 ? team : 32);
     if (team > 32) {
         const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
         if (inbox) {
             lk_ce_row all = lk_ce_row_empty();
-            for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge(all, inbox[i], scale);
-            s = lk_ce_row_warp<true>(all, scale);
+            for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge<sizeof(T) == 4>(all, inbox[i], scale);
+            s = lk_ce_row_warp<true, sizeof(T) == 4>(all, scale);
         }
     }
     if (rank == 0 && row < a.rows) {
@@ -1166,7 +1167,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
     const lk_lse slow = lk_ce_gather_slowly(p, row, slot, y, read);
     lk_ce_row s = lk_ce_row_empty();
     s.max = slow.max, s.sum = slow.sum;
-    s = lk_ce_row_warp<false>(s, p.a.logit_scale, team);
+    s = lk_ce_row_warp<false, sizeof(T) == 4>(s, p.a.logit_scale, team);
     return {s.max, s.sum};
 }
 
@@ -1192,7 +1193,7 @@ LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_gradient_plan &p, in
         const int col = lk_ce_edge_col(at, i);
         s = lk_ce_take_but(s, lk_to_float(at.logits[col]), col, y, p.a);
     }
-    return lk_ce_row_warp<true>(s, scale, at.team);
+    return lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, at.team);
 }
 
 /* A barrier of the threads of a row. */
@@ -1239,7 +1240,7 @@ LK_DEVICE void lk_ce_mail_send(lk_ce_mail *mail, uint64_t *to, float low, float 
 
 /* Makes a warp's state the row's and brings everybody the target's logit; source: the rank of who has it, the owner. all: as in
  * lk_ce_row_warp, by a barrier then. */
-template <bool all>
+template <bool all, bool exact>
 LK_DEVICE lk_ce_row lk_ce_gathered(lk_ce_mail *mail, lk_ce_row s, float scale, int team, int source, bool owner, float *logit)
 {
     const int blocks = (int)lk_cluster_nctarank(), lane = (int)threadIdx.x % 32;
@@ -1256,18 +1257,18 @@ LK_DEVICE lk_ce_row lk_ce_gathered(lk_ce_mail *mail, lk_ce_row s, float scale, i
         if (lane < blocks) *(blocks > 1 ? (lk_ce_row *)lk_mapa(inbox + warp, (unsigned)lane) : inbox + warp) = s;
         lk_ce_sync(team); /* orders the writes into everybody's inbox before their reads */
         if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
-        for (int i = lane; i < team / 32; i += 32) sum = lk_ce_row_merge(sum, inbox[i], scale);
+        for (int i = lane; i < team / 32; i += 32) sum = lk_ce_row_merge<exact>(sum, inbox[i], scale);
     } else {
         if (lane < blocks) lk_ce_mail_send(mail, mail->word + warp, s.max, s.sum, lane);
         if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
         else __syncthreads(); /* orders the writes of the words before their reads */
         for (int i = lane; i < team / 32; i += 32) {
             s.max = __uint_as_float((uint32_t)mail->word[i]), s.sum = __uint_as_float((uint32_t)(mail->word[i] >> 32));
-            sum = lk_ce_row_merge(sum, s, scale);
+            sum = lk_ce_row_merge<exact>(sum, s, scale);
         }
     }
     *logit = __uint_as_float((uint32_t)mail->logit);
-    return lk_ce_row_warp<all>(sum, scale);
+    return lk_ce_row_warp<all, exact>(sum, scale);
 }
 
 /* The sum over the threads of a row of what each has, for the lanes of the owner's warp; source: as above. Nobody else waits,
@@ -1459,6 +1460,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
     constexpr int N = LK_VEC<T>;
+    constexpr bool exact = sizeof(T) == 4;
     LK_DYN_SMEM(lk_vec<T>, slots); /* and behind them an aside for each row of the block */
     const lk_cross_entropy_forward_backward_args &a = p.a;
     const int threads = (int)blockDim.x, team = 1 << p.team_log2;
@@ -1547,7 +1549,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         } else {
             rest = lk_ce_gather_all(p, row, slot, y, read, scale);
         }
-        rest = lk_ce_gathered<!plain>(mail, rest, scale, team, seat & (team - 1), owner, &logit);
+        rest = lk_ce_gathered<!plain, exact>(mail, rest, scale, team, seat & (team - 1), owner, &logit);
         if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
         all = rest;
         if (!plain && y >= 0) { /* of the others as they are: a sum of 0 raised to +inf is no longer 0 if raised again */
@@ -1556,8 +1558,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         }
         /* Against the reference of all: in two steps where rest.max may be far below the largest of the others, since what
          * they sum to may be above 2^-126 where the factor is not. */
-        if (plain && y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, 0.5f * rest.max + 0.5f * logit), scale);
-        if (y >= 0) rest = lk_ce_row_raise(rest, fmaxf(rest.max, logit), scale);
+        if (plain && y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, 0.5f * rest.max + 0.5f * logit), scale);
+        if (y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, logit), scale);
         if (plain && y >= 0) {
             all = rest;
             all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));

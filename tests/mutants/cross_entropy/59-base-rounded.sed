@@ -1,3 +1,3 @@
 # file: cross_entropy.cuh - forward_backward: what base was rounded by stays in p
 # case: forward_backward f32 auto: long rows
-s/lk_ex2((g.base - base) - fmaf(g.rate, all.max, -base))/lk_ex2(g.base - base)/
+s/lk_ex2(-lost - fmaf(rate, s.max, -product))/lk_ex2(-lost)/
