@@ -48,9 +48,9 @@
  *            each p[j]: 1e-6 at 16, 6e-4 at 1e4. With lse_low it is not: lse + lse_low misses the log of forward's sum by
  *            2^-23 + |lse| 2^-46 at most, so that backward is as good as forward_backward, f32 too. lse_low is 0 for ignored
  *            rows and where lse is not finite. A term of the sum has an error of (|z - reference| + 2) 2^-23, for a reference
- *            that may be up to 60 below the largest z. Beside the sum's error p[j] has (4 + |z - lse|)
- *            2^-23. S sums these p[j], so dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its
- *            terms may cancel, and the error is relative to the largest. Every result is rounded to its type once.
+ *            that may be up to 60 below the largest z; p[j] has the sum's and (4 + |z - lse|) 2^-23. S sums these p[j], so
+ *            dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its terms may cancel, and the error
+ *            is relative to the largest. Every result is rounded to its type once.
  *            Under a softcap z misses by up to |z| 2^-20, each p[j] by twice the largest of that, and 1 - (z / softcap)^2 by
  *            (5 + |logit_scale logits / softcap|) 2^-22 of itself. So f32 gradients have a bound of 8e-5 at a softcap of 40,
  *            however lse is given: 5e-6 was seen at N(0, 10), and 4e-6 of the formula in float with the C library's tanhf.

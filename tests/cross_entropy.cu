@@ -10,11 +10,13 @@
  * Limits, in u = 2^-24, besides half an ulp of the output's type. d_j = z_j - max, P = sum_j p_j |d_j|:
  *   log sum       16 (2 + log sum + P): a term's relative error is (|d_j| + 2) 2^-23 (lk_exp), and the sum is of many
  *   lse           that, and 2 |max|: scale max is rounded, and so is the sum
+ *   lse + lse_low log sum's, 2, 2^-22 |lse|, and 124 where the sum's reference is 60 below the maximum
  *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
  *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
  *   reduced       the sum of the rows' limits, and 16 of the sum of their magnitudes
  *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. Backward's from the lse that is
- *                 given; in sequences, where it is forward's own, against the exact lse with its limit besides.
+ *                 given, with lse_low where that is; in sequences, where it is forward's own, against the exact lse with its
+ *                 limit besides, with lse_low log sum's alone; and then against forward_backward, with the limits of both sums.
  *                 forward_backward's against the exact lse with log sum's limit: it goes through no rounded lse
  * So forward_backward is as forward, then backward, within the limits of both: each is held against the same formula.
  * Under a softcap z has an error of 16 |z|: tanh's argument has 2, its exponential 6, their quotient 6, the product with
