@@ -534,20 +534,21 @@ static void set_args(const problem *p, void *const *at)
     forward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE],
                (float *)at[LSE_LOW], (float *)at[ENTROPY], (int64_t *)at[ARGMAX], (int64_t *)at[VALID],
                (float *)at[WEIGHT_SUM], (int32_t *)at[BAD_COUNT], NULL, 0, p->rows, p->vocab, p->logits_stride,
-               p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY], p->on[INT32], p->path};
+               p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY],
+               p->on[INT32], p->path};
     backward = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[LSE], (const float *)at[LSE_LOW],
                 (const float *)at[UPSTREAM], (const float *)at[DLSE], (const int64_t *)at[VALID],
-                (const float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale,
-                softcap, smoothing, z_loss, p->on[IGNORE], reduction, p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half,
-                p->on[INT32], p->path};
+                (const float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], p->rows, p->vocab, p->logits_stride,
+                p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction,
+                p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half, p->on[INT32], p->path};
     both = {at[LOGITS], at[TARGET], (const float *)at[WEIGHT], (const float *)at[UPSTREAM], (const float *)at[DLSE],
             (float *)at[LOSS], (float *)at[Z_LOSS], (float *)at[LSE], (float *)at[LSE_LOW], (float *)at[ENTROPY],
             (int64_t *)at[ARGMAX], (int64_t *)at[VALID], (float *)at[WEIGHT_SUM], at[DLOGITS], (int32_t *)at[BAD_COUNT], NULL,
-            0, p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss, p->on[IGNORE], reduction,
-            p->on[ZERO_WHEN_EMPTY], p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half, p->on[INT32], p->path};
+            0, p->rows, p->vocab, p->logits_stride, p->dlogits_stride, p->ignore_index, scale, softcap, smoothing, z_loss,
+            p->on[IGNORE], reduction, p->on[ZERO_WHEN_EMPTY], p->on[UPSTREAM_ROWS], p->on[ZERO_PADDING], half, p->on[INT32], p->path};
 }
 
-/* Leaves the shapes and options, and which outputs are wanted, as a value that is no address. */
+/* What is left for a query: shapes, options, and of what it asks whether it is wanted, the value of no address. */
 static void without_tensors(void)
 {
     forward.logits = forward.target = backward.logits = backward.target = both.logits = both.target = NULL;
@@ -562,7 +563,7 @@ static void without_tensors(void)
     const float **const inputs[] = {&forward.class_weight, &backward.class_weight, &both.class_weight};
     for (int i = 0; i < LENGTH_OF(inputs); i++)
         if (*inputs[i]) *inputs[i] = (const float *)(uintptr_t)3;
-    if (both.dlogits_dtype == 0) both.dlogits_stride = backward.dlogits_stride = 0; /* in place it was another's */
+    if (both.dlogits_dtype == 0) both.dlogits_stride = backward.dlogits_stride = 0; /* which in place was logits' */
 }
 
 static lk_status query(int type, int direction, size_t *bytes)
