@@ -1835,8 +1835,9 @@ template <class Args> static void common_errors(int type, int direction, Args &a
     } scales;
     static const scales both_scales[] = {
         {0x1p127f, 0, NULL},          {0x1.000002p127f, 0, "logit_scale"}, {0x1p-149f, 0, NULL},
-        {0, 0x1p100f, NULL},          {0, 0x1.000002p100f, "softcap"},     {0, 0x1p-100f, NULL},
-        {0, 0x1.fffffep-101f, "softcap"}, {0, 2.9e-39f, "softcap"},        {0, 3e38f, "softcap"},
+        {0, 0x1p100f, NULL},          {0, 0x1.000002p100f, ": softcap"},   {0, 0x1p-100f, NULL},
+        {0, 0x1.fffffep-101f, ": softcap"}, {0, 2.9e-39f, ": softcap"},    {0, 3e38f, ": softcap"},
+        {0x1p120f, 0x1p101f, ": softcap"}, {0x1p-120f, 0x1p-101f, ": softcap"},
         {0x1p120f, 0x1p20f, NULL},    {0x1p120f, 0x1p19f, "over softcap"}, {0x1p-60f, 0x1p40f, NULL},
         {0x1p-60f, 0x1p41f, "over softcap"}, {0x1p-149f, 1, "over softcap"}, {0x1p127f, 0x1p-100f, "over softcap"}};
     for (int i = 0; i < LENGTH_OF(both_scales); i++) {
