@@ -12,87 +12,91 @@ typedef struct {
     int64_t rows, vocab;
     int mean; /* else none */
     int path; /* LK_CROSS_ENTROPY_* */
+    int low;  /* backward is given lse_low too */
 } shape;
 
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. */
 static const shape shapes[] = {
-    {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "forward", "bf16", 4096, 4096, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "forward", "bf16", 4096, 8192, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "forward", "bf16", 4096, 16384, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "forward", "bf16", 4096, 32768, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward", "bf16", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward", "bf16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "forward", "bf16", 4096, 1024, 1, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "forward", "bf16", 4096, 8192, 1, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "forward", "bf16", 4096, 131072, 1, 0},
-    {"rows=4096 vocab=50257 reduction=none", "forward", "bf16", 4096, 50257, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "forward", "bf16", 4096, 50264, 0, 0},
-    {"rows=4093 vocab=32003 reduction=none", "forward", "bf16", 4093, 32003, 0, 0},
-    {"rows=4096 vocab=151936 reduction=none", "forward", "bf16", 4096, 151936, 0, 0},
-    {"rows=64 vocab=128256 reduction=none", "forward", "bf16", 64, 128256, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward", "f16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward", "f32", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=1024 reduction=none", "backward", "bf16", 4096, 1024, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "backward", "bf16", 4096, 2048, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "backward", "bf16", 4096, 4096, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "backward", "bf16", 4096, 8192, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "backward", "bf16", 4096, 16384, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "backward", "bf16", 4096, 32768, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "backward", "bf16", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "backward", "bf16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "backward", "bf16", 4096, 1024, 1, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "backward", "bf16", 4096, 8192, 1, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "backward", "bf16", 4096, 131072, 1, 0},
-    {"rows=4096 vocab=50257 reduction=none", "backward", "bf16", 4096, 50257, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "backward", "bf16", 4096, 50264, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "backward", "f16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "backward", "f32", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=1024 reduction=none", "forward_backward", "bf16", 4096, 1024, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "forward_backward", "bf16", 4096, 2048, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "forward_backward", "bf16", 4096, 4096, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "forward_backward", "bf16", 4096, 8192, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "forward_backward", "bf16", 4096, 16384, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "forward_backward", "bf16", 4096, 32768, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "bf16", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "bf16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "forward_backward", "bf16", 4096, 1024, 1, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "forward_backward", "bf16", 4096, 8192, 1, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "forward_backward", "bf16", 4096, 131072, 1, 0},
-    {"rows=4096 vocab=50257 reduction=none", "forward_backward", "bf16", 4096, 50257, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "forward_backward", "bf16", 4096, 50264, 0, 0},
-    {"rows=4093 vocab=32003 reduction=none", "forward_backward", "bf16", 4093, 32003, 0, 0},
-    {"rows=4096 vocab=151936 reduction=none", "forward_backward", "bf16", 4096, 151936, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "f16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "f32", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=1024 reduction=none", "forward then backward", "bf16", 4096, 1024, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "forward then backward", "bf16", 4096, 2048, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "forward then backward", "bf16", 4096, 4096, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "forward then backward", "bf16", 4096, 8192, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "forward then backward", "bf16", 4096, 16384, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "forward then backward", "bf16", 4096, 32768, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "bf16", 4096, 65536, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "bf16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "forward then backward", "bf16", 4096, 1024, 1, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "forward then backward", "bf16", 4096, 8192, 1, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "forward then backward", "bf16", 4096, 131072, 1, 0},
-    {"rows=4096 vocab=50257 reduction=none", "forward then backward", "bf16", 4096, 50257, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "forward then backward", "bf16", 4096, 50264, 0, 0},
-    {"rows=4093 vocab=32003 reduction=none", "forward then backward", "bf16", 4093, 32003, 0, 0},
-    {"rows=4096 vocab=151936 reduction=none", "forward then backward", "bf16", 4096, 151936, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "f16", 4096, 131072, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "f32", 4096, 65536, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward", "bf16", 4096, 4096, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward", "bf16", 4096, 8192, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward", "bf16", 4096, 16384, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward", "bf16", 4096, 32768, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward", "bf16", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward", "bf16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward", "bf16", 4096, 1024, 1, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "forward", "bf16", 4096, 8192, 1, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "forward", "bf16", 4096, 131072, 1, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "forward", "bf16", 4096, 50257, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward", "bf16", 4096, 50264, 0, 0, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward", "bf16", 4093, 32003, 0, 0, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward", "bf16", 4096, 151936, 0, 0, 0},
+    {"rows=64 vocab=128256 reduction=none", "forward", "bf16", 64, 128256, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward", "f16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward", "f32", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none", "backward", "bf16", 4096, 1024, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "backward", "bf16", 4096, 2048, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "backward", "bf16", 4096, 4096, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "backward", "bf16", 4096, 8192, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "backward", "bf16", 4096, 16384, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "backward", "bf16", 4096, 32768, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "backward", "bf16", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "backward", "bf16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "backward", "bf16", 4096, 1024, 1, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "backward", "bf16", 4096, 8192, 1, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "backward", "bf16", 4096, 131072, 1, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "backward", "bf16", 4096, 50257, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "backward", "bf16", 4096, 50264, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "backward", "f16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "backward", "f32", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none lse_low=1", "backward", "bf16", 4096, 1024, 0, 0, 1},
+    {"rows=4096 vocab=8192 reduction=none lse_low=1", "backward", "bf16", 4096, 8192, 0, 0, 1},
+    {"rows=4096 vocab=65536 reduction=none lse_low=1", "backward", "f32", 4096, 65536, 0, 0, 1},
+    {"rows=4096 vocab=1024 reduction=none", "forward_backward", "bf16", 4096, 1024, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward_backward", "bf16", 4096, 2048, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward_backward", "bf16", 4096, 4096, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward_backward", "bf16", 4096, 8192, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward_backward", "bf16", 4096, 16384, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward_backward", "bf16", 4096, 32768, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "bf16", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "bf16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward_backward", "bf16", 4096, 1024, 1, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "forward_backward", "bf16", 4096, 8192, 1, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "forward_backward", "bf16", 4096, 131072, 1, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "forward_backward", "bf16", 4096, 50257, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward_backward", "bf16", 4096, 50264, 0, 0, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward_backward", "bf16", 4093, 32003, 0, 0, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward_backward", "bf16", 4096, 151936, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "f16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "f32", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward then backward", "bf16", 4096, 1024, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward then backward", "bf16", 4096, 2048, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward then backward", "bf16", 4096, 4096, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward then backward", "bf16", 4096, 8192, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward then backward", "bf16", 4096, 16384, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward then backward", "bf16", 4096, 32768, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "bf16", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "bf16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward then backward", "bf16", 4096, 1024, 1, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "forward then backward", "bf16", 4096, 8192, 1, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "forward then backward", "bf16", 4096, 131072, 1, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "forward then backward", "bf16", 4096, 50257, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward then backward", "bf16", 4096, 50264, 0, 0, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward then backward", "bf16", 4093, 32003, 0, 0, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward then backward", "bf16", 4096, 151936, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "f16", 4096, 131072, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "f32", 4096, 65536, 0, 0, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
 /* Those whose host time is taken: little work. A block of the last one asks for 64 KiB of shared memory, of the one before
  * for 8; from 32 on a launch has the kernel's limit of it looked at, and raised if need be. */
 static const shape host_shapes[] = {
-    {"rows=16 vocab=1024 reduction=none", "forward", "bf16", 16, 1024, 0, 0},
-    {"rows=16 vocab=1024 reduction=mean", "forward_backward", "bf16", 16, 1024, 1, 0},
-    {"rows=16 vocab=2048 reduction=none path=block", "backward", "f32", 16, 2048, 0, LK_CROSS_ENTROPY_BLOCK},
-    {"rows=16 vocab=16384 reduction=none path=block", "backward", "f32", 16, 16384, 0, LK_CROSS_ENTROPY_BLOCK},
+    {"rows=16 vocab=1024 reduction=none", "forward", "bf16", 16, 1024, 0, 0, 0},
+    {"rows=16 vocab=1024 reduction=mean", "forward_backward", "bf16", 16, 1024, 1, 0, 0},
+    {"rows=16 vocab=2048 reduction=none path=block", "backward", "f32", 16, 2048, 0, LK_CROSS_ENTROPY_BLOCK, 0},
+    {"rows=16 vocab=16384 reduction=none path=block", "backward", "f32", 16, 16384, 0, LK_CROSS_ENTROPY_BLOCK, 0},
 };
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
@@ -121,23 +125,25 @@ static size_t element_bytes(const shape *s)
     return strcmp(s->dtype, "f32") == 0 ? sizeof(lk_f32) : sizeof(lk_bf16);
 }
 
-/* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows and lse;
- * `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their mean: no gap, since every word
- * of it must be written. */
+/* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows, lse and,
+ * where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their
+ * mean: no gap, since every word of it must be written. */
 typedef struct {
     int64_t *target, *valid_rows;
-    float *lse, *loss, *upstream;
+    float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
     size_t in_bytes, out_bytes;
 } smalls;
 
 static smalls smalls_of(const shape *s, const bench_buffers *set)
 {
     const size_t rows = (size_t)s->rows, target = sizeof(int64_t), lse = target + rows * sizeof(int64_t);
-    const size_t upstream = gives_loss(s) ? lse : lse + rows * sizeof(float), counts = s->mean ? sizeof(int64_t) : 0;
+    const size_t low = gives_loss(s) ? lse : lse + rows * sizeof(float), upstream = s->low ? low + rows * sizeof(float) : low;
+    const size_t counts = s->mean ? sizeof(int64_t) : 0;
     smalls t = {};
     t.target = (int64_t *)(set->in + target);
     t.valid_rows = (int64_t *)(gives_loss(s) ? set->out : set->in);
     t.lse = (float *)(gives_loss(s) ? set->out + counts : set->in + lse);
+    if (s->low) t.lse_low = (float *)(set->in + low);
     t.loss = (float *)(set->out + counts) + rows;
     t.upstream = (float *)(set->in + upstream);
     t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
@@ -247,37 +253,12 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     return launch_kernels(s, args, stream);
 }
 
-/* Logits; targets, in the first and the last column for the first and the last row, anywhere for the others; for a gradient
- * upstream, and for backward alone the lse of these logits and the number of rows. */
-static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
-{
-    const shape *s = (const shape *)c->context;
-    const smalls t = smalls_of(s, set);
-    const size_t rows = (size_t)s->rows;
-    bench_fill(s->dtype, set->read, s->rows * s->vocab, 1.5f, 2 * (uint64_t)number, stream);
-    int64_t *target = (int64_t *)malloc(rows * sizeof *target);
-    uint64_t state = (uint64_t)number + 1;
-    for (size_t row = 0; row < rows; row++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        target[row] = row == 0 ? 0 : row == rows - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
-    }
-    BENCH_CUDA(cudaMemcpyAsync(t.target, target, rows * sizeof *target, cudaMemcpyHostToDevice, stream));
-    BENCH_CUDA(cudaStreamSynchronize(stream));
-    free(target);
-    if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
-    if (gives_loss(s)) return;
-    naive_args args = {};
-    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
-    BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
-    BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
-}
-
 static lk_cross_entropy_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
 {
     const shape *s = (const shape *)c->context;
     const smalls t = smalls_of(s, set);
     lk_cross_entropy_forward_args args = {};
-    args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse;
+    args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse, args.lse_low = t.lse_low;
     args.rows = s->rows, args.vocab = s->vocab;
     args.use_ignore_index = 1, args.ignore_index = -100;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
@@ -291,7 +272,8 @@ static lk_cross_entropy_backward_args backward_args(const bench_case *c, const b
     const shape *s = (const shape *)c->context;
     const smalls t = smalls_of(s, set);
     lk_cross_entropy_backward_args args = {};
-    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.upstream = t.upstream, args.dlogits = set->write;
+    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.lse_low = t.lse_low;
+    args.upstream = t.upstream, args.dlogits = set->write;
     args.rows = s->rows, args.vocab = s->vocab;
     args.use_ignore_index = 1, args.ignore_index = -100;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
@@ -312,6 +294,34 @@ static lk_cross_entropy_forward_backward_args both_args(const bench_case *c, con
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.path = path ? path : s->path;
     return args;
+}
+
+/* Logits; targets, in the first and the last column for the first and the last row, anywhere for the others; for a gradient
+ * upstream, and for backward alone the lse of these logits, by lk where it is in two parts, and the number of rows. */
+static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    const size_t rows = (size_t)s->rows;
+    bench_fill(s->dtype, set->read, s->rows * s->vocab, 1.5f, 2 * (uint64_t)number, stream);
+    int64_t *target = (int64_t *)malloc(rows * sizeof *target);
+    uint64_t state = (uint64_t)number + 1;
+    for (size_t row = 0; row < rows; row++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        target[row] = row == 0 ? 0 : row == rows - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
+    }
+    BENCH_CUDA(cudaMemcpyAsync(t.target, target, rows * sizeof *target, cudaMemcpyHostToDevice, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    free(target);
+    if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
+    if (gives_loss(s)) return;
+    naive_args args = {};
+    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
+    lk_cross_entropy_forward_args forward = forward_args(c, set, 0);
+    forward.loss = NULL;
+    BENCH_CUDA((cudaError_t)(s->low ? OF_TYPE(s, lk_cross_entropy_forward, &forward, stream)
+                                    : launch_kernels(s, args, stream)));
+    BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
 }
 
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
@@ -362,41 +372,43 @@ template <class T> static T *fetch_row(const shape *s, const char *tensor, int64
 /* What the host has of the small tensors; upstream over valid_rows for mean. */
 typedef struct {
     int64_t *target;
-    float *lse, *loss;
+    float *lse, *loss, *lse_low; /* lse_low: NULL unless it is given */
     double upstream;
 } fetched;
 
 /* Holds row `row` against double. lse, which the operation wrote or was given, is within the header's limit: the gradients'
  * limits stand on it. The loss is within that and the rounding of a difference. p[j], relative to the lse that backward was
  * given and to the exact one otherwise, is off by (4 + |z - lse| + |lse|) 2^-23, the |lse| where an lse was saved and read
- * again; then it is rounded to T. The target's gradient is minus the sum of the others, with the sum of their errors; the
- * baseline's p[y] - 1 is off by the error of lse besides. */
+ * again, and with lse_low by (8 + |z - lse|) 2^-23; then it is rounded to T. The target's gradient is minus the sum of the
+ * others, with the sum of their errors; the baseline's p[y] - 1 is off by the error of lse besides. */
 template <class T>
 static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
 {
     T *logits = fetch_row<T>(s, set->read, row), *dlogits = gives_gradient(s) ? fetch_row<T>(s, set->write, row) : NULL;
     const int64_t y = f->target[row];
-    double max = -INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
+    double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
     for (int64_t col = 0; col < s->vocab; col++) {
         const double z = (float)logits[col];
-        max = fmax(max, z), magnitude = fmax(magnitude, fabs(z));
+        max = fmax(max, z), min = fmin(min, z), magnitude = fmax(magnitude, fabs(z));
     }
     for (int64_t col = 0; col < s->vocab; col++) sum += exp((double)(float)logits[col] - max);
-    const double right = max + log(sum), lse = gives_loss(s) ? right : (double)f->lse[row];
-    const double lse_limit = 8 * 0x1p-24 * (magnitude + log((double)s->vocab) + 1);
-    bool ok = within(f->lse[row], right, lse_limit, "lse", row, 0, why, why_bytes);
+    const double saved = (double)f->lse[row] + (f->lse_low ? (double)f->lse_low[row] : 0);
+    const double right = max + log(sum), lse = gives_loss(s) ? right : saved;
+    const double lse_limit = 8 * 0x1p-24 * ((f->lse_low ? max - min : magnitude) + log((double)s->vocab) + 1);
+    const double constant = f->lse_low ? 8 : 4 + fabs(lse);
+    bool ok = within(saved, right, lse_limit, "lse", row, 0, why, why_bytes);
     if (ok && gives_loss(s) && !s->mean) {
         const double loss = right - (double)(float)logits[y];
         ok = within(f->loss[row], loss, lse_limit + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
     }
     for (int64_t col = 0; dlogits && col < s->vocab; col++) {
         const double z = (float)logits[col], p = exp(z - lse);
-        if (col != y) others += p, errors += p * (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23;
+        if (col != y) others += p, errors += p * (constant + fabs(z - lse)) * 0x1p-23;
     }
     for (int64_t col = 0; ok && dlogits && col < s->vocab; col++) {
         const double z = (float)logits[col], p = exp(z - lse);
         const double expected = f->upstream * (col == y ? -others : p);
-        const double error = col == y ? errors + lse_limit : p * (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23;
+        const double error = col == y ? errors + lse_limit : p * (constant + fabs(z - lse)) * 0x1p-23;
         const double limit = fabs(expected) * HALF_ULP<T> + fabs(f->upstream) * error + LEAST<T>;
         ok = within((float)dlogits[col], expected, limit, "dlogits", row, col, why, why_bytes);
     }
@@ -431,7 +443,11 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     const smalls t = smalls_of(s, set);
     const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
     const size_t floats = (size_t)s->rows * sizeof(float), losses = s->mean ? sizeof(float) : floats;
-    fetched f = {(int64_t *)malloc(2 * floats), (float *)malloc(floats), (float *)malloc(floats), 0};
+    fetched f = {(int64_t *)malloc(2 * floats), (float *)malloc(floats), (float *)malloc(floats), NULL, 0};
+    if (s->low) {
+        f.lse_low = (float *)malloc(floats);
+        BENCH_CUDA(cudaMemcpy(f.lse_low, t.lse_low, floats, cudaMemcpyDeviceToHost));
+    }
     BENCH_CUDA(cudaMemcpy(f.target, t.target, 2 * floats, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(f.lse, t.lse, floats, cudaMemcpyDeviceToHost));
     if (gives_gradient(s)) {
@@ -443,7 +459,7 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     bool right = true;
     for (int k = 0; right && k < 4; k++) right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
     if (right && s->mean && gives_loss(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
-    free(f.target), free(f.lse), free(f.loss);
+    free(f.target), free(f.lse), free(f.loss), free(f.lse_low);
     return right;
 }
 
@@ -473,7 +489,7 @@ static void describe(bench_case *c, const shape *s)
     c->in_bytes = t.in_bytes, c->out_bytes = t.out_bytes;
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->low ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
     if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;

@@ -9,44 +9,49 @@ LK_DEFINE_LOGSUMEXP(f32)
 typedef struct {
     const char *name, *direction, *dtype;
     int64_t outer, cols, inner;
+    int low; /* backward is given lse_low too */
 } shape;
 
 static const shape shapes[] = {
-    {"rows=4096 cols=1024", "forward", "bf16", 4096, 1024, 1},
-    {"rows=4096 cols=2048", "forward", "bf16", 4096, 2048, 1},
-    {"rows=4096 cols=4096", "forward", "bf16", 4096, 4096, 1},
-    {"rows=4096 cols=8192", "forward", "bf16", 4096, 8192, 1},
-    {"rows=4096 cols=16384", "forward", "bf16", 4096, 16384, 1},
-    {"rows=4096 cols=32768", "forward", "bf16", 4096, 32768, 1},
-    {"rows=4096 cols=65536", "forward", "bf16", 4096, 65536, 1},
-    {"rows=4096 cols=131072", "forward", "bf16", 4096, 131072, 1},
-    {"rows=64 cols=128256", "forward", "bf16", 64, 128256, 1},
-    {"outer=64 cols=4096 inner=1024", "forward", "bf16", 64, 4096, 1024},
-    {"rows=4096 cols=65536", "forward", "f32", 4096, 65536, 1},
-    {"rows=4096 cols=1024", "backward", "bf16", 4096, 1024, 1},
-    {"rows=4096 cols=2048", "backward", "bf16", 4096, 2048, 1},
-    {"rows=4096 cols=4096", "backward", "bf16", 4096, 4096, 1},
-    {"rows=4096 cols=8192", "backward", "bf16", 4096, 8192, 1},
-    {"rows=4096 cols=16384", "backward", "bf16", 4096, 16384, 1},
-    {"rows=4096 cols=32768", "backward", "bf16", 4096, 32768, 1},
-    {"rows=4096 cols=65536", "backward", "bf16", 4096, 65536, 1},
-    {"rows=4096 cols=131072", "backward", "bf16", 4096, 131072, 1},
-    {"outer=64 cols=4096 inner=1024", "backward", "bf16", 64, 4096, 1024},
-    {"rows=4096 cols=1024", "forward then backward", "bf16", 4096, 1024, 1},
-    {"rows=4096 cols=8192", "forward then backward", "bf16", 4096, 8192, 1},
-    {"rows=4096 cols=131072", "forward then backward", "bf16", 4096, 131072, 1},
+    {"rows=4096 cols=1024", "forward", "bf16", 4096, 1024, 1, 0},
+    {"rows=4096 cols=2048", "forward", "bf16", 4096, 2048, 1, 0},
+    {"rows=4096 cols=4096", "forward", "bf16", 4096, 4096, 1, 0},
+    {"rows=4096 cols=8192", "forward", "bf16", 4096, 8192, 1, 0},
+    {"rows=4096 cols=16384", "forward", "bf16", 4096, 16384, 1, 0},
+    {"rows=4096 cols=32768", "forward", "bf16", 4096, 32768, 1, 0},
+    {"rows=4096 cols=65536", "forward", "bf16", 4096, 65536, 1, 0},
+    {"rows=4096 cols=131072", "forward", "bf16", 4096, 131072, 1, 0},
+    {"rows=64 cols=128256", "forward", "bf16", 64, 128256, 1, 0},
+    {"outer=64 cols=4096 inner=1024", "forward", "bf16", 64, 4096, 1024, 0},
+    {"rows=4096 cols=65536", "forward", "f32", 4096, 65536, 1, 0},
+    {"rows=4096 cols=1024", "backward", "bf16", 4096, 1024, 1, 0},
+    {"rows=4096 cols=2048", "backward", "bf16", 4096, 2048, 1, 0},
+    {"rows=4096 cols=4096", "backward", "bf16", 4096, 4096, 1, 0},
+    {"rows=4096 cols=8192", "backward", "bf16", 4096, 8192, 1, 0},
+    {"rows=4096 cols=16384", "backward", "bf16", 4096, 16384, 1, 0},
+    {"rows=4096 cols=32768", "backward", "bf16", 4096, 32768, 1, 0},
+    {"rows=4096 cols=65536", "backward", "bf16", 4096, 65536, 1, 0},
+    {"rows=4096 cols=131072", "backward", "bf16", 4096, 131072, 1, 0},
+    {"outer=64 cols=4096 inner=1024", "backward", "bf16", 64, 4096, 1024, 0},
+    {"rows=4096 cols=8192", "backward", "f32", 4096, 8192, 1, 0},
+    {"rows=4096 cols=1024 lse_low=1", "backward", "bf16", 4096, 1024, 1, 1},
+    {"rows=4096 cols=8192 lse_low=1", "backward", "bf16", 4096, 8192, 1, 1},
+    {"rows=4096 cols=8192 lse_low=1", "backward", "f32", 4096, 8192, 1, 1},
+    {"rows=4096 cols=1024", "forward then backward", "bf16", 4096, 1024, 1, 0},
+    {"rows=4096 cols=8192", "forward then backward", "bf16", 4096, 8192, 1, 0},
+    {"rows=4096 cols=131072", "forward then backward", "bf16", 4096, 131072, 1, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
 /* Those whose host time is taken: little work. */
 static const shape host_shapes[] = {
-    {"rows=16 cols=1024", "forward", "bf16", 16, 1024, 1},
-    {"rows=16 cols=1024", "backward", "bf16", 16, 1024, 1},
+    {"rows=16 cols=1024", "forward", "bf16", 16, 1024, 1, 0},
+    {"rows=16 cols=1024", "backward", "bf16", 16, 1024, 1, 0},
 };
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
 /* The least traffic: forward reads x, backward reads x and writes dx; of both in turn that of backward, since what forward has
- * read may still be in the L2. lse and dlse, four bytes a row, are not counted. */
+ * read may still be in the L2. lse, lse_low and dlse, four bytes a row, are not counted. */
 #define TRAFFIC_READ(s, element) ((size_t)((s)->outer * (s)->cols * (s)->inner) * (element))
 #define TRAFFIC_WRITE(s, element) (gives_gradient(s) ? TRAFFIC_READ(s, element) : 0)
 
@@ -118,7 +123,8 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
 
 /* ---- The four functions of a case --------------------------------------------------------------------------------------- */
 
-/* `in` holds dlse for a gradient, and before it lse for backward alone; `out` holds lse where forward writes it. */
+/* `in` holds dlse for a gradient, before it lse for backward alone, and behind it lse_low where that is given; `out` holds lse
+ * where forward writes it. */
 static float *lse_of(const shape *s, const bench_buffers *set)
 {
     return (float *)(gives_lse(s) ? set->out : set->in);
@@ -129,20 +135,16 @@ static float *dlse_of(const shape *s, const bench_buffers *set)
     return (float *)set->in + (gives_lse(s) ? 0 : s->outer * s->inner);
 }
 
+static float *lse_low_of(const shape *s, const bench_buffers *set)
+{
+    return s->low ? dlse_of(s, set) + s->outer * s->inner : NULL;
+}
+
 static lk_status launch_naive_forward(const shape *s, const void *x, float *lse, cudaStream_t stream)
 {
     const naive_args args = {x, lse, NULL, NULL, s->outer, s->cols, s->inner};
     return (lk_status)lk_launch(is_f32(s) ? naive_forward_kernel<lk_f32> : naive_forward_kernel<lk_bf16>, s->outer * s->inner,
                                 NAIVE_THREADS, 0, stream, args);
-}
-
-static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
-{
-    const shape *s = (const shape *)c->context;
-    bench_fill(s->dtype, set->read, s->outer * s->cols * s->inner, 1.5f, 2 * (uint64_t)number, stream);
-    if (!gives_gradient(s)) return;
-    bench_fill("f32", dlse_of(s, set), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
-    if (!gives_lse(s)) BENCH_CUDA((cudaError_t)launch_naive_forward(s, set->read, lse_of(s, set), stream));
 }
 
 static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
@@ -157,37 +159,54 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
                                 lk_ceil_div(s->outer * s->cols * s->inner, NAIVE_THREADS), NAIVE_THREADS, 0, stream, args);
 }
 
+static lk_status launch_forward(const shape *s, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    lk_logsumexp_forward_args args = {};
+    args.x = set->read, args.lse = lse_of(s, set), args.lse_low = lse_low_of(s, set);
+    args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
+    args.path = path;
+    return is_f32(s) ? lk_logsumexp_forward_f32(&args, stream) : lk_logsumexp_forward_bf16(&args, stream);
+}
+
+static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
+{
+    const shape *s = (const shape *)c->context;
+    bench_fill(s->dtype, set->read, s->outer * s->cols * s->inner, 1.5f, 2 * (uint64_t)number, stream);
+    if (!gives_gradient(s)) return;
+    bench_fill("f32", dlse_of(s, set), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
+    if (s->low) BENCH_CUDA((cudaError_t)launch_forward(s, set, 0, stream));
+    else if (!gives_lse(s)) BENCH_CUDA((cudaError_t)launch_naive_forward(s, set->read, lse_of(s, set), stream));
+}
+
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
     if (gives_lse(s)) {
-        lk_logsumexp_forward_args args = {};
-        args.x = set->read, args.lse = lse_of(s, set);
-        args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
-        args.path = path;
-        const lk_status status = is_f32(s) ? lk_logsumexp_forward_f32(&args, stream) : lk_logsumexp_forward_bf16(&args, stream);
+        const lk_status status = launch_forward(s, set, path, stream);
         if (status || !gives_gradient(s)) return status;
     }
     lk_logsumexp_backward_args args = {};
     args.x = set->read, args.dx = set->write;
-    args.lse = lse_of(s, set), args.dlse = dlse_of(s, set);
+    args.lse = lse_of(s, set), args.lse_low = lse_low_of(s, set), args.dlse = dlse_of(s, set);
     args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
     args.path = path;
     return is_f32(s) ? lk_logsumexp_backward_f32(&args, stream) : lk_logsumexp_backward_bf16(&args, stream);
 }
 
-/* Holds row (o, i) against double. x and dx are slab o on the host; the limits are those of the header, Numerics. */
+/* Holds row (o, i) against double. x and dx are slab o on the host; the limits are those of the header, Numerics. lse is the
+ * sum of both parts where there is lse_low. */
 template <class T>
 static bool check_row(const shape *s, const T *x, const T *dx, double lse, double dlse, int64_t o, int64_t i, char *why,
                       size_t why_bytes)
 {
-    double max = -INFINITY, magnitude = 0, sum = 0;
+    double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0;
     for (int64_t col = 0; col < s->cols; col++) {
         const double value = (float)x[col * s->inner + i];
-        max = fmax(max, value), magnitude = fmax(magnitude, fabs(value));
+        max = fmax(max, value), min = fmin(min, value), magnitude = fmax(magnitude, fabs(value));
     }
     for (int64_t col = 0; col < s->cols; col++) sum += exp((double)(float)x[col * s->inner + i] - max);
-    const double right = max + log(sum), limit = 8 * 0x1p-24 * (magnitude + log((double)s->cols) + 1);
+    const double right = max + log(sum), size = s->low ? max - min : magnitude, constant = s->low ? 8 : 4 + fabs(lse);
+    const double limit = 8 * 0x1p-24 * (size + log((double)s->cols) + 1);
     if (!(fabs(lse - right) <= limit)) { /* of backward's input too: the gradient's limit stands on it */
         snprintf(why, why_bytes, "lse[%lld,%lld] is %.9g, not %.9g; limit %.2g", (long long)o, (long long)i, lse, right, limit);
         return false;
@@ -196,7 +215,7 @@ static bool check_row(const shape *s, const T *x, const T *dx, double lse, doubl
     for (int64_t col = 0; dx && col < s->cols; col++) {
         const double z = (double)(float)x[col * s->inner + i], value = (float)dx[col * s->inner + i];
         const double expected = dlse * exp(z - lse);
-        const double error = fabs(expected) * (rounding + (4 + fabs(z - lse) + fabs(lse)) * 0x1p-23) + 0x1p-126;
+        const double error = fabs(expected) * (rounding + (constant + fabs(z - lse)) * 0x1p-23) + 0x1p-126;
         if (!(fabs(value - expected) <= error)) {
             snprintf(why, why_bytes, "dx[%lld,%lld,%lld] is %.9g, not %.9g", (long long)o, (long long)col, (long long)i,
                      value, expected);
@@ -215,9 +234,10 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
     const int64_t inners[3] = {0, s->inner / 2 + 1, s->inner - 1};
     const bool gradient = gives_gradient(s);
     T *x = (T *)malloc((size_t)slab * sizeof(T)), *dx = gradient ? (T *)malloc((size_t)slab * sizeof(T)) : NULL;
-    float *lse = (float *)calloc(2 * (size_t)rows, sizeof(float)), *dlse = lse + rows;
+    float *lse = (float *)calloc(3 * (size_t)rows, sizeof(float)), *dlse = lse + rows, *low = dlse + rows;
     BENCH_CUDA(cudaMemcpy(lse, lse_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
     if (gradient) BENCH_CUDA(cudaMemcpy(dlse, dlse_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
+    if (s->low) BENCH_CUDA(cudaMemcpy(low, lse_low_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < 4; k++) {
         const int64_t o = slabs[k];
@@ -226,7 +246,7 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
             BENCH_CUDA(cudaMemcpy(dx, (const T *)set->write + o * slab, (size_t)slab * sizeof(T), cudaMemcpyDeviceToHost));
         for (int j = 0; right && j < (s->inner > 1 ? 3 : 1); j++) {
             const int64_t i = inners[j], row = o * s->inner + i;
-            right = check_row(s, x, dx, lse[row], dlse[row], o, i, why, why_bytes);
+            right = check_row(s, x, dx, (double)lse[row] + (double)low[row], dlse[row], o, i, why, why_bytes);
         }
     }
     free(x), free(dx), free(lse);
@@ -239,10 +259,10 @@ static void describe(bench_case *c, const shape *s)
     c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
     c->read_bytes = TRAFFIC_READ(s, element), c->write_bytes = TRAFFIC_WRITE(s, element);
     c->out_bytes = gives_lse(s) ? row_bytes(s) : 0;
-    c->in_bytes = (gives_gradient(s) ? row_bytes(s) : 0) + (gives_lse(s) ? 0 : row_bytes(s));
+    c->in_bytes = row_bytes(s) * (gives_gradient(s) + !gives_lse(s) + s->low);
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->low ? NULL : launch_naive;
     c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
 }
 
