@@ -801,9 +801,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), HOT ? 2 
             sum[0] += more[0], sum[1] += more[1];
         }
         if (p.a.rstd) {
-            float first[1] = {sum[0]};
-            lk_srms_norm_sum(p.p, first, turn);
-            sum[0] = first[0];
+            float weighted[1] = {sum[0]};
+            lk_srms_norm_sum(p.p, weighted, turn);
+            sum[0] = weighted[0];
         } else {
             lk_srms_norm_sum(p.p, sum, turn);
         }
