@@ -319,7 +319,6 @@ template <class Args>
 LK_HOST lk_status lk_launch_blocks(const char *op, bool pdl, void (*kernel)(Args), int64_t grid, int cluster, int block,
                                    size_t smem, cudaStream_t stream, const Args &args)
 {
-    if (grid > INT32_MAX) return lk_launched(op, cudaErrorInvalidConfiguration); /* CUDA's most; it would wrap around below */
     if (smem > 32 * 1024) { /* 48 KiB, static shared memory included, are a kernel's without asking */
         const cudaError_t error = lk_allow_shared_memory((const void *)kernel);
         if (error) return lk_launched(op, error);
@@ -337,7 +336,7 @@ LK_HOST lk_status lk_launch_blocks(const char *op, bool pdl, void (*kernel)(Args
         attributes[count++].val.clusterDim.z = 1;
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)grid);
+    config.gridDim = dim3(grid > INT32_MAX ? UINT32_MAX : (unsigned)grid); /* CUDA refuses more than INT32_MAX */
     config.blockDim = dim3((unsigned)block);
     config.dynamicSmemBytes = smem;
     config.stream = stream;

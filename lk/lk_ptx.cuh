@@ -119,7 +119,7 @@ LK_DEVICE void lk_barrier_cluster_arrive_relaxed(const char *file = __builtin_FI
 {
     (void)file, (void)line;
 #if defined(LK_SIMT)
-    simt_cluster_arrive(file, line);
+    simt_cluster_arrive_relaxed(file, line);
 #elif LK_ARCH >= 900
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
 #endif

@@ -8,10 +8,12 @@
 
 typedef uint32_t cuuint32_t;
 typedef uint64_t cuuint64_t;
+typedef unsigned long long CUdeviceptr;
 
 typedef enum cudaError_enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_SUPPORTED = 801,
 } CUresult;
 

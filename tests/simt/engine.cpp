@@ -93,7 +93,6 @@ enum {
     MAX_WARPS = MAX_BLOCKS * 32,
     STACK_BYTES = 256 << 10,            // address space; only what is touched costs memory
     STATIC_BYTES = 48 << 10,            // CUDA's limit for static shared memory
-    OPTIN_BYTES = 227 << 10,            // and for static + dynamic
     REDZONE = 32,                       // after each shared variable
     MAX_VARIABLES = 256,
     STATIC_AREA = STATIC_BYTES + MAX_VARIABLES * (REDZONE + 16),
@@ -248,7 +247,7 @@ struct fiber {
     struct warp *warp;
     unsigned lane, index;               // index: of the thread in its block
     fiber_state state;
-    unsigned cluster_arrivals, cluster_waits;
+    unsigned cluster_arrivals, cluster_waits, inits_fenced; // inits_fenced: lk_fence_mbarrier_init since the last arrival
     mbarrier *waits_for;                // while IN_MBARRIER
     unsigned waits_phase;
     unsigned bulk_groups, own_groups;   // committed so far; own: of cp.async
@@ -948,7 +947,7 @@ static void start_group(worker *w, group *g, unsigned long long ordinal) {
             f->lane = i % 32;
             f->index = i;
             f->state = READY;
-            f->cluster_arrivals = f->cluster_waits = f->bulk_groups = f->own_groups = f->own_count = 0;
+            f->cluster_arrivals = f->cluster_waits = f->inits_fenced = f->bulk_groups = f->own_groups = f->own_count = 0;
             f->own_copies = g->own_copies + (size_t)slot * MAX_OWN_COPIES;
             f->waits_for = NULL;
             f->products = f->product_groups = f->products_waited = f->wgmma_fences = f->fences_at_wait = f->held_turn = 0;
@@ -1277,14 +1276,15 @@ unsigned simt_barriers_passed(void) { return me->self->block->barriers + me->sel
 unsigned simt_cluster_ctarank(void) { return me->self->block->rank; }
 unsigned simt_cluster_nctarank(void) { return me->group->block_count; }
 
-void simt_cluster_arrive(const char *file, int line) {
+static void cluster_arrive(bool publish, const char *file, int line) {
     fiber *f = me->self;
     group *g = me->group;
     if (f->cluster_arrivals != f->cluster_waits) simt_fail(file, line, "a second cluster arrive without a wait between");
     unsigned missing = g->block_count * f->block->threads - g->live - g->cluster_left;
     if (missing) fail_all(file, line, "cluster barrier: %u threads of the cluster have exited before it", missing);
     if (!g->cluster_arrived) g->cluster_site = {"a cluster barrier", file, line};
-    release(&g->cluster_tag[g->cluster_phase & 1]);
+    if (publish || f->inits_fenced) release(&g->cluster_tag[g->cluster_phase & 1]);
+    f->inits_fenced = 0;
     f->cluster_arrivals++;
     if (++g->cluster_arrived < g->live + g->cluster_left) return;
     g->cluster_arrived = g->cluster_left = 0;
@@ -1298,6 +1298,9 @@ void simt_cluster_arrive(const char *file, int line) {
         if (woken) set_ready(g, wp, woken);
     }
 }
+
+void simt_cluster_arrive(const char *file, int line) { cluster_arrive(true, file, line); }
+void simt_cluster_arrive_relaxed(const char *file, int line) { cluster_arrive(false, file, line); }
 
 void simt_cluster_wait(const char *file, int line) {
     fiber *f = me->self;
@@ -1345,9 +1348,9 @@ void *simt_shared(const simt_variable *v) {
     g->static_bytes = round_up(g->static_bytes, v->alignment) + v->bytes;
     if (g->static_bytes > STATIC_BYTES || end > g->memory_stride)
         simt_fail(v->file, v->line, "static shared memory: %s brings it to %zu bytes, more than 48 KiB", v->name, g->static_bytes);
-    size_t limit = l->shape->opted_in ? OPTIN_BYTES : STATIC_BYTES;
-    if (g->static_bytes + dynamic > limit)
-        simt_fail(v->file, v->line, "shared memory: %zu bytes static with %s, %zu dynamic, together more than %zu", g->static_bytes, v->name, dynamic, limit);
+    if (g->static_bytes + dynamic > l->shape->most_bytes)
+        simt_fail(v->file, v->line, "shared memory: %zu bytes static with %s, %zu dynamic, together more than %zu", g->static_bytes, v->name, dynamic,
+                  l->shape->most_bytes);
     // The same offset in every block of the cluster, so that a peer's copy is found without its having come this far.
     for (unsigned b = 0; b < g->block_count; b++) {
         char *p = g->blocks[b].memory + offset;
@@ -1479,7 +1482,10 @@ static void publish_barriers(const fiber *f) {
     for (unsigned i = 0; i < g->barrier_count; i++)
         if (g->barriers[i].block == f->block && g->barriers[i].initialiser == f->index) g->barriers[i].fenced = 1;
 }
-void simt_fence_mbarrier_init(void) { publish_barriers(me->self); }
+void simt_fence_mbarrier_init(void) {
+    publish_barriers(me->self);
+    me->self->inits_fenced = 1;
+}
 
 static void check_fenced(const mbarrier *bar, const char *what, const char *file, int line) {
     if (bar->fenced) return;
@@ -2790,9 +2796,26 @@ static void work(worker *w) {
     w->progress = 0;
 }
 
+/* A host thread that ends leaves its worker to the next one: its fibers are dear, and TSan has few. */
+static simt_mutex &spare_mutex = *new simt_mutex();
+static std::vector<worker *> &spare_workers = *new std::vector<worker *>();
+struct worker_return {
+    ~worker_return() {
+        std::lock_guard<simt_mutex> lock(spare_mutex);
+        spare_workers.push_back(me);
+        me = NULL;
+    }
+};
+
 static worker *this_worker(void) {
     if (!me) {
-        me = new worker();
+        static thread_local worker_return at_exit;
+        (void)&at_exit;
+        std::lock_guard<simt_mutex> lock(spare_mutex);
+        if (spare_workers.empty()) spare_workers.push_back(new worker());
+        me = spare_workers.back();
+        spare_workers.pop_back();
+        me->stack_bottom = NULL;
 #if defined(SIMT_TSAN)
         me->tsan = __tsan_get_current_fiber();
 #endif
@@ -2844,9 +2867,24 @@ static unsigned worker_count(void) {
     return count;
 }
 
+#if defined(SIMT_TSAN)
+void simt_mutex::lock(void) {
+    static __thread char self;
+    const void *nobody = NULL;
+    while (owner.load() != &self && !owner.compare_exchange_weak(nobody, &self)) {
+        usleep(20);
+        nobody = NULL;
+    }
+    depth++;
+}
+void simt_mutex::unlock(void) {
+    if (!--depth) owner.store(NULL);
+}
+#endif
+
 int simt_run(const simt_launch_shape *shape, const std::function<void()> &body) {
-    static std::mutex one_launch;
-    std::lock_guard<std::mutex> lock(one_launch);
+    static simt_mutex one_launch;
+    std::lock_guard<simt_mutex> lock(one_launch);
     if (!schedule_known) simt_set_schedule(NULL);
     choose_copies();
     launch l;

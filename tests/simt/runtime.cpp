@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <map>
 #include <mutex>
@@ -18,27 +19,33 @@
 
 typedef std::function<cudaError_t()> step;
 
-struct CUgraph_st { std::vector<step> steps; };
-struct CUgraphExec_st { std::vector<step> steps; };
+struct needed { const void *kernel; int device; size_t dynamic_bytes; };    // what a kernel in a graph was captured with
+struct CUgraph_st { std::vector<step> steps; std::vector<needed> kernels; };
+struct CUgraphExec_st { std::vector<step> steps; std::vector<needed> kernels; };
 struct CUevent_st { double ms; int timed, recorded; };
 struct CUstream_st {
+    int device;                         // the current one when it was made
     cudaGraph_t capture;                // NULL unless being captured
     cudaStreamCaptureMode mode;
+    const void *thread;                 // that began the capture: the address of its last_error
     int invalidated;
 };
 
-enum { THREADS_PER_SM = 2048, BLOCKS_PER_SM = 32, BLOCK_SHARED_BYTES = 48 << 10 };
+enum { THREADS_PER_SM = 2048, BLOCKS_PER_SM = 32, BLOCK_SHARED_BYTES = 48 << 10, MOST_DEVICES = 8 };
 
 struct kernel_options { int dynamic_bytes, opted_in, big_cluster; };
+struct allocation { size_t bytes; int device, host; };
 
-static std::recursive_mutex state_mutex;
-static std::map<uintptr_t, size_t> allocations;         // by the complement of the address, so that LeakSanitizer still sees leaks
+static simt_mutex state_mutex;
+static std::map<uintptr_t, allocation> allocations;     // by the complement of the address, so that LeakSanitizer still sees leaks
 static size_t allocated_bytes;
-static std::map<const void *, kernel_options> kernels;
+static std::map<std::pair<int, const void *>, kernel_options> kernels; // of each device
 static std::vector<cudaStream_t> capturing;
 static __thread cudaError_t last_error;
+static __thread int current_device;
+static __thread cudaStreamCaptureMode thread_mode;
 
-#define LOCK std::lock_guard<std::recursive_mutex> lock(state_mutex)
+#define LOCK std::lock_guard<simt_mutex> lock(state_mutex)
 
 static cudaError_t note(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
@@ -55,18 +62,31 @@ int simt_poison_byte(void) {
     return byte;
 }
 
-static int sm_shared_bytes(void) {
+static int device_count(void) {
+    static int count = environment_number("SIMT_DEVICES", 1);
+    return count < 1 ? 1 : count > MOST_DEVICES ? MOST_DEVICES : count;
+}
+
+/* Devices with odd numbers are of an older kind: compute capability 8.0, more multiprocessors, with less shared memory. */
+static bool older(int device) { return device % 2; }
+
+static int sm_shared_bytes(int device) {
     static int kib = environment_number("SIMT_SMEM", 228);
-    return kib << 10;
+    return older(device) ? 100 << 10 : kib << 10;
 }
 
-static int optin_shared_bytes(void) {
-    return sm_shared_bytes() - 1024;
+static int optin_shared_bytes(int device) {
+    return sm_shared_bytes(device) - 1024;
 }
 
-static int device_sms(void) {
+static int device_sms(int device) {
     static int count = environment_number("SIMT_SMS", 4);
-    return count;
+    return count + (older(device) ? 3 : 0);
+}
+
+static int device_code(int device) {
+    const int code = environment_number("SIMT_CODE", 90); // again each time: tests change it
+    return older(device) && code > 80 ? 80 : code;
 }
 
 /* ---- errors -------------------------------------------------------------------------------------------------------------------------------- */
@@ -93,6 +113,7 @@ static const struct { cudaError_t error; const char *name, *text; } error_table[
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
     {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "the capture was not initiated in this stream"},
     {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread"},
     {cudaErrorInvalidClusterSize, "cudaErrorInvalidClusterSize", "cluster misconfiguration"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
@@ -170,16 +191,25 @@ static cudaError_t enqueue(cudaStream_t stream, const step &what) {
     return note(what());
 }
 
-/* For calls that CUDA forbids while any stream is being captured: they spoil the capture. */
+/* For calls that CUDA forbids during a capture of mode Global, from any thread, and during one of this thread that is not
+   Relaxed; less where cudaThreadExchangeStreamCaptureMode says so. They spoil the capture. */
 static cudaError_t outside_capture(void) {
     LOCK;
     cudaError_t error = cudaSuccess;
     for (cudaStream_t s : capturing) {
-        if (s->mode == cudaStreamCaptureModeRelaxed) continue;
+        const bool mine = s->thread == &last_error && s->mode != cudaStreamCaptureModeRelaxed;
+        if (thread_mode == cudaStreamCaptureModeRelaxed) continue;
+        if (!mine && (thread_mode != cudaStreamCaptureModeGlobal || s->mode != cudaStreamCaptureModeGlobal)) continue;
         s->invalidated = 1;
         error = cudaErrorStreamCaptureUnsupported;
     }
     return note(error);
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    if (!mode || *mode > cudaStreamCaptureModeRelaxed) return note(cudaErrorInvalidValue);
+    std::swap(*mode, thread_mode);
+    return cudaSuccess;
 }
 
 static cudaError_t synchronize_stream(cudaStream_t stream) {
@@ -192,6 +222,7 @@ static cudaError_t synchronize_stream(cudaStream_t stream) {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     *stream = new CUstream_st();
+    (*stream)->device = current_device;
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
@@ -211,6 +242,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (stream->capture) return note(cudaErrorInvalidValue);
     stream->capture = new CUgraph_st();
     stream->mode = mode;
+    stream->thread = &last_error;
     stream->invalidated = 0;
     capturing.push_back(stream);
     return cudaSuccess;
@@ -219,6 +251,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     LOCK;
     *graph = NULL;
     if (is_default(stream) || !stream->capture) return note(cudaErrorStreamCaptureUnmatched);
+    if (stream->mode != cudaStreamCaptureModeRelaxed && stream->thread != &last_error) return note(cudaErrorStreamCaptureWrongThread);
     for (size_t i = 0; i < capturing.size(); i++)
         if (capturing[i] == stream) capturing.erase(capturing.begin() + i--);
     cudaGraph_t captured = stream->capture;
@@ -236,13 +269,21 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
               : stream->invalidated ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
+static kernel_options options_of(int device, const void *kernel);
+/* A kernel's limit of dynamic shared memory is still what it was captured with, or more. Whether CUDA looks again at each of
+   these two places is its own affair; who lowers a limit cannot rely on it. */
+static bool limits_hold(const std::vector<needed> &list) {
+    for (const needed &n : list)
+        if (n.dynamic_bytes > (size_t)options_of(n.device, n.kernel).dynamic_bytes) return false;
+    return true;
+}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long) {
-    if (!graph) return note(cudaErrorInvalidValue);
-    *executable = new CUgraphExec_st{graph->steps};
+    if (!graph || !limits_hold(graph->kernels)) return note(cudaErrorInvalidValue);
+    *executable = new CUgraphExec_st{graph->steps, graph->kernels};
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    if (!executable) return note(cudaErrorInvalidValue);
+    if (!executable || !limits_hold(executable->kernels)) return note(cudaErrorInvalidValue);
     for (const step &s : executable->steps) {
         cudaError_t error = enqueue(stream, s);
         if (error != cudaSuccess) return error;
@@ -296,14 +337,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 /* ---- memory ----------------------------------------------------------------------------------------------------------------------------------- */
 
-static cudaError_t allocate(void **pointer, size_t bytes) {
+static cudaError_t allocate(void **pointer, size_t bytes, int host) {
     *pointer = NULL;
     if (!bytes) return cudaSuccess;
     // Exactly `bytes`: ASan then catches the first byte beyond.
     if (bytes > (size_t)1 << 46 || posix_memalign(pointer, 256, bytes)) return note(cudaErrorMemoryAllocation);
     memset(*pointer, simt_poison_byte(), bytes);
     LOCK;
-    allocations[~(uintptr_t)*pointer] = bytes;
+    allocations[~(uintptr_t)*pointer] = {bytes, current_device, host};
     allocated_bytes += bytes;
     return cudaSuccess;
 }
@@ -313,27 +354,50 @@ static cudaError_t deallocate(void *pointer) {
         LOCK;
         auto it = allocations.find(~(uintptr_t)pointer);
         if (it == allocations.end()) return note(cudaErrorInvalidValue);
-        allocated_bytes -= it->second;
+        allocated_bytes -= it->second.bytes;
         allocations.erase(it);
     }
     free(pointer);
     return cudaSuccess;
 }
-/* A range that starts in an allocation of ours ends in it. Other ranges are the host's. */
-static bool range_fits(const void *at, size_t bytes) {
+/* The allocation of ours that `at` lies in; its bytes are 0 if there is none. */
+static allocation allocation_of(const void *at, uintptr_t *base) {
     LOCK;
     auto it = allocations.lower_bound(~(uintptr_t)at);      // the largest address at or below
-    if (it == allocations.end()) return true;
-    uintptr_t base = ~it->first;
-    if ((uintptr_t)at >= base + it->second) return true;
-    return (uintptr_t)at + bytes <= base + it->second;
+    *base = it == allocations.end() ? 0 : ~it->first;
+    return it == allocations.end() || (uintptr_t)at >= *base + it->second.bytes ? allocation{0, 0, 0} : it->second;
+}
+/* A range that starts in an allocation of ours ends in it. Other ranges are the host's. */
+static bool range_fits(const void *at, size_t bytes) {
+    uintptr_t base;
+    const allocation a = allocation_of(at, &base);
+    return !a.bytes || (uintptr_t)at + bytes <= base + a.bytes;
 }
 bool simt_range_fits(const void *at, size_t bytes) { return range_fits(at, bytes); }
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     cudaError_t error = outside_capture();
-    return error ? error : allocate(pointer, bytes);
+    return error ? error : allocate(pointer, bytes, 0);
 }
-cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaMalloc(pointer, bytes); }
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+    cudaError_t error = outside_capture();
+    return error ? error : allocate(pointer, bytes, 1);
+}
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *pointer) {
+    uintptr_t base;
+    const allocation of = allocation_of(pointer, &base);
+    if (!a) return note(cudaErrorInvalidValue);
+    *a = {of.bytes ? of.host ? cudaMemoryTypeHost : cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, of.bytes ? of.device : -2,
+          of.bytes ? (void *)pointer : NULL, of.bytes && !of.host ? NULL : (void *)pointer};
+    return cudaSuccess;
+}
+static CUresult address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer) {
+    uintptr_t from;
+    const allocation of = allocation_of((const void *)pointer, &from);
+    if (!of.bytes || of.host) return CUDA_ERROR_NOT_FOUND;
+    if (base) *base = from;
+    if (bytes) *bytes = of.bytes;
+    return CUDA_SUCCESS;
+}
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
 cudaError_t cudaFree(void *pointer) {
     cudaError_t error = outside_capture();
@@ -375,56 +439,62 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 /* ---- the device ------------------------------------------------------------------------------------------------------------------------------- */
 
-cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return note(device ? cudaErrorInvalidDevice : cudaSuccess); }
-cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
+static bool no_such_device(int device) { return device < 0 || device >= device_count(); }
+cudaError_t cudaGetDevice(int *device) { *device = current_device; return cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+    if (no_such_device(device)) return note(cudaErrorInvalidDevice);
+    current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int *count) { *count = device_count(); return cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-    if (device) return note(cudaErrorInvalidDevice);
+    if (no_such_device(device)) return note(cudaErrorInvalidDevice);
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
     case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = BLOCK_SHARED_BYTES; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrClockRate: *value = 1000000; break;
-    case cudaDevAttrMultiProcessorCount: *value = device_sms(); break;
+    case cudaDevAttrMultiProcessorCount: *value = device_sms(device); break;
     case cudaDevAttrMemoryClockRate: *value = 1000000; break;
     case cudaDevAttrGlobalMemoryBusWidth: *value = 64; break;
     case cudaDevAttrL2CacheSize: *value = 1 << 20; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = THREADS_PER_SM; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = older(device) ? 8 : 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = sm_shared_bytes(); break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = sm_shared_bytes(device); break;
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = optin_shared_bytes(); break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = optin_shared_bytes(device); break;
     case cudaDevAttrMaxBlocksPerMultiprocessor: *value = BLOCKS_PER_SM; break;
     case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
-    case cudaDevAttrClusterLaunch: *value = 1; break;
+    case cudaDevAttrClusterLaunch: *value = !older(device); break;
     default: return note(cudaErrorInvalidValue);
     }
     return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
-    if (device) return note(cudaErrorInvalidDevice);
+    if (no_such_device(device)) return note(cudaErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "simulator");
     p->totalGlobalMem = (size_t)8 << 30;
     p->sharedMemPerBlock = BLOCK_SHARED_BYTES;
-    p->sharedMemPerMultiprocessor = sm_shared_bytes();
-    p->sharedMemPerBlockOptin = optin_shared_bytes();
+    p->sharedMemPerMultiprocessor = sm_shared_bytes(device);
+    p->sharedMemPerBlockOptin = optin_shared_bytes(device);
     p->regsPerBlock = 65536;
     p->warpSize = 32;
     p->maxThreadsPerBlock = 1024;
-    p->major = 9;
+    p->major = older(device) ? 8 : 9;
     p->minor = 0;
-    p->multiProcessorCount = device_sms();
+    p->multiProcessorCount = device_sms(device);
     p->l2CacheSize = 1 << 20;
     p->maxThreadsPerMultiProcessor = THREADS_PER_SM;
     p->memoryBusWidth = 64;
-    p->cooperativeLaunch = p->clusterLaunch = 1;
+    p->cooperativeLaunch = 1;
+    p->clusterLaunch = !older(device);
     p->maxBlocksPerMultiProcessor = BLOCKS_PER_SM;
     return cudaSuccess;
 }
@@ -475,8 +545,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
                                              enum cudaDriverEntryPointQueryResult *result) {
     const PFN_cuTensorMapEncodeTiled_v12000 encode = encode_tiled;
     if (!symbol || !function || flags > cudaEnablePerThreadDefaultStream) return note(cudaErrorInvalidValue);
-    const bool known = !strcmp(symbol, "cuTensorMapEncodeTiled"), old = version < 12000;
-    *function = known && !old ? (void *)encode : NULL;
+    const bool range = !strcmp(symbol, "cuMemGetAddressRange"), known = range || !strcmp(symbol, "cuTensorMapEncodeTiled");
+    const bool old = version < (range ? 3020 : 12000);
+    *function = !known || old ? NULL : range ? (void *)address_range : (void *)encode;
     if (result)
         *result = !known ? cudaDriverEntryPointSymbolNotFound
                   : old ? cudaDriverEntryPointVersionNotSufficent : cudaDriverEntryPointSuccess;
@@ -486,26 +557,31 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 /* ---- kernels: attributes, occupancy, launch ------------------------------------------------------------------------------------------------- */
 
 cudaError_t simt_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
-    LOCK;
-    kernel_options &k = kernels[kernel];
-    switch (attribute) {
-    case cudaFuncAttributeMaxDynamicSharedMemorySize:
-        if (value < 0 || value > optin_shared_bytes()) return note(cudaErrorInvalidValue);
-        k.dynamic_bytes = value;
-        k.opted_in = 1;
-        return cudaSuccess;
-    case cudaFuncAttributeNonPortableClusterSizeAllowed:
-        k.big_cluster = value;
-        return cudaSuccess;
-    case cudaFuncAttributePreferredSharedMemoryCarveout:
-        return cudaSuccess;
+    {
+        LOCK;
+        kernel_options &k = kernels[{current_device, kernel}];
+        switch (attribute) {
+        case cudaFuncAttributeMaxDynamicSharedMemorySize:
+            if (value < 0 || value > optin_shared_bytes(current_device)) return note(cudaErrorInvalidValue);
+            k.dynamic_bytes = value;
+            k.opted_in = 1;
+            break;
+        case cudaFuncAttributeNonPortableClusterSizeAllowed:
+            k.big_cluster = value;
+            break;
+        case cudaFuncAttributePreferredSharedMemoryCarveout:
+            break;
+        default:
+            return note(cudaErrorInvalidValue);
+        }
     }
-    return note(cudaErrorInvalidValue);
+    usleep(500); // so that other host threads come between this call and the launch that it is for
+    return cudaSuccess;
 }
 
-static kernel_options options_of(const void *kernel) {
+static kernel_options options_of(int device, const void *kernel) {
     LOCK;
-    auto it = kernels.find(kernel);
+    auto it = kernels.find({device, kernel});
     return it == kernels.end() ? kernel_options{BLOCK_SHARED_BYTES, 0, 0} : it->second.opted_in ? it->second
            : kernel_options{BLOCK_SHARED_BYTES, 0, it->second.big_cluster};
 }
@@ -514,17 +590,17 @@ static kernel_options options_of(const void *kernel) {
 cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *a, const void *kernel) {
     memset(a, 0, sizeof *a);
     a->maxThreadsPerBlock = 1024;
-    a->ptxVersion = environment_number("SIMT_CODE", 90);
-    a->binaryVersion = 90;
-    if (a->ptxVersion > 90) return note(cudaErrorNoKernelImageForDevice);
-    a->maxDynamicSharedSizeBytes = options_of(kernel).dynamic_bytes;
+    a->ptxVersion = device_code(current_device);
+    a->binaryVersion = older(current_device) ? 80 : 90;
+    if (a->ptxVersion > a->binaryVersion) return note(cudaErrorNoKernelImageForDevice);
+    a->maxDynamicSharedSizeBytes = options_of(current_device, kernel).dynamic_bytes;
     return cudaSuccess;
 }
 
 cudaError_t simt_max_active_blocks(int *blocks, int threads, size_t dynamic_bytes) {
     if (threads < 1) return note(cudaErrorInvalidValue);
     size_t by_threads = threads > 1024 ? 0 : THREADS_PER_SM / ((threads + 31) / 32 * 32);
-    size_t by_memory = dynamic_bytes > (size_t)optin_shared_bytes() ? 0 : sm_shared_bytes() / (dynamic_bytes + 1024);
+    size_t by_memory = dynamic_bytes > (size_t)optin_shared_bytes(current_device) ? 0 : sm_shared_bytes(current_device) / (dynamic_bytes + 1024);
     size_t most = by_threads < by_memory ? by_threads : by_memory;
     *blocks = most < BLOCKS_PER_SM ? (int)most : BLOCKS_PER_SM;
     return cudaSuccess;
@@ -532,13 +608,15 @@ cudaError_t simt_max_active_blocks(int *blocks, int threads, size_t dynamic_byte
 
 static cudaError_t check_launch(const cudaLaunchConfig_t *c, const void *kernel, simt_launch_shape *shape) {
     dim3 grid = c->grid_, block = c->block_, cluster(1, 1, 1);
-    kernel_options k = options_of(kernel);
-    int cooperative = 0;
+    const int device = current_device;
+    kernel_options k = options_of(device, kernel);
+    int cooperative = 0, dependent = 0;
     for (unsigned i = 0; i < c->numAttrs; i++) {
         const cudaLaunchAttribute *a = &c->attrs[i];
         if (a->id == cudaLaunchAttributeClusterDimension) cluster = dim3(a->val.clusterDim.x, a->val.clusterDim.y, a->val.clusterDim.z);
         else if (a->id == cudaLaunchAttributeCooperative) cooperative = a->val.cooperative;
-        else if (a->id != cudaLaunchAttributeIgnore && a->id != cudaLaunchAttributeProgrammaticStreamSerialization) return cudaErrorInvalidValue;
+        else if (a->id == cudaLaunchAttributeProgrammaticStreamSerialization) dependent = a->val.programmaticStreamSerializationAllowed;
+        else if (a->id != cudaLaunchAttributeIgnore) return cudaErrorInvalidValue;
     }
     if (!grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) return cudaErrorInvalidConfiguration;
     unsigned long long threads = (unsigned long long)block.x * block.y * block.z;
@@ -546,13 +624,16 @@ static cudaError_t check_launch(const cudaLaunchConfig_t *c, const void *kernel,
     unsigned long long blocks = (unsigned long long)cluster.x * cluster.y * cluster.z;
     if (!blocks || blocks > 16 || (blocks > 8 && !k.big_cluster)) return cudaErrorInvalidClusterSize;
     if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z) return cudaErrorInvalidClusterSize;
+    if (older(device) && (blocks > 1 || dependent)) return cudaErrorNotSupported;
+    if (!is_default(c->stream) && c->stream->device != device) return cudaErrorInvalidResourceHandle;
     if (c->dynamicSmemBytes > (size_t)k.dynamic_bytes) return cudaErrorInvalidValue;
     if (cooperative) {
         int each = 0;
         simt_max_active_blocks(&each, (int)threads, c->dynamicSmemBytes);
-        if ((unsigned long long)grid.x * grid.y * grid.z > (unsigned long long)each * device_sms()) return cudaErrorCooperativeLaunchTooLarge;
+        if ((unsigned long long)grid.x * grid.y * grid.z > (unsigned long long)each * device_sms(device)) return cudaErrorCooperativeLaunchTooLarge;
     }
-    *shape = {kernel, grid, block, cluster, c->dynamicSmemBytes, k.opted_in};
+    *shape = {kernel, grid, block, cluster, c->dynamicSmemBytes,
+              k.opted_in ? (size_t)optin_shared_bytes(device) : (size_t)BLOCK_SHARED_BYTES};
     return cudaSuccess;
 }
 
@@ -562,7 +643,7 @@ cudaError_t simt_max_active_clusters(int *clusters, const void *kernel, const cu
     if (error) return note(error);
     int each = 0;
     simt_max_active_blocks(&each, (int)(s.block.x * s.block.y * s.block.z), s.dynamic_bytes);
-    *clusters = each * device_sms() / (int)(s.cluster.x * s.cluster.y * s.cluster.z);
+    *clusters = each * device_sms(current_device) / (int)(s.cluster.x * s.cluster.y * s.cluster.z);
     return cudaSuccess;
 }
 
@@ -570,5 +651,9 @@ cudaError_t simt_launch(const cudaLaunchConfig_t *config, const void *kernel, co
     simt_launch_shape shape;
     cudaError_t error = check_launch(config, kernel, &shape);
     if (error) return note(error);
+    if (!is_default(config->stream)) {
+        LOCK;
+        if (config->stream->capture) config->stream->capture->kernels.push_back({kernel, current_device, config->dynamicSmemBytes});
+    }
     return enqueue(config->stream, [=] { return simt_run(&shape, body) ? cudaErrorLaunchFailure : cudaSuccess; });
 }

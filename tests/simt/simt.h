@@ -86,6 +86,8 @@ Environment
     SIMT_SMS=4                                  multiprocessors that the device claims to have
     SIMT_SMEM=228                               KiB of shared memory that each of them claims to have
     SIMT_CODE=90                                the compute capability that kernels claim to be compiled for
+    SIMT_DEVICES=1                              devices, 8 at most. Those with odd numbers are older: compute capability 8.0,
+                                                no clusters, 3 more multiprocessors, of 100 KiB
 
 Stepping through a kernel
     g++ -std=c++17 -O0 -g -DLK_SIMT -Itests/simt ..., then
@@ -106,7 +108,9 @@ Building
 #include <stddef.h>
 #include <stdint.h>
 
+#include <atomic>
 #include <functional>
+#include <mutex>
 
 #include "vector_types.h"
 
@@ -153,6 +157,7 @@ unsigned simt_barriers_passed(void);
 unsigned simt_cluster_ctarank(void);
 unsigned simt_cluster_nctarank(void);
 void simt_cluster_arrive(SIMT_SITE);
+void simt_cluster_arrive_relaxed(SIMT_SITE);    /* publishes nothing but the mbarriers behind lk_fence_mbarrier_init */
 void simt_cluster_wait(SIMT_SITE);
 /* The address in the peer block `rank` of the cluster of what is at `smem` in this block. Ask after the first cluster barrier, in the
    stretch between two barriers in which the address is used: the engine takes the call for the access. */
@@ -242,10 +247,23 @@ struct simt_launch_shape {
     const void *kernel;         /* for its name in reports */
     dim3 grid, block, cluster;
     size_t dynamic_bytes;
-    int opted_in;               /* cudaFuncAttributeMaxDynamicSharedMemorySize was set: static + dynamic may exceed 48 KiB */
+    size_t most_bytes;          /* static and dynamic together: 48 KiB, what the device has where the kernel's limit was set */
 };
 /* Runs the grid to its end; body calls the kernel with its arguments, once for each thread. Returns 0, or -1 after a report. */
 int simt_run(const simt_launch_shape *shape, const std::function<void()> &body);
+
+/* Recursive. TSan must not see it, or it would take calls of two host threads for ordered where nothing in the program does
+   so: these two files are compiled without TSan, which then knows mutexes but no atomics. */
+#if defined(SIMT_TSAN)
+struct simt_mutex {
+    std::atomic<const void *> owner{NULL};
+    int depth = 0;
+    void lock(void);
+    void unlock(void);
+};
+#else
+typedef std::recursive_mutex simt_mutex;
+#endif
 
 int simt_poison_byte(void);
 bool simt_range_fits(const void *at, size_t bytes);     /* false if it starts in a cudaMalloc'd piece and ends beyond */
