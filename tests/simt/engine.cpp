@@ -353,6 +353,7 @@ struct launch {
 
 struct worker {                         // one an OS thread
     struct launch *launch;
+    worker *next_spare;
     unsigned index;
     struct group *group;
     fiber *self;                        // the running fiber, NULL on the worker's own stack
@@ -2798,11 +2799,13 @@ static void work(worker *w) {
 
 /* A host thread that ends leaves its worker to the next one: its fibers are dear, and TSan has few. */
 static simt_mutex &spare_mutex = *new simt_mutex();
-static std::vector<worker *> &spare_workers = *new std::vector<worker *>();
+static worker *spare_workers;
 struct worker_return {
     ~worker_return() {
         std::lock_guard<simt_mutex> lock(spare_mutex);
-        spare_workers.push_back(me);
+        release(me);
+        me->next_spare = spare_workers;
+        spare_workers = me;
         me = NULL;
     }
 };
@@ -2812,9 +2815,9 @@ static worker *this_worker(void) {
         static thread_local worker_return at_exit;
         (void)&at_exit;
         std::lock_guard<simt_mutex> lock(spare_mutex);
-        if (spare_workers.empty()) spare_workers.push_back(new worker());
-        me = spare_workers.back();
-        spare_workers.pop_back();
+        me = spare_workers ? spare_workers : new worker();
+        spare_workers = me->next_spare;
+        acquire(me);
         me->stack_bottom = NULL;
 #if defined(SIMT_TSAN)
         me->tsan = __tsan_get_current_fiber();

@@ -16,6 +16,8 @@ Built with a sanitizer, also what that sanitizer must find and must not find: `t
 #include <string.h>
 #include <unistd.h>
 
+#include <thread>
+
 static int passed, failed;
 static const char *schedules[] = {"forward", "reverse", "random:1", "random:2"};
 
@@ -339,6 +341,134 @@ static int case_graph(void) {
     cudaStreamDestroy(stream);
     cudaGetLastError();
     return bad;
+}
+/* A capture of mode Global forbids calls of any thread, ThreadLocal those of its own; a thread may ask for less. */
+static cudaError_t malloc_beside(cudaStream_t capturing, cudaStreamCaptureMode mode, cudaStreamCaptureMode exchanged, int other, cudaError_t *end) {
+    cudaError_t error = cudaErrorUnknown;
+    cudaGraph_t graph = NULL;
+    auto body = [&] {
+        void *p = NULL;
+        cudaStreamCaptureMode swapped = exchanged;
+        cudaThreadExchangeStreamCaptureMode(&swapped);
+        error = cudaMalloc(&p, 16);
+        cudaFree(p);
+        cudaThreadExchangeStreamCaptureMode(&swapped);
+        if (swapped != exchanged) error = cudaErrorUnknown;
+    };
+    cudaStreamBeginCapture(capturing, mode);
+    if (other) std::thread(body).join();
+    else body();
+    *end = cudaStreamEndCapture(capturing, &graph);
+    cudaGraphDestroy(graph);
+    cudaGetLastError();
+    return error;
+}
+static int case_capture_modes(void) {
+    const cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+    int bad = 0;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (cudaStreamCaptureMode mode : modes)
+        for (cudaStreamCaptureMode exchanged : modes)
+            for (int other = 0; other < 2; other++) {
+                bool forbidden = other ? mode == cudaStreamCaptureModeGlobal && exchanged == cudaStreamCaptureModeGlobal
+                                       : mode != cudaStreamCaptureModeRelaxed && exchanged != cudaStreamCaptureModeRelaxed;
+                cudaError_t end, error = malloc_beside(stream, mode, exchanged, other, &end);
+                bad += error != (forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+                bad += end != (forbidden ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+            }
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    std::thread([&] { bad += cudaStreamEndCapture(stream, &graph) != cudaErrorStreamCaptureWrongThread; }).join();
+    bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess || cudaGraphDestroy(graph) != cudaSuccess;
+    // A limit of shared memory lowered after the capture.
+    cudaGraphExec_t executable;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 1, config.blockDim = 32, config.dynamicSmemBytes = 60000, config.stream = stream;
+    for (int before = 0; before < 2; before++) {
+        bad += cudaFuncSetAttribute(increment_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000) != cudaSuccess;
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+        bad += cudaLaunchKernelEx(&config, increment_kernel, out) != cudaSuccess || cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+        if (before) cudaFuncSetAttribute(increment_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 59999);
+        bad += cudaGraphInstantiate(&executable, graph, 0) != (before ? cudaErrorInvalidValue : cudaSuccess);
+        cudaGraphDestroy(graph);
+        if (before) continue;
+        bad += cudaGraphLaunch(executable, stream) != cudaSuccess;
+        cudaFuncSetAttribute(increment_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 59999);
+        bad += cudaGraphLaunch(executable, stream) != cudaErrorInvalidValue;
+        cudaGraphExecDestroy(executable);
+    }
+    cudaStreamDestroy(stream);
+    cudaGetLastError();
+    return bad;
+}
+/* main asks for two devices. The second is older; attributes, streams and the current device are kept apart. */
+static int case_two_devices(void) {
+    int bad = 0, count = 0, value = 0, here = -1;
+    struct cudaFuncAttributes a;
+    struct cudaPointerAttributes p;
+    cudaStream_t streams[2];
+    char *memory[2], *host, own;
+    bad += cudaGetDeviceCount(&count) || count != 2 || cudaSetDevice(2) != cudaErrorInvalidDevice || cudaSetDevice(-1) != cudaErrorInvalidDevice;
+    for (int d = 0; d < 2; d++) {
+        bad += cudaSetDevice(d) || cudaStreamCreate(&streams[d]) || cudaMalloc(&memory[d], 100);
+        bad += cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, d) || value != 9 - d;
+        bad += cudaFuncGetAttributes(&a, nothing_kernel) || (a.ptxVersion <= 80) != (d == 1);
+    }
+    bad += cudaMallocHost(&host, 100);
+    std::thread([&] { bad += cudaGetDevice(&here) || here != 0; }).join();  // a new thread's is the first
+    bad += cudaGetDevice(&here) || here != 1;
+    // attributes are a device's: too much for the second one; set for one, not for the other
+    bad += cudaFuncSetAttribute(votes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 * 1024 + 1) != cudaErrorInvalidValue;
+    cudaSetDevice(0);
+    bad += cudaFuncSetAttribute(votes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 90000) != cudaSuccess;
+    bad += cudaFuncGetAttributes(&a, votes_kernel) || a.maxDynamicSharedSizeBytes != 90000;
+    cudaSetDevice(1);
+    bad += cudaFuncGetAttributes(&a, votes_kernel) || a.maxDynamicSharedSizeBytes != 48 * 1024;
+    bad += launch_cluster(votes_kernel, 1, 100, 1, 90000, out) != cudaErrorInvalidValue;
+    bad += launch_cluster(cluster_kernel, 2, 32, 2, 0, out) != cudaErrorNotSupported;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = 1, config.blockDim = 32, config.stream = streams[0];
+    bad += cudaLaunchKernelEx(&config, increment_kernel, out) != cudaErrorInvalidResourceHandle;
+    config.stream = streams[1];
+    bad += cudaLaunchKernelEx(&config, increment_kernel, out) != cudaSuccess;
+    // pointers
+    typedef int range_function(uintptr_t *base, size_t *bytes, uintptr_t pointer);
+    void *range = NULL;
+    uintptr_t base = 0;
+    size_t bytes = 0;
+    cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range, 12000, cudaEnableDefault);
+    for (int d = 0; d < 2; d++) {
+        bad += cudaPointerGetAttributes(&p, memory[d] + 99) || p.type != cudaMemoryTypeDevice || p.device != d || p.devicePointer != memory[d] + 99;
+        bad += ((range_function *)range)(&base, &bytes, (uintptr_t)memory[d] + 99) || base != (uintptr_t)memory[d] || bytes != 100;
+    }
+    bad += cudaPointerGetAttributes(&p, host) || p.type != cudaMemoryTypeHost;
+    bad += cudaPointerGetAttributes(&p, &own) || p.type != cudaMemoryTypeUnregistered;
+    bad += ((range_function *)range)(&base, &bytes, (uintptr_t)&own) == 0;
+    for (int d = 0; d < 2; d++) cudaStreamDestroy(streams[d]), cudaFree(memory[d]);
+    cudaFreeHost(host);
+    cudaSetDevice(0);
+    cudaGetLastError();
+    return bad;
+}
+/* Host threads launch at once, with workers of their own, which the next ones take over. */
+static int case_host_threads(void) {
+    int bad[4] = {};
+    for (int turn = 0; turn < 3; turn++) {
+        std::thread threads[4];
+        for (int i = 0; i < 4; i++)
+            threads[i] = std::thread([&, i] {
+                int *mine = NULL;
+                cudaMalloc(&mine, 4 * 64 * sizeof(int));
+                for (int n = 0; n < 5; n++) {
+                    bad[i] += launch_cluster(cluster_kernel, 4, 64, 2, 0, mine) != cudaSuccess;
+                    for (int k = 0; k < 4 * 64; k++) bad[i] += mine[k] != 0;
+                }
+                cudaFree(mine);
+            });
+        for (std::thread &t : threads) t.join();
+    }
+    return bad[0] + bad[1] + bad[2] + bad[3];
 }
 
 /* ---- kernels that are wrong --------------------------------------------------------------------------------------------------------------------------- */
@@ -1714,6 +1844,42 @@ template <int with_barrier> __global__ void cluster_exchange_kernel(int *out) {
     simt_cluster_wait();
 }
 
+/* A word of a peer's, written before the arrival. */
+template <int relaxed> __global__ void cluster_inbox_kernel(int *out) {
+    LK_SHARED(int, inbox, );
+    lk_barrier_cluster_arrive_relaxed();
+    lk_barrier_cluster_wait();
+    if (threadIdx.x == 0) *(int *)lk_mapa(&inbox, lk_cluster_ctarank() ^ 1) = 7;
+    if (relaxed) lk_barrier_cluster_arrive_relaxed();
+    else lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait();
+    out[blockIdx.x * 32 + threadIdx.x] = inbox;
+}
+/* A relaxed arrival and the fence in front of it are enough for an mbarrier. */
+__global__ void relaxed_init_kernel(int *out) {
+    LK_SHARED(lk_mbarrier, bar, );
+    if (threadIdx.x == 0) lk_mbarrier_init(&bar, 2);
+    if (threadIdx.x == 0) lk_fence_mbarrier_init();
+    lk_barrier_cluster_arrive_relaxed();
+    lk_barrier_cluster_wait();
+    if (threadIdx.x == 1) lk_mbarrier_arrive(&bar);
+    if (threadIdx.x == 1) lk_mbarrier_arrive_remote(lk_mapa_shared(&bar, lk_cluster_ctarank() ^ 1));
+    lk_mbarrier_wait_parity_cluster(&bar, 0);
+    lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait();
+    out[blockIdx.x * 32 + threadIdx.x] = 1;
+}
+#if defined(__SANITIZE_THREAD__)
+/* Two host threads, each of which launches a kernel that adds to a word. This one has its worker before: else it might take over
+   the other's, behind all that the other has done. */
+static void launch_from_two(int apart) {
+    launch(nothing_kernel, 1, 32, out);
+    std::thread other([] { launch(same_word_kernel, 1, 32, out); });
+    launch(same_word_kernel, 1, 32, out + 100 * apart);
+    other.join();
+}
+#endif
+
 static int *scratch;            // exactly 100 ints
 struct provocation {
     const char *name, *sign;    // NULL: nothing may be found
@@ -1739,6 +1905,11 @@ static const provocation provocations[] = {
     {"two-blocks-one-word", "data race", [] { launch(same_word_kernel, 1, 32, out); launch_cluster(same_word_kernel, 2, 32, 2, 0, out); }},
     {"cluster-without-second-barrier", "data race", [] { launch_cluster(cluster_exchange_kernel<0>, 2, 64, 2, 0, out); }},
     {"cluster-with-both-barriers", NULL, [] { launch_cluster(cluster_exchange_kernel<1>, 8, 64, 2, 0, out); }},
+    {"cluster-arrive-without-release", "data race", [] { launch_cluster(cluster_inbox_kernel<1>, 2, 32, 2, 0, out); }},
+    {"cluster-arrive-with-release", NULL,
+     [] { launch_cluster(cluster_inbox_kernel<0>, 8, 32, 2, 0, out); launch_cluster(relaxed_init_kernel, 8, 32, 2, 0, out); }},
+    {"host-threads-one-word", "data race", [] { launch_from_two(0); }},
+    {"host-threads-a-word-each", NULL, [] { launch_from_two(1); case_host_threads(); }},
     {"load-read-without-waiting", "data race", [] { launch_ring<NO_FULL_WAIT>(); }},
     {"slot-given-back-before-it-is-read", "data race",
      [] { fill_ring(); launch(read_ring_kernel<1>, 1, 64, (const int *)ring_in, out); }},
@@ -1802,6 +1973,7 @@ static void free_all(void) {
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     simt_quiet(1);
+    setenv("SIMT_DEVICES", "2", 1);
     cudaMalloc(&out, MAX_OUT * sizeof(int));
     cudaMalloc(&scratch, 100 * sizeof(int));
     cudaMalloc(&ring_in, TILES * SLOT_BYTES);
@@ -1825,6 +1997,7 @@ int main(int argc, char **argv) {
         {"blocks wait for lower ones", case_chain, 0}, {"atomics", case_atomics, 0},
         {"intrinsics", case_intrinsics, 1}, {"launch checks", case_launch_checks, 1}, {"memory calls", case_memory, 1},
         {"device queries", case_device, 1}, {"graphs and capture", case_graph, 1},
+        {"modes of capture", case_capture_modes, 1}, {"two devices", case_two_devices, 1}, {"host threads", case_host_threads, 0},
         {"order of the schedules", case_schedules, 1},
         {"a ring of bulk copies", case_ring, 0}, {"a ring, copies in any order", case_ring_orders, 0},
         {"st.async in a cluster", case_st_async, 0}, {"two stages of cp.async", case_stages, 0},
