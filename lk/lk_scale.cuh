@@ -64,6 +64,7 @@ LK_HOST lk_status lk_scale(const char *op, void *x, int64_t count, const float *
         return lk_fail(LK_ERR_SHAPE, op, "count is %lld; it must be 0 to 2^62", (long long)count);
     lk_status status = lk_check_aligned(op, "x", x, sizeof(T));
     if (!status) status = lk_check_aligned(op, "factor", factor, sizeof(float));
+    if (!status) lk_check_warn(op, count == 0, "count is 0; nothing is computed");
     if (status || count == 0) return status;
     lk_device device;
     const cudaError_t error = lk_current_device(&device);
