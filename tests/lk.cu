@@ -694,12 +694,17 @@ static void case_launch(void)
         test_finish();
     }
     if (test_begin("more blocks than CUDA launches")) {
+        test_buffer_size(&out, 128 * 4, 0, 0xEE), test_buffer_upload(&out);
+        const shared_args args = {(float *)test_buffer_device(&out)};
+        const size_t smem = sizeof(shared_held);
         for (const int64_t grid : {(int64_t)1 << 31, ((int64_t)1 << 32) + 1, (int64_t)1 << 40}) {
-            const lk_status status = lk_launch_blocks("test", false, shared_kernel, grid, 1, 128, 0, test.stream, shared_args{NULL});
+            const lk_status status = lk_launch_blocks("test", false, shared_kernel, grid, 1, 128, smem, test.stream, args);
             const cudaError_t last = cudaGetLastError();
             if (!test_that(status > 0 && last == (cudaError_t)status))
                 test_detail("%lld: status %d, CUDA's last error %d", (long long)grid, status, last);
         }
+        test_buffer_download(&out);
+        test_buffer_untouched(&out, "out", "nothing was launched");
         test_finish();
     }
     test_buffer_free(&out);
@@ -1004,10 +1009,12 @@ static void case_check(void)
             snprintf(sentence, sizeof sentence, "%s is a pointer to host memory", t->name);
             check_refused(w, "host memory", LK_ERR_VALUE, sentence);
 
-            TEST_CUDA(cudaMalloc((void **)&other, 2 * t->bytes + 256)); /* one element less than is needed lies behind it */
-            t->given = end_of_allocation(other, &range) - t->bytes + element;
+            /* Less than is needed lies behind it: without what is over 16 bytes, so that it is aligned as before. */
+            const size_t over = t->bytes <= 16 ? (size_t)element : t->bytes % 16 ? t->bytes % 16 : 16;
+            TEST_CUDA(cudaMalloc((void **)&other, (t->bytes + 15) / 16 * 32 + 256));
+            t->given = end_of_allocation(other, &range) - t->bytes + over;
             snprintf(sentence, sizeof sentence, "%s needs %zu bytes", t->name, t->bytes);
-            check_refused(w, "an element too few", LK_ERR_SHAPE, sentence);
+            if (over < t->bytes) check_refused(w, "too few elements", LK_ERR_SHAPE, sentence);
             if (t->kind == IN_TARGETS) {
                 t->given = end_of_allocation(other, &range) - t->bytes / 2;
                 check_refused(w, "int32 for int64", LK_ERR_SHAPE, sentence);
