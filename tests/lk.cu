@@ -998,7 +998,6 @@ static void case_check(void)
     TEST_CUDA(cudaGetDeviceCount(&devices));
     for_all("LK_CHECK", 1, [&](work **works) {
         work *w = works[0];
-        w->path = 0;
         for (int i = 0; i < w->count; i++) {
             tensor *t = &w->tensors[i];
             const int element = t->kind == OUT && (!strcmp(t->name, "loss") || !strcmp(t->name, "lse") || !strcmp(t->name, "rstd") ||

@@ -57,7 +57,7 @@ struct __attribute__((aligned(2))) __half {
 struct __attribute__((aligned(4))) __half2 {
     __half x, y;
     __half2() = default;
-    __half2(const __half &x, const __half &y) : x(x), y(y) {}
+    __half2(const __half &a, const __half &b) : x(a), y(b) {}
 };
 typedef __half half;
 typedef __half2 half2;

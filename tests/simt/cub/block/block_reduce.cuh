@@ -23,7 +23,7 @@ struct BlockReduce {
     };
 
     TempStorage &storage;
-    BlockReduce(TempStorage &storage) : storage(storage) {}
+    BlockReduce(TempStorage &given) : storage(given) {}
 
     template <typename operation> T Reduce(T value, operation fold, SIMT_SITE) {
         unsigned index = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z), warp = index / 32;
