@@ -648,9 +648,9 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
 #pragma unroll
-    for (int half = LK_VEC<T> / 2; half > 0; half /= 2)
+    for (int n = LK_VEC<T> / 2; n > 0; n /= 2)
 #pragma unroll
-        for (int j = 0; j < half; j++) x[j] += x[j + half];
+        for (int j = 0; j < n; j++) x[j] += x[j + n];
     return x[0];
 }
 
