@@ -1776,7 +1776,7 @@ static void good_calls(int type)
 /* The direction's args as they now are must fail with `want` and name `field`; the query too, whatever the workspace. */
 static void expect_error(int type, int direction, lk_status want, const char *field)
 {
-    char op[64], said[300];
+    char op[64], said[512];
     snprintf(op, sizeof op, "lk_cross_entropy_%s_%s", direction_name[direction], test_type_name[type]);
     problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
     const lk_status status = launch(&p);
