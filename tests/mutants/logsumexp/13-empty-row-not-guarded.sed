@@ -1,3 +1,3 @@
 # file: logsumexp.cuh - the gradient of a row of -inf is NaN
 # case: backward f32 auto: special values
-s/lse == -INFINITY ? INFINITY : lse/lse/
+s/row.lse == -INFINITY ? -INFINITY : -row.lse/-row.lse/

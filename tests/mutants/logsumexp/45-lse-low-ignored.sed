@@ -1,3 +1,3 @@
 # file: logsumexp.cuh - backward leaves out lse_low
 # case: far values
-s/a\.lse_low ? lk_exp(-a\.lse_low\[at\]) : 1\.0f/1.0f/
+s/a.lse_low ? a.lse_low\[at\] : 0.0f/0.0f/

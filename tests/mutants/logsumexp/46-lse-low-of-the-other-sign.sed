@@ -1,3 +1,3 @@
 # file: logsumexp.cuh - backward takes lse_low for the opposite
 # case: far values
-s/lk_exp(-a\.lse_low\[at\])/lk_exp(a.lse_low[at])/
+s/-LK_LOG2E \* row.lse_low/LK_LOG2E * row.lse_low/
