@@ -83,7 +83,8 @@ sanitize-asan: | backend
 sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
-	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) $(if $(wildcard tests/mutants/lk tests/mutants/lk.txt),lk)
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) lk
+engine: $(engine) # the simulator's objects, for tests/mutate
 test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
@@ -199,6 +200,6 @@ $(out)/%.o: %.c
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: engine help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: compare compare-plots
 .SECONDARY:

@@ -14,9 +14,15 @@
 
 #include "tests/test.h"
 
+#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
 LK_DEFINE_MD_LRPE_COSINE(f32)
 LK_DEFINE_MD_LRPE_COSINE(f16)
 LK_DEFINE_MD_LRPE_COSINE(bf16)
+#else
+LK_DECLARE_MD_LRPE_COSINE(f32)
+LK_DECLARE_MD_LRPE_COSINE(f16)
+LK_DECLARE_MD_LRPE_COSINE(bf16)
+#endif
 
 typedef lk_md_lrpe_cosine_forward_args forward_args;
 typedef lk_md_lrpe_cosine_backward_args backward_args;

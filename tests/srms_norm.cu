@@ -19,9 +19,15 @@
 
 #include "tests/test.h"
 
+#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
 LK_DEFINE_SRMS_NORM(f32)
 LK_DEFINE_SRMS_NORM(f16)
 LK_DEFINE_SRMS_NORM(bf16)
+#else
+LK_DECLARE_SRMS_NORM(f32)
+LK_DECLARE_SRMS_NORM(f16)
+LK_DECLARE_SRMS_NORM(bf16)
+#endif
 
 typedef lk_srms_norm_forward_args forward_args;
 typedef lk_srms_norm_backward_args backward_args;
