@@ -152,7 +152,7 @@ $(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16
 	$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
 $(out)/bench/%: bench/%.cu
 	@mkdir -p $(@D)
-	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' $< $(libs) -o $@
+	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' -DBENCH_CODE='"$(shell NVCC=$(NVCC) tests/code $*)"' $< $(libs) -o $@
 $(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file
 $(out)/%: $(out)/%.o $(engine)
 	$(link) $^ $(libs) -o $@

@@ -69,6 +69,9 @@
 #ifndef BENCH_COMMIT
 #define BENCH_COMMIT "none"
 #endif
+#ifndef BENCH_CODE
+#define BENCH_CODE "" /* the hash of the op's machine code, by tests/code */
+#endif
 
 #define BENCH_CUDA(call) bench_cuda(call, #call, __FILE__, __LINE__)
 
@@ -319,7 +322,7 @@ LK_KERNEL void bench_poison_kernel(bench_poison_args p)
  * an older file, which lacks it, have it empty. */
 #define BENCH_COLUMNS(X)                                                                                                       \
     X(op) X(direction) X(dtype) X(case) X(provider) X(ms) X(gb_per_s) X(tflop_per_s) X(of_ceiling) X(of_gemm) X(workspace_mb)  \
-    X(memory_mb) X(gpu) X(commit) X(note)
+    X(memory_mb) X(gpu) X(commit) X(code) X(note)
 #define BENCH_COLUMN_NUMBER(name) bench_column_##name,
 #define BENCH_COLUMN_NAME(name) #name,
 enum { BENCH_COLUMNS(BENCH_COLUMN_NUMBER) BENCH_COLUMN_COUNT };
@@ -590,6 +593,7 @@ static void bench_finish_row(bench *b, int number, int chosen, const bench_case 
     }
     bench_set(row, bench_column_gpu, "%s", b->gpu);
     bench_set(row, bench_column_commit, "%s", BENCH_COMMIT);
+    bench_set(row, bench_column_code, "%s", BENCH_CODE);
     bench_set(row, bench_column_note, "%s", note);
     printf("| %d/%d | %s | %s | %s | %s | %.5g | %.4g-%.4g | %.0f | %s | %.5g | %s%s%s |\n", number, chosen, c->name,
            c->direction, c->dtype, s->provider, s->ms, s->p10, s->p90, c->bare ? tflop_per_s : gb_per_s,

@@ -30,8 +30,8 @@
  *            forward gives loss and lse without any work for gradients; backward makes the gradients from a saved lse, by
  *            computing the logits again. What dx, dweight and dbias are NULL for is not done.
  *            In autograd the upstream gradient is known after forward_backward: leave upstream NULL, keep dx, dweight and
- *            dbias, and when it is there multiply each of them by it, with lk_scale.cuh:
- *                status = lk_scale_bf16(dx, tokens * hidden, upstream, stream);
+ *            dbias, and multiply each of them in place, by lk_scale_bf16(dx, tokens * hidden, upstream, stream) of
+ *            lk_scale.cuh, which returns at once where upstream is 1.
  *            Upstream NULL means 1, not 0. A stride of 0 means packed: an expanded tensor of PyTorch, whose stride is 0, has to
  *            be copied first.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
@@ -79,11 +79,11 @@
  *            columns on, and with fewer where vocab is not a multiple of 8. Queries look at the current device, as the calls
  *            do: on another one, in code that was not compiled for sm_90a, as for sm_90, and where there is none, they give
  *            the plan that keeps logits; for the latter two reasons the plan's text says so.
- *            On an H200, in ms for 12288 tokens of hidden 4096 in the same 216 to 3178 MiB (bench/results/h200.md has more):
- *                vocab, dweight  8192 f32  32768 f32  50257 f32  131072 f32  131072 bf16
- *                FUSED              3.89       15.0       23.4        59.1         58.7
- *                kept logits        3.74       15.4       24.7        60.8         59.5
- *            131072 columns with bf16 dweight in 1130 MiB take 63.4 ms FUSED; in panels, which compute again, they took 81.5.
+ *            On an H200, in ms, without tuning, for 12288 tokens of hidden 4096 (bench/results/h200.md has more and the notes):
+ *                              8192 f32   32768 f32   50257 f32   131072 f32   131072 bf16
+ *                FUSED             3.99        15.7        24.1         61.6          60.1
+ *                kept logits       3.99        16.9        25.9         65.1          62.1
+ *            131072 columns with bf16 dweight in 1130 MiB take 64.9 ms FUSED.
  *            Power is forward's limit: the tensor cores are busy for 94 % of forward's time, at 690 W and 1.5 GHz of 1.98, and
  *            without anything but the matmul it takes 4 to 6 % less. Warpgroups that start 1 to 3 stages apart gave nothing.
  *            Of the workspace cuBLASLt gets what the plan leaves, 32 MiB at most, never less than that (FUSED: 8, or none where

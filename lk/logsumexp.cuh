@@ -350,7 +350,7 @@ typedef struct {
 } lk_logsumexp_backward_row_plan;
 
 template <class T, bool aligned, int U>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS, U == 2 ? 12 : 9)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS)
     lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
 {
     const lk_logsumexp_backward_args &a = p.a;

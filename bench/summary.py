@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""summary.py RESULTS.csv COMPARE.csv README.md: writes README's table of ops and its list of losses between their marks.
+
+An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
+linear_cross_entropy the matmuls alone / lk); over all cases compared, the best other library's kernels / lk's; the header's lines.
+"""
+import collections, csv, pathlib, re, sys
+
+import plot
+
+DIRECTIONS = ("forward", "backward", "forward_backward")
+
+
+def what(op):
+    """What the header's first sentence says, and how many lines it has."""
+    lines = pathlib.Path(f"lk/{op}.cuh").read_text().split("\n")
+    text = " ".join(line.lstrip("/* ") for line in lines[1:4])
+    return re.match(rf"{op}\.cuh - (.*?)\.( |$)", text)[1], len(lines) - 1
+
+
+def shares(path):
+    """{op: {direction: (share, mark)}} of the largest plain case."""
+    largest = collections.defaultdict(dict)
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            share = row["of_gemm"] or row["of_ceiling"]
+            if row["provider"] != "lk" or not share or re.search(r" (workspace|path|tuned|lse_low)=", row["case"]):
+                continue
+            rate = row["tflop_per_s"] or row["gb_per_s"]
+            size = float(rate) * float(row["ms"])
+            mark = "†" if "invalid" in row.get("note", "") else ""
+            if size > largest[row["op"]].get(row["direction"], (0,))[0]:
+                largest[row["op"]][row["direction"]] = size, float(share), mark
+    return largest
+
+
+def ratios(groups):
+    """{(op, direction): [best other / lk]} of the kernels alone."""
+    found = collections.defaultdict(list)
+    for (op, case, direction), row_of in groups.items():
+        mine = plot.number(row_of["lk"]["kernel_ms"]) if "lk" in row_of else None
+        _, theirs = plot.best(row_of, "kernel_ms")
+        if mine and theirs:
+            found[op, direction].append(theirs / mine)
+    return found
+
+
+def table(results, groups):
+    largest, ratio = shares(results), ratios(groups)
+    yield "| op | what it computes | of ceiling: forward, backward, both | best other / lk: forward, backward, both | lines |"
+    yield "|---|---|---|---|---|"
+    for op in sorted(largest):
+        text, lines = what(op)
+        of = [largest[op].get(d) for d in DIRECTIONS]
+        of = ", ".join(f"{share[1]:.2f}{share[2]}" if share else "-" for share in of)
+        peers = [ratio.get((op, d)) for d in DIRECTIONS]
+        other = ", ".join(f"{min(p):.2f} to {max(p):.2f}" if p else "-" for p in peers)
+        yield f"| [{op}](lk/{op}.cuh) | {text} | {of} | {other} | {lines} |"
+
+
+def losses(groups, stem):
+    kernels, count, compared = plot.slower(groups, "kernel_ms")
+    _, called, calls = plot.slower(groups, "call_ms")
+    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases. The worst:"
+    yield ""
+    yield from kernels[:4]
+    yield f"- Called from Python by ctypes, which costs more than a small op's kernels: in {called} of {calls} cases."
+    yield ""
+    commits = sorted({row["commit"] for row_of in groups.values() for row in row_of.values() if row["commit"]})
+    yield f"The comparison was measured at {', '.join(commits)}; its page says whose code has changed since."
+    yield ""
+    yield f"[All losses, plots and errors]({stem}.md) · [all of lk's own rows]({stem.removesuffix('-compare')}.md)"
+
+
+def put(text, mark, lines):
+    begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    head, rest = text.split(begin, 1)
+    return head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
+
+
+def main():
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    results, compare, path = sys.argv[1:]
+    groups = plot.grouped(plot.read(compare))
+    readme = pathlib.Path(path)
+    text = put(readme.read_text(), "table", table(results, groups))
+    readme.write_text(put(text, "losses", losses(groups, compare.removesuffix(".csv"))))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
