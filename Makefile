@@ -57,7 +57,8 @@ engine := $(out)/simt/engine.o $(out)/simt/runtime.o
 library := $(out)/liblk_simt.so
 exports := -Wl,--version-script=$(out)/lib/exports
 link_from_c = $(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
-schedules ?= forward reverse random:1 random:2
+schedules ?= forward reverse$(if $(FULL), random:1 random:2)
+small := $(if $(FULL),,--small)
 endif
 compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
 	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 --library $< $(ARGS))
@@ -70,13 +71,15 @@ backend:
 	@echo "lk: BACKEND=$(BACKEND) ($(why))"
 
 examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## builds and runs every example; example-<op> one
-test: $(if $(simt),test-simt) $(addprefix test-,$(ops) $(shared)) test-link ## builds and runs every test; test-<op> one
+test: $(if $(simt),test-simt) $(addprefix test-,$(ops) $(shared)) test-link ## builds and runs every test; test-<op> one; a GPU has the whole suites
+test-full: ## the whole suites on the simulator too, in all schedules: half an hour and more
+	@$(MAKE) --no-print-directory -k test FULL=1
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/check $(ops)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan on the CPU
 sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
-	@for op in $^; do for tool in memcheck racecheck initcheck synccheck; do \
+	@for op in $^; do for tool in "memcheck --report-api-errors no" racecheck initcheck synccheck; do \
 	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
 sanitize-asan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=asan ARGS=--small schedules="forward random:3" BACKEND=cpu
@@ -123,7 +126,7 @@ test-link: $(out)/tests/link/program | backend
 	@tests/run $<
 # Then once more as code for sm_80 on SMs with 100 KiB: without clusters, in less shared memory.
 test-%: $(out)/tests/% | backend
-	@for s in $(schedules); do SIMT_SCHEDULE=$$s tests/run $< $(ARGS) || failed=1; done; \
+	@for s in $(schedules); do SIMT_SCHEDULE=$$s tests/run $< $(small) $(ARGS) || failed=1; done; \
 	$(if $(filter plain,$(if $(simt),$(SAN))),SIMT_CODE=80 SIMT_SMEM=100 tests/run $< --small || failed=1;) test -z "$$failed"
 example-from_c: $(out)/from_c/program | backend
 	$<
@@ -200,6 +203,6 @@ $(out)/%.o: %.c
 	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: engine help backend examples test bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: engine help backend examples test test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: compare compare-plots
 .SECONDARY:
