@@ -31,8 +31,8 @@ lib_ptx := $(if $(word 2,$(lib_arches)),$(patsubst %a,%,$(patsubst %f,%,$(lastwo
 lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(lib_ptx),-gencode arch=compute_$(a),code=compute_$(a))
 
 ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
-shared := $(if $(wildcard tests/lk.cu),lk lk_check) # tests of what all ops share; lk_check is compiled with -DLK_CHECK
 SAN ?= plain
+shared := lk $(if $(filter tsan,$(SAN)),,lk_check) # tests of what all ops share; lk_check has -DLK_CHECK: nothing that threads see
 san_plain := -O2
 engine_asan := -DSIMT_ASAN
 engine_tsan := -DSIMT_TSAN
