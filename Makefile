@@ -164,7 +164,7 @@ $(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o 
 # Its second .cu file has another version of lk, a copy in which every struct that a caller fills has one more field, the first.
 $(out)/tests/link/second.o: tests/link/second.cu $(wildcard lk/*.cuh)
 	@mkdir -p $(@D) && rm -rf $(@D)/other && mkdir $(@D)/other && cp -r lk $(@D)/other
-	perl -0pi -e 's/(#define LK_VERSION) .*/$$1 "0.0.0 of long ago"/; s/(typedef struct \{)(?=[^{}]*\} \w+_args;)/$$1 int64_t of_another_version[3];/g' $(@D)/other/lk/*.cuh
+	perl -0pi -e 's/(#define LK_VERSION_PATCH) .*/$$1 99/; s/(typedef struct \{)(?=[^{}]*\} \w+_args;)/$$1 int64_t of_another_version[3];/g' $(@D)/other/lk/*.cuh
 	$(subst -I$(LK_DIR) -I.,-I$(@D)/other,$(compile)) -c $< -o $@
 # The C example vendors lk: a copy of the folder beside it, as a user's project has. gcc links it.
 $(out)/from_c/program: examples/from_c/main.c examples/from_c/kernels.cu $(wildcard lk/*.cuh) $(engine)

@@ -159,12 +159,19 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
                                 lk_ceil_div(s->outer * s->cols * s->inner, NAIVE_THREADS), NAIVE_THREADS, 0, stream, args);
 }
 
-static lk_status launch_forward(const shape *s, const bench_buffers *set, int path, cudaStream_t stream)
+static lk_logsumexp_args args_of(const shape *s, const bench_buffers *set, int path)
 {
-    lk_logsumexp_forward_args args = {};
+    lk_logsumexp_args args = {};
     args.x = set->read, args.lse = lse_of(s, set), args.lse_low = lse_low_of(s, set);
+    args.dlse = dlse_of(s, set), args.dx = set->write;
     args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
     args.path = path;
+    return args;
+}
+
+static lk_status launch_forward(const shape *s, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    const lk_logsumexp_args args = args_of(s, set, path);
     return is_f32(s) ? lk_logsumexp_forward_f32(&args, stream) : lk_logsumexp_forward_bf16(&args, stream);
 }
 
@@ -185,11 +192,7 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
         const lk_status status = launch_forward(s, set, path, stream);
         if (status || !gives_gradient(s)) return status;
     }
-    lk_logsumexp_backward_args args = {};
-    args.x = set->read, args.dx = set->write;
-    args.lse = lse_of(s, set), args.lse_low = lse_low_of(s, set), args.dlse = dlse_of(s, set);
-    args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
-    args.path = path;
+    const lk_logsumexp_args args = args_of(s, set, path);
     return is_f32(s) ? lk_logsumexp_backward_f32(&args, stream) : lk_logsumexp_backward_bf16(&args, stream);
 }
 

@@ -137,14 +137,13 @@ int main(void)
     check("rung 4", lk_launch(rung_4_kernel, ROWS, 32, 0, NULL, args));
     show("rung 4: a warp a row", args, 0);
 
-    lk_logsumexp_forward_args forward = {};
-    forward.x = x_device, forward.lse = lse, forward.outer = ROWS, forward.cols = COLS;
-    check("lk", lk_logsumexp_forward_f32(&forward, NULL));
+    lk_logsumexp_args call = {};
+    call.x = x_device, call.lse = lse, call.outer = ROWS, call.cols = COLS;
+    check("lk", lk_logsumexp_forward_f32(&call, NULL));
     show("lk", args, 0);
 
-    lk_logsumexp_backward_args backward = {};
-    backward.x = x_device, backward.lse = lse, backward.dx = dx, backward.outer = ROWS, backward.cols = COLS;
-    check("lk", lk_logsumexp_backward_f32(&backward, NULL));
+    call.dx = dx; /* backward reads x and the lse that forward wrote */
+    check("lk", lk_logsumexp_backward_f32(&call, NULL));
     check("lk", cudaMemcpy(x, dx, sizeof x, cudaMemcpyDeviceToHost));
     printf("lk's gradient of row 0, times 36:");
     for (int col = 0; col < COLS; col++) {
@@ -152,8 +151,8 @@ int main(void)
         if (fabs(36.0 * (double)x[0][col] - (col + 1)) > 1e-5 * (col + 1)) failures++;
     }
 
-    forward.cols = -1; /* a wrong argument is a sentence, and nothing is launched */
-    const lk_status status = lk_logsumexp_forward_f32(&forward, NULL);
+    call.cols = -1; /* a wrong argument is a sentence, and nothing is launched */
+    const lk_status status = lk_logsumexp_forward_f32(&call, NULL);
     printf("\ncols = -1: %s, %s\n", lk_status_string(status), lk_last_error());
 
     cudaFree(x_device), cudaFree(lse), cudaFree(dx);

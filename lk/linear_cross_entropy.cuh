@@ -34,7 +34,7 @@
  *            lk_scale.cuh, which returns at once where upstream is 1.
  *            Upstream NULL means 1, not 0. A stride of 0 means packed: an expanded tensor of PyTorch, whose stride is 0, has to
  *            be copied first.
- * Needs      cross_entropy.cuh, lk_base.cuh, lk_block.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs      cross_entropy.cuh, lk_base.cuh, lk_row.cuh, lk_gemm.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each token.
  *            Ignored token: loss, z-loss and lse are 0; it adds nothing to dweight and dbias, and its dx is 0. Its x must be
  *            finite (0 times NaN) unless max_counted is below tokens, where x is gathered and only tokens that count are

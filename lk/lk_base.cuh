@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* lk_base.cuh - what every op stands on: status codes, types, 16-byte accesses, warp reductions, the state of a running
- * log-sum-exp, how the threads of a row read it for that, and the launch.
+/* lk_base.cuh - what every op stands on: status codes and their sentences, checks of arguments, the launch, the types and their
+ * 16-byte accesses.
  *
  * The first half is plain C11 and needs no CUDA header. The second half is for nvcc, or for g++ with -DLK_SIMT -Itests/simt.
  *
@@ -16,21 +16,26 @@
 #error "lk needs C++17 or later: -std=c++17"
 #endif
 
-#define LK_VERSION "0.1.0"
+/* The version of these headers, as one number too: 200 for 0.2.0. lk_version() is that of the compiled functions. A new minor
+ * version may change the structs below 1.0; a new patch version never does. */
+#define LK_VERSION_MAJOR 0
+#define LK_VERSION_MINOR 2
+#define LK_VERSION_PATCH 0
+#define LK_VERSION (10000 * LK_VERSION_MAJOR + 100 * LK_VERSION_MINOR + LK_VERSION_PATCH)
 
 /* The CUDA runtime's own typedef, repeated so that C code needs no CUDA header. */
 typedef struct CUstream_st *cudaStream_t;
 
-/* What a launcher returns: 0, one of these, or a positive cudaError_t. Rules are checked in this order. After a negative status
- * nothing was launched and nothing written. A positive status comes from a CUDA call or from a launch: the outputs are then
- * undefined, since an earlier launch of the same call may have run, and CUDA's own last error (cudaGetLastError) is set too. */
+/* What a launcher returns: 0, one of these, or a positive cudaError_t. Arguments are checked in this order. After a negative
+ * status nothing was launched and nothing was written. A positive status comes from CUDA. The outputs are then undefined, since
+ * an earlier launch of the same call may have run. CUDA's own last error (cudaGetLastError) is set too. */
 typedef int lk_status;
 enum {
     LK_OK = 0,
-    LK_ERR_NULL = -1,      /* a required pointer is NULL */
-    LK_ERR_SHAPE = -2,     /* a size or a stride is out of range, or tensors overlap in a way that is not allowed */
+    LK_ERR_NULL = -1,      /* a required pointer is NULL, or every output is */
+    LK_ERR_SHAPE = -2,     /* a size or a stride is out of range, or tensors overlap */
     LK_ERR_VALUE = -3,     /* an option is out of range */
-    LK_ERR_PATH = -4,      /* the path asked for cannot run this shape, or cannot run on this device */
+    LK_ERR_PATH = -4,      /* the chosen path cannot run this shape, or cannot run on this device */
     LK_ERR_ALIGNMENT = -5, /* a pointer is not aligned to its element */
     LK_ERR_WORKSPACE = -6, /* the workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes */
     LK_ERR_CUBLAS = -7     /* a cuBLASLt call failed; lk_last_error says which, and cuBLAS's number */
@@ -47,8 +52,8 @@ enum {
 /* What a workspace pointer must be a multiple of. cudaMalloc gives 256, XLA 128. */
 #define LK_WORKSPACE_ALIGNMENT 128
 
-/* Linkage of every function of lk with a name that a linker sees. Say `#define LK_API static` before the include to keep all of
- * them inside one file; two versions of lk can then live in one program. */
+/* The linkage of every function that a linker sees. With `#define LK_API static` before the include all of them stay inside one
+ * file, so that two versions of lk can live in one program. */
 #ifndef LK_API
 #ifdef __cplusplus
 #define LK_API extern "C"
@@ -58,13 +63,20 @@ enum {
 #endif
 
 #if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
-/* The name of a status, e.g. "LK_ERR_SHAPE" or "cudaErrorInvalidValue". Never NULL. */
+/* The name of a status, "LK_ERR_SHAPE" or "cudaErrorInvalidValue" for example. Never NULL. */
 LK_API const char *lk_status_string(lk_status status);
-/* The last failed call of this thread as a sentence: which operation, which field, which rule. Empty before the first. */
+/* The last failed call of this host thread as a sentence: the function, the field, the rule. Empty before the first failure. */
 LK_API const char *lk_last_error(void);
+/* LK_VERSION of the compiled functions. */
+LK_API int lk_version(void);
 #endif
 
-/* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. Elsewhere it says so. */
+/* The two functions of one direction of an op: the launcher and the query for its workspace. */
+#define LK_PROTOTYPES(op, direction, T)                                                                                        \
+    LK_API lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream);                             \
+    LK_API lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes);
+
+/* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. In other files it stops the compiler with a sentence. */
 #if !defined(__CUDACC__) && !defined(LK_SIMT)
 #ifdef __cplusplus
 #define LK_NEEDS_NVCC(macro) static_assert(sizeof(macro) == 0, macro " belongs in one .cu file, compiled by nvcc");
@@ -74,6 +86,8 @@ LK_API const char *lk_last_error(void);
 #endif
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include <float.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -87,17 +101,30 @@ LK_API const char *lk_last_error(void);
 #define LK_HOST static inline
 #define LK_KERNEL static __global__
 
-/* LK_SHARED(float, sums, [32]); is `__shared__ float sums[32];`, spelt so that the simulator can give each block its own. */
+/* LK_SHARED(float, sums, [32]); is `__shared__ float sums[32];`, written so that the simulator can give each block its own. */
 #if !defined(LK_SIMT)
 #define LK_SHARED(type, name, dims) __shared__ type name dims
 #endif
-/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` refer to the launch's dynamic shared memory, aligned to 128 bytes: where
- * a warp's 512 bytes began 16 bytes behind such a line, copies into them cost 0.05 of an H200's ceiling. */
+/* LK_DYN_SMEM(struct my_smem, smem); makes `smem` refer to the launch's dynamic shared memory, aligned to 128 bytes: copies
+ * into it are slower where a warp's 512 bytes start inside such a line. */
 #if !defined(LK_SIMT)
 #define LK_DYN_SMEM(type, name)                                                                                                \
     extern __shared__ __align__(128) uint4 lk_dynamic_shared[];                                                                \
     type &name = *(type *)lk_dynamic_shared
 #endif
+
+typedef float lk_f32;
+typedef __half lk_f16;
+typedef __nv_bfloat16 lk_bf16;
+
+/* LK_DTYPE_* of T, and the bytes of an element of one; what is none of them counts as T. */
+template <class T> constexpr int lk_dtype = LK_DTYPE_F32;
+template <> constexpr int lk_dtype<lk_f16> = LK_DTYPE_F16;
+template <> constexpr int lk_dtype<lk_bf16> = LK_DTYPE_BF16;
+template <class T> LK_HOST int lk_dtype_bytes(int dtype)
+{
+    return dtype == LK_DTYPE_F32 ? 4 : dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16 ? 2 : (int)sizeof(T);
+}
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
@@ -123,6 +150,22 @@ LK_API inline __attribute__((used)) const char *lk_status_string(lk_status statu
     return status > 0 ? cudaGetErrorName((cudaError_t)status) : "unknown lk_status";
 }
 
+LK_API inline __attribute__((used)) int lk_version(void)
+{
+    return LK_VERSION;
+}
+
+/* Emits what LK_PROTOTYPES declares, from the templates lk_<op>_<direction> and lk_<op>_<direction>_workspace. */
+#define LK_EMIT(op, direction, T)                                                                                              \
+    LK_API lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream)                              \
+    {                                                                                                                          \
+        return lk_##op##_##direction<lk_##T>("lk_" #op "_" #direction "_" #T, args, stream);                                   \
+    }                                                                                                                          \
+    LK_API lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                    \
+    {                                                                                                                          \
+        return lk_##op##_##direction##_workspace<lk_##T>("lk_" #op "_" #direction "_" #T, args, bytes);                        \
+    }
+
 /* Keeps "op: sentence" for lk_last_error and returns the status. */
 __attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status, const char *op, const char *format, ...)
 {
@@ -133,24 +176,6 @@ __attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status
     vsnprintf(text + used, 512 - (size_t)used, format, list);
     va_end(list);
     return status;
-}
-
-/* Whether a pointer is aligned to its element; NULL is. */
-LK_HOST lk_status lk_check_aligned(const char *op, const char *field, const void *pointer, size_t bytes)
-{
-    if ((uintptr_t)pointer % bytes == 0) return LK_OK;
-    return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", field, (int)bytes);
-}
-
-/* Whether a workspace will do for a call that needs `needed` bytes. */
-LK_HOST lk_status lk_check_workspace(const char *op, const void *workspace, size_t given, size_t needed)
-{
-    if (!needed) return LK_OK;
-    if (!workspace) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is NULL; this call needs %zu bytes", needed);
-    if (given < needed) return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; this call needs %zu", given, needed);
-    if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
-        return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to %d bytes", LK_WORKSPACE_ALIGNMENT);
-    return LK_OK;
 }
 
 /* Passes a launch's result on; a CUDA error gets its sentence. */
@@ -175,11 +200,6 @@ LK_HOST lk_status lk_no_workspace(lk_status checked, size_t *bytes)
 {
     if (checked == LK_OK && bytes) *bytes = 0;
     return checked;
-}
-
-LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
 }
 
 /* What the launchers ask of the current device: its number of SMs, the KiB of shared memory that each one has, and the compute
@@ -216,21 +236,236 @@ LK_HOST cudaError_t lk_current_device(lk_device *device)
     return error;
 }
 
-/* ---- LK_CHECK: tensors against the memory they lie in ----------------------------------------------------------------- */
+/* ---- Checks of arguments ------------------------------------------------------------------------------------------------- */
 
-/* A tensor of a call, for lk_check_memory. */
+/* What a call does with a tensor. */
+enum {
+    LK_IN = 0,
+    LK_OUT = 1,
+    LK_REQUIRED = 2,    /* it may not be NULL where it has elements */
+    LK_MAY_OVERLAP = 4, /* an input whose elements may share addresses */
+    LK_UNUSED = 8       /* this call does not have it */
+};
+
+/* A dimension of a tensor: its size, the field that holds its stride in elements, and that field's name. */
+typedef struct {
+    int64_t size, *stride;
+    const char *name;
+} lk_dim;
+
+/* A tensor of a call. Each op writes a table of its tensors; the functions below check them all, in one order and with one
+ * wording. The elements are rows of `width` contiguous ones, one for each index of up to three outer dimensions. A tensor that
+ * may be in place of another stands behind it in the table. */
 typedef struct {
     const char *name;
-    const void *pointer; /* NULL: not given, nothing to check */
-    int element;         /* bytes of an element */
-    int64_t elements;    /* from the first to one past the last that the call may touch, strides included; 0: none */
+    const void *pointer;
+    int bytes;                    /* of an element */
+    int use;                      /* LK_IN or LK_OUT, and what else holds of it */
+    int64_t width;
+    lk_dim dim[3] = {};           /* outermost first; without a stride: none */
+    const char *in_place[2] = {}; /* the tensors that it may be: the same pointer, rows that start at the same bytes */
 } lk_tensor;
+
+LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* a b for numbers that are at least 0; INT64_MAX where that is more. */
+LK_HOST int64_t lk_count(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+#define LK_COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
+
+/* Takes the unused tensors out of a table; returns how many are left. */
+LK_HOST int lk_used_tensors(lk_tensor *list, int count)
+{
+    int used = 0;
+    for (int i = 0; i < count; i++)
+        if (!(list[i].use & LK_UNUSED)) list[used++] = list[i];
+    return used;
+}
+
+LK_HOST bool lk_has_elements(const lk_tensor *t)
+{
+    bool some = t->width != 0;
+    for (int d = 0; d < 3; d++) some = some && (!t->dim[d].stride || t->dim[d].size != 0);
+    return some;
+}
+
+/* The elements from the first to one past the last, once the strides are checked. */
+LK_HOST int64_t lk_span(const lk_tensor *t)
+{
+    int64_t span = t->width;
+    if (!lk_has_elements(t)) return 0;
+    for (int d = 0; d < 3; d++)
+        if (t->dim[d].stride) span += (t->dim[d].size - 1) * *t->dim[d].stride;
+    return span;
+}
+
+/* A required tensor that is NULL, and a call that has work and no output. */
+LK_HOST lk_status lk_check_null(const char *op, const lk_tensor *list, int count)
+{
+    bool work = false, output = false;
+    for (int i = 0; i < count; i++) {
+        const bool needed = list[i].use & LK_REQUIRED && lk_has_elements(&list[i]);
+        if (needed && !list[i].pointer) return lk_fail(LK_ERR_NULL, op, "%s is NULL", list[i].name);
+        work = work || needed, output = output || (list[i].use & LK_OUT && list[i].pointer);
+    }
+    return work && !output ? lk_fail(LK_ERR_NULL, op, "every output is NULL") : LK_OK;
+}
+
+LK_HOST lk_status lk_check_size(const char *op, const char *name, int64_t size, int64_t least, int64_t most)
+{
+    if (size >= least && size <= most) return LK_OK;
+    int log2 = 0;
+    while (log2 < 62 && (int64_t)1 << log2 < most) log2++;
+    if (most == INT64_MAX)
+        return lk_fail(LK_ERR_SHAPE, op, "%s is %lld; it must be at least %lld", name, (long long)size, (long long)least);
+    if (most >= 1 << 16 && most == (int64_t)1 << log2)
+        return lk_fail(LK_ERR_SHAPE, op, "%s is %lld; it must be %lld to 2^%d", name, (long long)size, (long long)least, log2);
+    return lk_fail(LK_ERR_SHAPE, op, "%s is %lld; it must be %lld to %lld", name, (long long)size, (long long)least,
+                   (long long)most);
+}
+
+/* The tensor that t is in place of; NULL: none. */
+LK_HOST const lk_tensor *lk_in_place_of(const lk_tensor *list, const lk_tensor *t)
+{
+    for (const lk_tensor *other = list; t->pointer && other < t; other++)
+        for (int k = 0; k < 2 && other->pointer == t->pointer; k++)
+            if (t->in_place[k] && !strcmp(t->in_place[k], other->name)) return other;
+    return NULL;
+}
+
+/* Fills in the strides of one tensor that are 0, and those of dimensions of one element, which nobody uses: packed, or in place
+ * those of the other. */
+LK_HOST lk_status lk_check_stride(const char *op, const lk_tensor *t, const lk_tensor *other)
+{
+    __extension__ typedef __int128 wide;
+    const wide limit = (wide)1 << 62;
+    wide packed = t->width, span = t->width;
+    if (span > limit) return lk_fail(LK_ERR_SHAPE, op, "%s has more than 2^62 elements", t->name);
+    for (int d = 2; d >= 0; d--) {
+        const lk_dim dim = t->dim[d];
+        if (!dim.stride) continue;
+        const int64_t given = *dim.stride;
+        if (given < 0) return lk_fail(LK_ERR_SHAPE, op, "%s is %lld; it must be at least 0", dim.name, (long long)given);
+        const wide same = other ? (wide)*other->dim[d].stride * other->bytes / t->bytes : packed;
+        if (given == 0 || dim.size <= 1) *dim.stride = (int64_t)(same < limit ? same : limit);
+        else if (other && given != same)
+            return lk_fail(LK_ERR_SHAPE, op, "%s is %s, so %s must be 0 or %lld; it is %lld", t->name, other->name, dim.name,
+                           (long long)same, (long long)given);
+        packed = (wide)*dim.stride * (dim.size > 1 ? dim.size : 1);
+        span += (wide)*dim.stride * (dim.size > 1 ? dim.size - 1 : 0);
+        if (packed > limit || span > limit)
+            return lk_fail(LK_ERR_SHAPE, op, "%s spans more than 2^62 elements; %s is %lld", t->name, dim.name, (long long)given);
+    }
+    wide reach = t->width; /* of the dimensions seen, by rising stride */
+    bool seen[3] = {};
+    for (int round = 0; round < 3 && !(t->use & LK_MAY_OVERLAP) && lk_has_elements(t); round++) {
+        int next = -1;
+        for (int d = 2; d >= 0; d--)
+            if (t->dim[d].stride && t->dim[d].size > 1 && !seen[d] && (next < 0 || *t->dim[d].stride < *t->dim[next].stride))
+                next = d;
+        if (next < 0) break;
+        const lk_dim dim = t->dim[next];
+        if (*dim.stride < reach)
+            return lk_fail(LK_ERR_SHAPE, op, "%s is %lld; it must be 0 or at least %lld, or elements of %s overlap", dim.name,
+                           (long long)*dim.stride, (long long)reach, t->name);
+        reach += (wide)*dim.stride * (dim.size - 1);
+        seen[next] = true;
+    }
+    return LK_OK;
+}
+
+/* Two tensors that overlap for certain, one of them an output: the same pointer, or ranges without gaps that meet. Rows with gaps
+ * between them may lie in each other's gaps. */
+LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int count)
+{
+    struct {
+        const lk_tensor *tensor;
+        uintptr_t first, end;
+        bool dense;
+    } range[32];
+    int n = 0;
+    for (int i = 0; i < count && n < 32; i++) {
+        const lk_tensor *const t = &list[i];
+        if (!t->pointer || !lk_has_elements(t)) continue;
+        const int64_t span = lk_span(t);
+        int64_t elements = t->width;
+        for (int d = 0; d < 3; d++)
+            if (t->dim[d].stride) elements *= t->dim[d].size;
+        const uintptr_t first = (uintptr_t)t->pointer;
+        range[n++] = {t, first, first + (uintptr_t)span * (uintptr_t)t->bytes, elements == span};
+        for (int j = 0; j < n - 1; j++) {
+            if (!((t->use | range[j].tensor->use) & LK_OUT) || first >= range[j].end || range[j].first >= range[n - 1].end) continue;
+            const bool same = first == range[j].first, dense = range[j].dense && range[n - 1].dense;
+            if (same ? lk_in_place_of(list, t) != range[j].tensor : dense)
+                return lk_fail(LK_ERR_SHAPE, op, "%s and %s overlap", t->name, range[j].tensor->name);
+        }
+    }
+    return LK_OK;
+}
+
+/* What the checks of a query are given for the architecture: the queries look at shapes and options alone. */
+#define LK_QUERY INT32_MAX
+
+/* The shapes of all tensors, once the sizes are checked. query: pointers mean nothing. */
+LK_HOST lk_status lk_check_shapes(const char *op, const lk_tensor *list, int count, bool query)
+{
+    lk_status status = LK_OK;
+    for (int i = 0; i < count && !status; i++)
+        status = lk_check_stride(op, &list[i], query ? NULL : lk_in_place_of(list, &list[i]));
+    return status || query ? status : lk_check_overlap(op, list, count);
+}
+
+/* A number that breaks a rule, which is the end of "it must be ...". */
+LK_HOST lk_status lk_check_number(const char *op, const char *name, double number, bool good, const char *rule)
+{
+    return good ? LK_OK : lk_fail(LK_ERR_VALUE, op, "%s is %g; it must be %s", name, number, rule);
+}
+
+/* An enum that counts from 0; names: LK_REDUCTION_*, say. */
+LK_HOST lk_status lk_check_enum(const char *op, const char *name, int value, int most, const char *names)
+{
+    return value >= 0 && value <= most ? LK_OK
+                                       : lk_fail(LK_ERR_VALUE, op, "%s is %d; it must be one of %s", name, value, names);
+}
+
+/* A <tensor>_dtype that may be T or f32. */
+template <class T> LK_HOST lk_status lk_check_dtype(const char *op, const char *name, int dtype)
+{
+    if (dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == lk_dtype<T>) return LK_OK;
+    return lk_fail(LK_ERR_VALUE, op, "%s is %d; it must be T (0) or f32 (%d)", name, dtype, LK_DTYPE_F32);
+}
+
+LK_HOST lk_status lk_check_alignment(const char *op, const lk_tensor *list, int count)
+{
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)list[i].pointer % (unsigned)list[i].bytes)
+            return lk_fail(LK_ERR_ALIGNMENT, op, "%s is not aligned to its element of %d bytes", list[i].name, list[i].bytes);
+    return LK_OK;
+}
+
+/* Whether a workspace will do for a call that needs `needed` bytes. */
+LK_HOST lk_status lk_check_workspace(const char *op, const void *workspace, size_t given, size_t needed)
+{
+    if (!needed) return LK_OK;
+    if (!workspace) return lk_fail(LK_ERR_WORKSPACE, op, "workspace is NULL; this call needs %zu bytes", needed);
+    if (given < needed) return lk_fail(LK_ERR_WORKSPACE, op, "workspace_bytes is %zu; this call needs %zu", given, needed);
+    if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
+        return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to %d bytes", LK_WORKSPACE_ALIGNMENT);
+    return LK_OK;
+}
 
 /* Compiled with -DLK_CHECK every launcher calls this before it launches, to find wrong pointers where they are made; otherwise
  * it is empty. An error: memory of the host or of another device, and a tensor that ends behind the allocation it begins in. A
- * line on stderr: an allocation of just twice the tensor, which may be f32 data given to a function of 16 bits. CUDA's
- * allocations are what is looked at; a framework's pool of memory is one large allocation and hides what lies in it. */
-LK_HOST lk_status lk_check_memory(const char *op, const lk_tensor *list, int count)
+ * line on stderr: an allocation of exactly twice the tensor, which may be f32 data given to a function of 16 bits. It sees
+ * CUDA's allocations; a framework's pool of memory is one large allocation and hides its tensors. */
+LK_HOST lk_status lk_check_allocations(const char *op, const lk_tensor *list, int count)
 {
     (void)op, (void)list, (void)count;
 #if defined(LK_CHECK)
@@ -242,26 +477,27 @@ LK_HOST lk_status lk_check_memory(const char *op, const lk_tensor *list, int cou
     if (!error) error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000, cudaEnableDefault, &state);
     if (error) return lk_asked_device(op, error);
     for (int i = 0; i < count; i++) {
-        const lk_tensor t = list[i];
-        if (!t.pointer || t.elements == 0) continue;
+        const lk_tensor *const t = &list[i];
+        const int64_t elements = lk_span(t);
+        if (!t->pointer || elements == 0) continue;
         cudaPointerAttributes about = {};
-        error = cudaPointerGetAttributes(&about, t.pointer);
+        error = cudaPointerGetAttributes(&about, t->pointer);
         if (error) return lk_asked_device(op, error);
         if (about.type == cudaMemoryTypeUnregistered || about.type == cudaMemoryTypeHost)
-            return lk_fail(LK_ERR_VALUE, op, "%s is a pointer to host memory; it must be memory of the device", t.name);
+            return lk_fail(LK_ERR_VALUE, op, "%s is a pointer to host memory; it must be memory of the device", t->name);
         if (about.type == cudaMemoryTypeDevice && about.device != current)
-            return lk_fail(LK_ERR_VALUE, op, "%s lies on device %d; the current device is %d", t.name, about.device, current);
+            return lk_fail(LK_ERR_VALUE, op, "%s lies on device %d; the current device is %d", t->name, about.device, current);
         uintptr_t base = 0;
         size_t all = 0;
-        if (!found || ((range_function *)found)(&base, &all, (uintptr_t)t.pointer)) continue;
-        const size_t left = all - (size_t)((uintptr_t)t.pointer - base), needed = (size_t)t.elements * (size_t)t.element;
+        if (!found || ((range_function *)found)(&base, &all, (uintptr_t)t->pointer)) continue;
+        const size_t left = all - (size_t)((uintptr_t)t->pointer - base), needed = (size_t)elements * (size_t)t->bytes;
         if (needed > left)
             return lk_fail(LK_ERR_SHAPE, op,
                            "%s needs %zu bytes, %lld elements of %d, but its allocation ends after %zu; are its sizes, its stride "
-                           "and its type right?", t.name, needed, (long long)t.elements, t.element, left);
-        if (t.element == 2 && left == all && left == 2 * needed)
+                           "and its type right?", t->name, needed, (long long)elements, t->bytes, left);
+        if (t->bytes == 2 && left == all && left == 2 * needed)
             fprintf(stderr, "%s: %s is an allocation of %zu bytes, twice what %lld elements of 2 bytes take; is it f32?\n", op,
-                    t.name, all, (long long)t.elements);
+                    t->name, all, (long long)elements);
     }
 #endif
     return LK_OK;
@@ -275,6 +511,7 @@ LK_HOST void lk_check_warn(const char *op, bool suspect, const char *sentence)
     if (suspect) fprintf(stderr, "%s: %s\n", op, sentence);
 #endif
 }
+
 
 /* ---- Launch ---------------------------------------------------------------------------------------------------------- */
 
@@ -353,11 +590,7 @@ LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*
     return lk_launch_blocks(op, device->arch >= 90, kernel, grid, cluster, block, smem, stream, args);
 }
 
-/* ---- Types and 16-byte accesses --------------------------------------------------------------------------------------- */
-
-typedef float lk_f32;
-typedef __half lk_f16;
-typedef __nv_bfloat16 lk_bf16;
+/* ---- 16-byte accesses -------------------------------------------------------------------------------------------------- */
 
 LK_DEVICE float lk_to_float(lk_f32 x) { return x; }
 LK_DEVICE float lk_to_float(lk_f16 x) { return __half2float(x); }
@@ -472,299 +705,13 @@ template <class T> LK_DEVICE int64_t lk_edge_col(lk_split split, int i)
 /* Neither an infinity nor a NaN. */
 LK_DEVICE bool lk_is_finite(float x)
 {
-    return fabsf(x) <= 3.402823466e38f;
-}
-
-/* e^x. The relative error is (|x| + 2) 2^-23 at most: lk_ex2's, and the rounding of x log2 e. */
-LK_DEVICE float lk_exp(float x)
-{
-    return lk_ex2(x * LK_LOG2E);
-}
-
-/* log(x) = k log 2 + the result, |result| < 0.35, for a normal x: with x = 2^k (1 + f) and 1 + f in [sqrt(1/2), sqrt(2)),
- * log(1 + f) = f + f^2 (f P(f) - 1/2), P a least-maximum fit of degree 7; within 1.3 ulp. */
-LK_DEVICE float lk_log_split(float x, float *k)
-{
-    const int bits = __float_as_int(x), exponent = (bits - 0x3f3504f3) >> 23;
-    const float f = __int_as_float(bits - exponent * (1 << 23)) - 1.0f;
-    float p = -0x1.41ebfcp-4f;
-    p = fmaf(p, f, 0x1.07d08ap-3f);
-    p = fmaf(p, f, -0x1.0ce0aep-3f);
-    p = fmaf(p, f, 0x1.226e5ap-3f);
-    p = fmaf(p, f, -0x1.547888p-3f);
-    p = fmaf(p, f, 0x1.99a596p-3f);
-    p = fmaf(p, f, -0x1.000220p-2f);
-    p = fmaf(p, f, 0x1.55554ap-2f);
-    p = fmaf(p, f, -0.5f);
-    *k = (float)exponent;
-    return fmaf(p, f * f, f);
-}
-
-/* The natural logarithm, within 1.3 ulp, near 1 too: of a normal number, 0 or +inf; NaN otherwise. */
-LK_DEVICE float lk_log(float x)
-{
-    if (!(x > 0.0f && lk_is_finite(x))) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
-    float k;
-    const float log = lk_log_split(x, &k);
-    return fmaf(k, LK_LN2, log);
+    return fabsf(x) <= FLT_MAX;
 }
 
 /* 1 / sqrt(x), rounded to nearest. */
 LK_DEVICE float lk_rsqrt(float x)
 {
     return __frsqrt_rn(x);
-}
-
-/* The sum over `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets its team's sum. */
-LK_DEVICE float lk_sum_warp(float x, int team = 32)
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
-}
-
-/* ---- The state of a running log-sum-exp --------------------------------------------------------------------------------- */
-
-/* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
- * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
- * rounding of the sum. Instead of the largest value any other may stand that is no more than 60 below it: sums stay far from
- * float's limits.
- * Where a function is given a scale, a positive one, the values are not yet multiplied by it: the sum is that of
- * exp(scale (value - max)). So differences of large values are exact, also those to max. */
-typedef struct {
-    float max, sum;
-} lk_lse;
-
-LK_DEVICE lk_lse lk_lse_empty(void)
-{
-    return {-INFINITY, 0.0f};
-}
-
-/* What exponents are taken against: the maximum where it is finite, else 0, since inf - inf would make a NaN of nothing. */
-LK_DEVICE float lk_lse_reference(float max)
-{
-    return lk_is_finite(max) ? max : 0.0f;
-}
-
-/* The state of the union of two disjoint sets. */
-LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b, float scale = 1.0f)
-{
-    const float max = fmaxf(a.max, b.max), reference = lk_lse_reference(max), rate = scale * LK_LOG2E;
-    return {max, a.sum * lk_ex2(rate * (a.max - reference)) + b.sum * lk_ex2(rate * (b.max - reference))};
-}
-
-/* Adds n values at the price of n + 1 exponentials; add many at a time. Four chains, so that neither the maxima nor the sums
- * wait for each other's latency. low, unless NULL, is what each value was rounded by. */
-template <int n>
-LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0f, const float *low = NULL)
-{
-    const float rate = scale * LK_LOG2E;
-    float most[4] = {s.max, -INFINITY, -INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < n; i++) most[i % 4] = fmaxf(most[i % 4], value[i]);
-    const float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])), reference = lk_lse_reference(max);
-    float sum[4] = {s.sum * lk_ex2(rate * (s.max - reference)), 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < n; i++) sum[i % 4] += lk_ex2(rate * (low ? (value[i] - reference) + low[i] : value[i] - reference));
-    return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
-}
-
-/* What rounding scale x to `product` took off; 0 from 2^28 on, where that may be more than an exponential can make up for. */
-LK_DEVICE float lk_lse_product_low(float scale, float x, float product)
-{
-    return fabsf(product) < 0x1p28f ? fmaf(scale, x, -product) : 0.0f;
-}
-
-/* max + log(sum), where lk_log_split made k and log of sum. The power of two meets max first, since the two may cancel, and
- * what that addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels.
- * rounded, unless NULL, becomes what that rounding took off: result + *rounded is as good as the terms are. */
-LK_DEVICE float lk_lse_join(float max, float k, float log, float *rounded = NULL)
-{
-    const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
-    const float high = max + power, back = high - max;
-    const float low = (max - (high - back)) + (power - back);
-    const float rest = low + fmaf(k, 0x1.7f7d1cp-20f, log), result = high + rest;
-    if (rounded) {
-        const float added = result - high;
-        *rounded = (high - (result - added)) + (rest - added);
-    }
-    return result;
-}
-
-/* log sum exp(value): -inf for the empty set. rounded as in lk_lse_join; 0 where the result is not finite. */
-LK_DEVICE float lk_lse_log(lk_lse s, float *rounded = NULL)
-{
-    if (rounded) *rounded = 0.0f;
-    if (!(s.sum > 0.0f && lk_is_finite(s.sum))) return s.sum == 0.0f ? -INFINITY : s.sum;
-    float k;
-    const float log = lk_log_split(s.sum, &k);
-    return lk_lse_join(s.max, k, log, rounded);
-}
-
-/* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */
-LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
-{
-    float max = s.max;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    float sum = s.sum * lk_ex2(scale * LK_LOG2E * (s.max - lk_lse_reference(max)));
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    return {max, sum};
-}
-
-/* ---- Reading a row for its log-sum-exp ---------------------------------------------------------------------------------- */
-
-/* Sums are taken against a reference, a value that the lanes of a team agree on early, and not against a running maximum, so
- * that an element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
- * reference, rounded. A sum of floats does not care that its terms are large as long as it stays below LK_LSE_LIMIT. Where it
- * does not, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
- * maximum. */
-#define LK_LSE_LIMIT 0x1p80f
-#define LK_LSE_BASE 0x1p31f /* likewise for a base, whose rounding a factor of 2^64 can make up for up to here */
-
-/* What scale x is -inf for, the value that adds nothing. */
-LK_DEVICE float lk_lse_nothing(float scale)
-{
-    return scale > 0.0f ? -INFINITY : INFINITY;
-}
-
-/* The state of sum = sum 2^(rate x - base), rate = scale log2 e. base differs from rate reference, and the state's maximum
- * from scale reference, by rounding errors, which are known exactly: the sum makes up for both. */
-LK_DEVICE lk_lse lk_lse_against(float reference, float base, float sum, float scale)
-{
-    const float max = scale * reference, low = lk_lse_product_low(scale, reference, max);
-    return {max, sum * lk_ex2(fmaf(LK_LOG2E, low, -fmaf(scale * LK_LOG2E, reference, -base)))};
-}
-
-/* sum_j 2^(rate x_j - base) over a vector, added pairwise. */
-template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float base)
-{
-    float x[LK_VEC<T>];
-    lk_unpack(x, raw);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
-#pragma unroll
-    for (int n = LK_VEC<T> / 2; n > 0; n /= 2)
-#pragma unroll
-        for (int j = 0; j < n; j++) x[j] += x[j + n];
-    return x[0];
-}
-
-/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and
- * then every size-th, and of the single elements at both ends numbers rank, rank + size, ... All zero: nothing. */
-template <class T> struct lk_lse_share {
-    const T *row, *first;
-    lk_split split;
-    int count;
-};
-
-template <class T> LK_DEVICE lk_lse_share<T> lk_lse_aim(const T *row, lk_split split, int rank, int size_log2)
-{
-    const int over = (int)split.vecs & ((1 << size_log2) - 1);
-    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
-}
-
-/* Loads the first U vectors of a share. */
-template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_lse_share<T> share, int size_log2)
-{
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
-    }
-}
-
-/* Asks for the first n vectors of a share, before there may be loads. */
-template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_lse_share<T> share, int size_log2)
-{
-#pragma unroll
-    for (int u = 0; u < n; u++)
-        if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
-}
-
-/* The state of a share's vectors with a running maximum. */
-template <bool apart, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
-{
-    lk_lse s = lk_lse_empty();
-    for (int i = 0; i < count; i++, next += step) {
-        float x[LK_VEC<T>], z[LK_VEC<T>], low[LK_VEC<T>];
-        lk_unpack(x, lk_load_vec(next));
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) z[j] = scale * x[j], low[j] = lk_lse_product_low(scale, x[j], z[j]);
-        s = apart ? lk_lse_add(s, x, scale) : lk_lse_add(s, z, 1.0f, low);
-    }
-    return s;
-}
-
-/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first
- * U vectors (lk_lse_start); each one is used and the next one loaded into its registers. The lanes agree on a reference early,
- * while they wait for loads anyway, so that at the end they only have to add.
- * apart: the state's values are x, with a scale of their own (see lk_lse); otherwise they are scale x, for any scale.
- * Who calls: all 32 lanes of a warp; those of a team without a row with a share of nothing and row = false. Who holds the
- * result: every lane of a team with a row. */
-template <bool apart, class T, int U>
-LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float scale, int rank, int size_log2, int team,
-                             bool row = true)
-{
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const bool rising = apart || scale > 0.0f;
-    const float rate = scale * LK_LOG2E, nothing = apart ? -INFINITY : lk_lse_nothing(scale);
-    const bool edge = rank < share.split.edge;
-    float single[1] = {nothing};
-    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
-
-    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
-    lk_unpack(x, raw[0]);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++)
-        if (share.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        if (offset >= team) continue;
-        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
-        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
-    }
-    const float base = rate * reference;
-    float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
-    const T *next = share.first + U * step;
-    int left = share.count;
-    while (left > U) {
-        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += step) {
-                part += lk_lse_terms(raw[u], rate, base);
-                if (U + u < left) raw[u] = lk_load_vec(next);
-            }
-        }
-        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
-        const float grown = sum + part;
-        lost = (grown - sum) - part;
-        sum = grown, part = 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u < left) part += lk_lse_terms(raw[u], rate, base);
-    sum += part - lost;
-    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
-        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
-
-    const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
-    if (__all_sync(0xffffffffu, fast)) {
-        if (!apart) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
-        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
-    }
-    lk_lse s = lk_lse_read_slowly<apart>(share.first, share.count, step, scale);
-    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
-        const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
-        single[0] = apart ? value : scale * value;
-        const float low = lk_lse_product_low(scale, value, single[0]);
-        s = lk_lse_add(s, single, apart ? scale : 1.0f, apart ? NULL : &low);
-    }
-    return lk_lse_warp(s, team, apart ? scale : 1.0f);
 }
 
 #endif /* CUDA or the simulator */

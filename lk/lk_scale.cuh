@@ -11,7 +11,7 @@
  * Numerics   The product is float and rounded to T once. 0 times an infinity or NaN is NaN, as in PyTorch.
  * Traffic    reads x once and writes it once; nothing of it where the factor is 1.
  * Errors     LK_ERR_NULL       x or factor, unless count is 0
- *            LK_ERR_SHAPE      count below 0 or above 2^62
+ *            LK_ERR_SHAPE      count below 0 or above 2^62; factor inside x
  *            LK_ERR_ALIGNMENT  x or factor is not aligned to its element
  */
 #ifndef LK_SCALE_CUH
@@ -58,20 +58,18 @@ template <class T> LK_KERNEL void __launch_bounds__(256) lk_scale_kernel(lk_scal
 template <class T>
 LK_HOST lk_status lk_scale(const char *op, void *x, int64_t count, const float *factor, cudaStream_t stream)
 {
-    if (!x && count != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-    if (!factor && count != 0) return lk_fail(LK_ERR_NULL, op, "factor is NULL");
-    if (count < 0 || count > (int64_t)1 << 62)
-        return lk_fail(LK_ERR_SHAPE, op, "count is %lld; it must be 0 to 2^62", (long long)count);
-    lk_status status = lk_check_aligned(op, "x", x, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "factor", factor, sizeof(float));
-    if (!status) lk_check_warn(op, count == 0, "count is 0; nothing is computed");
-    if (status || count == 0) return status;
-    lk_device device;
+    const lk_tensor list[] = {{"x", x, sizeof(T), LK_OUT | LK_REQUIRED, count},
+                              {"factor", factor, 4, LK_REQUIRED, count != 0}};
+    lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    const lk_tensor tensors[] = {{"x", x, sizeof(T), count}, {"factor", factor, 4, 1}};
-    status = lk_check_memory(op, tensors, 2);
-    if (status) return status;
+    lk_status status = lk_check_null(op, list, 2);
+    if (!status) status = lk_check_size(op, "count", count, 0, (int64_t)1 << 62);
+    if (!status) status = lk_check_shapes(op, list, 2, false);
+    if (!status) status = lk_check_alignment(op, list, 2);
+    if (!status) lk_check_warn(op, count == 0, "count is 0; nothing is computed");
+    if (!status) status = lk_asked_device(op, error);
+    if (!status) status = lk_check_allocations(op, list, 2);
+    if (status || count == 0) return status;
     /* 8 blocks fit on an SM, so all blocks run at once and none starts only to find that the factor is 1. */
     int64_t grid = lk_ceil_div(lk_ceil_div(count, LK_VEC<T>), 256);
     if (grid > 8 * device.sms) grid = 8 * device.sms;

@@ -11,10 +11,10 @@
  *                #include "lk/logsumexp.cuh"               #include "lk/logsumexp.cuh"
  *                LK_DEFINE_LOGSUMEXP(bf16)                 LK_DECLARE_LOGSUMEXP(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_logsumexp_forward_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
+ *                lk_logsumexp_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
  *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
  *            lk_lse in lk_base.cuh is the running state (empty, add, merge, log) for kernels of your own.
- * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace: the queries say 0.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the queries say 0.
  * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. lse, lse_low and dlse
  *            are always packed. A NULL dlse means 1, not 0.
  * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1). A gradient's relative error
@@ -47,67 +47,61 @@
 enum {
     LK_LOGSUMEXP_AUTO = 0,
     LK_LOGSUMEXP_WARP = 1,    /* a row by a team of 1 to 32 lanes; rows are contiguous (inner = 1, col_stride = 1) */
-    LK_LOGSUMEXP_BLOCK = 2,   /* a row by a block, backward: a piece of a row by a block; rows are contiguous */
+    LK_LOGSUMEXP_BLOCK = 2,   /* a row by a block, in backward by one or more; rows are contiguous */
     LK_LOGSUMEXP_CLUSTER = 3, /* forward only, sm_90 and later: a row by a cluster of blocks; rows are contiguous */
     LK_LOGSUMEXP_COLUMN = 4   /* any shape and strides: neighbouring threads take neighbouring rows */
 };
 
+/* One struct for both calls, so that a training step fills it once. F: forward, B: backward. Fields that a call does not have are
+ * not looked at. */
 typedef struct {
-    const void *x;        /* in   T [outer, cols, inner]; inner is contiguous */
-    float *lse;           /* out  f32 [outer, inner] packed; NULL to skip */
-    float *lse_low;       /* out  f32 [outer, inner] packed, what lse was rounded by, for backward; NULL to skip */
-    void *lse_rounded;    /* out  T [outer, inner] packed, lse rounded to T; NULL to skip, but not lse as well */
-    int64_t outer;        /* at least 0 */
-    int64_t cols;         /* at least 0 */
-    int64_t inner;        /* at least 0; 0 means 1 */
-    int64_t outer_stride; /* elements between x[o] and x[o+1]; 0 means packed, cols col_stride */
-    int64_t col_stride;   /* elements between x[o,c] and x[o,c+1]; 0 means packed, inner */
-    float scale;          /* any finite value; 0 means 1 */
-    int path;             /* LK_LOGSUMEXP_*; 0 chooses */
-} lk_logsumexp_forward_args;
-
-typedef struct {
-    const void *x;           /* in   T [outer, cols, inner]; inner is contiguous */
-    const float *lse;        /* in   f32 [outer, inner] packed, from forward with the same scale */
-    const float *lse_low;    /* in   f32 [outer, inner] packed, likewise; NULL means 0 */
-    const float *dlse;       /* in   f32 [outer, inner] packed, the upstream gradient; NULL means 1, not 0 */
-    void *dx;                /* out  T [outer, cols, inner]; may be x, with the strides of x */
+    const void *x;           /* F B in        T [outer, cols, inner]; inner is contiguous */
+    float *lse;              /* F out, B in   f32 [outer, inner] packed; F: NULL to skip */
+    float *lse_low;          /* F out, B in   f32 [outer, inner] packed, what lse was rounded by; F: NULL to skip; B: NULL means 0 */
+    void *lse_rounded;       /* F out         T [outer, inner] packed, lse rounded to T; NULL to skip */
+    const float *dlse;       /* B in          f32 [outer, inner] packed, the upstream gradient; NULL means 1, not 0 */
+    void *dx;                /* B out         T [outer, cols, inner]; may be x */
     int64_t outer;           /* at least 0 */
     int64_t cols;            /* at least 0 */
     int64_t inner;           /* at least 0; 0 means 1 */
-    int64_t outer_stride;    /* of x, as in forward */
-    int64_t col_stride;      /* of x, as in forward */
-    int64_t dx_outer_stride; /* of dx; 0 means packed */
-    int64_t dx_col_stride;   /* of dx; 0 means packed */
+    int64_t outer_stride;    /* elements between x[o] and x[o+1]; 0 means packed, cols col_stride */
+    int64_t col_stride;      /* elements between x[o,c] and x[o,c+1]; 0 means packed, inner */
+    int64_t dx_outer_stride; /* B: of dx; 0 means packed, or the stride of x where dx is x */
+    int64_t dx_col_stride;   /* B: likewise */
     float scale;             /* any finite value; 0 means 1 */
     int path;                /* LK_LOGSUMEXP_*; 0 chooses */
-} lk_logsumexp_backward_args;
+} lk_logsumexp_args;
 
-/* Errors, in the order of the checks:
- *   LK_ERR_NULL       args; x; lse and lse_rounded both (forward); lse, dx (backward). Tensors without elements may be NULL
- *   LK_ERR_SHAPE      a negative size or stride; a tensor that spans more than 2^62 elements, or an lse that has more; strides
- *                     with which elements of dx overlap; dx = x with other strides
+/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
+ *   LK_ERR_NULL       x; backward: lse, dx. Every output
+ *   LK_ERR_SHAPE      a negative size or stride; a tensor of more than 2^62 elements, gaps included; elements of dx that overlap
  *   LK_ERR_VALUE      scale is not finite; path is none of the enum
  *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
  *                     CLUSTER in backward, or in code for less than sm_90
- *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- * The queries look at sizes and options alone: tensors may be NULL there.
- * A packed row or vector of rows that starts on 16 bytes is fastest; dx and x whose rows have different addresses modulo 16
- * take a slower path, as do columns with inner > 1 that are not all aligned to 16 bytes. */
+ * A packed row or vector of rows that starts on 16 bytes is fastest. Slower: dx and x whose rows have different addresses modulo
+ * 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
 
 #define LK_DECLARE_LOGSUMEXP(T)                                                                                                \
-    LK_API lk_status lk_logsumexp_forward_##T(const lk_logsumexp_forward_args *args, cudaStream_t stream);                     \
-    LK_API lk_status lk_logsumexp_backward_##T(const lk_logsumexp_backward_args *args, cudaStream_t stream);                   \
-    LK_API lk_status lk_logsumexp_forward_workspace_bytes_##T(const lk_logsumexp_forward_args *args, size_t *bytes);           \
-    LK_API lk_status lk_logsumexp_backward_workspace_bytes_##T(const lk_logsumexp_backward_args *args, size_t *bytes);
+    LK_PROTOTYPES(logsumexp, forward, T)                                                                                       \
+    LK_PROTOTYPES(logsumexp, backward, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-#include "lk_block.cuh"
+#include "lk_row.cuh"
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
-template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_args &a, int64_t at, lk_lse s)
+/* What kernels are given of a call. */
+typedef struct {
+    const void *x;
+    float *lse, *lse_low;
+    void *lse_rounded;
+    int64_t outer, cols, inner, outer_stride, col_stride;
+    float scale;
+    int path;
+} lk_logsumexp_forward_call;
+
+template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_call &a, int64_t at, lk_lse s)
 {
     float low;
     const float lse = lk_lse_log(s, &low);
@@ -121,7 +115,7 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_ar
 
 /* A team of lanes owns a row. */
 typedef struct {
-    lk_logsumexp_forward_args a;
+    lk_logsumexp_forward_call a;
     int team_log2; /* a row has 1 << team_log2 lanes, 1 to 32 */
 } lk_logsumexp_forward_warp_plan;
 
@@ -151,7 +145,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_w
 
 /* A cluster of blocks owns a row; without clusters, a block. */
 template <class T, int U, int BLOCKS>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_args a)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_call a)
 {
     const int blocks_log2 = 31 - __clz((int)lk_cluster_nctarank()), size_log2 = blocks_log2 + LK_LOGSUMEXP_THREADS_LOG2;
     const int rank = (int)lk_cluster_ctarank() * LK_LOGSUMEXP_THREADS + (int)threadIdx.x;
@@ -193,7 +187,7 @@ LK_DEVICE void lk_unpack(float (&x)[1], float cell) { x[0] = cell; }
  * by side, and the block's THREADS / width sharers, times the blocks of the cluster, take turns down the columns. Then the
  * block merges its sharers' states pairwise, and the block with rank 0 those of its peers. */
 typedef struct {
-    lk_logsumexp_forward_args a;
+    lk_logsumexp_forward_call a;
     int width; /* a power of two up to 32 */
 } lk_logsumexp_forward_column_plan;
 
@@ -202,7 +196,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 {
     constexpr int U = 8; /* loads in flight a thread; measured on an H200: 0.90 of the ceiling, with 4 0.74 */
     LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [sharer][n][side] */
-    const lk_logsumexp_forward_args &a = p.a;
+    const lk_logsumexp_forward_call &a = p.a;
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
     const int side = threadIdx.x % p.width, sharer = threadIdx.x / p.width, sharers = LK_LOGSUMEXP_THREADS / p.width;
     const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * p.width, group = tile + side;
@@ -302,13 +296,22 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 
 /* ---- Backward ----------------------------------------------------------------------------------------------------------- */
 
+typedef struct {
+    const void *x;
+    const float *lse, *lse_low, *dlse;
+    void *dx;
+    int64_t outer, cols, inner, outer_stride, col_stride, dx_outer_stride, dx_col_stride;
+    float scale;
+    int path;
+} lk_logsumexp_backward_call;
+
 /* What one row's gradient needs: dx = scale dlse exp(scale x - lse - lse_low). These are loads alone: a product here would wait
  * for one of them, and the loads of x would come behind it. On an H200 that cost 5 % of the backward of 4096 rows of 131072. */
 typedef struct {
     float scale, lse, dlse, lse_low;
 } lk_logsumexp_row;
 
-LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_backward_args &a, int64_t at)
+LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_backward_call &a, int64_t at)
 {
     return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : 1.0f, a.lse_low ? a.lse_low[at] : 0.0f};
 }
@@ -344,7 +347,7 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
  * to 517. In an earlier form, in shares of the ceiling, 1024 columns by U = 4 0.93, by 2 0.89. */
 #define LK_LOGSUMEXP_BACKWARD_THREADS 128
 typedef struct {
-    lk_logsumexp_backward_args a;
+    lk_logsumexp_backward_call a;
     int team;       /* a power of two up to LK_LOGSUMEXP_BACKWARD_THREADS */
     int64_t pieces; /* a row */
 } lk_logsumexp_backward_row_plan;
@@ -353,7 +356,7 @@ template <class T, bool aligned, int U>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS)
     lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
 {
-    const lk_logsumexp_backward_args &a = p.a;
+    const lk_logsumexp_backward_call &a = p.a;
     const int rank = threadIdx.x & (p.team - 1);
     const int64_t unit = (int64_t)blockIdx.x * (LK_LOGSUMEXP_BACKWARD_THREADS / p.team) + threadIdx.x / p.team;
     /* Units of rows with more than one piece number fewer than 2^32: each has 128 elements or more. */
@@ -396,7 +399,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS)
 /* A lane owns N neighbouring rows in a stretch of the columns: `width` lanes stand side by side, the warp's 32 / width take
  * turns down the stretch. */
 typedef struct {
-    lk_logsumexp_backward_args a;
+    lk_logsumexp_backward_call a;
     int width; /* a power of two up to 32 */
     int64_t tiles, stretch;
 } lk_logsumexp_backward_column_plan;
@@ -406,7 +409,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
 {
     constexpr int U = 4; /* cells in flight a thread */
     lk_griddepcontrol_wait();
-    const lk_logsumexp_backward_args &a = p.a;
+    const lk_logsumexp_backward_call &a = p.a;
     const int lane = threadIdx.x % 32, side = lane % p.width, sharer = lane / p.width, sharers = 32 / p.width;
     const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
     const int64_t groups = a.inner / N, group = warp % p.tiles * p.width + side;
@@ -439,37 +442,6 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
 
-/* Fills in packed strides and checks them; `prefix` is that of the stride fields' names. Distinct elements must have distinct
- * addresses where the tensor is written. */
-LK_HOST lk_status lk_logsumexp_check_strides(const char *op, const char *prefix, int64_t outer, int64_t cols, int64_t inner,
-                                             int64_t *outer_stride, int64_t *col_stride, bool written)
-{
-    if (*col_stride < 0)
-        return lk_fail(LK_ERR_SHAPE, op, "%scol_stride is %lld; it must be at least 0", prefix, (long long)*col_stride);
-    if (*outer_stride < 0)
-        return lk_fail(LK_ERR_SHAPE, op, "%souter_stride is %lld; it must be at least 0", prefix, (long long)*outer_stride);
-    if (*col_stride == 0 || cols <= 1) *col_stride = inner;
-    __extension__ const __int128 col_span = (__int128)(cols > 0 ? cols - 1 : 0) * *col_stride + inner;
-    __extension__ const __int128 packed = (__int128)cols * *col_stride, limit = (__int128)1 << 62;
-    if ((*outer_stride == 0 || outer <= 1) && packed <= limit) *outer_stride = (int64_t)packed;
-    __extension__ const __int128 outer_span = (__int128)(outer > 0 ? outer - 1 : 0) * *outer_stride;
-    if (packed > limit || col_span > limit || outer_span + col_span > limit)
-        return lk_fail(LK_ERR_SHAPE, op, "the tensor with %souter_stride spans more than 2^62 elements", prefix);
-    if (!written || outer == 0 || cols == 0) return LK_OK;
-    const bool outer_outside = (cols <= 1 || *col_stride >= inner) && (outer <= 1 || *outer_stride >= col_span);
-    const bool cols_outside = (outer <= 1 || *outer_stride >= inner) && (cols <= 1 || *col_stride >= outer_span + inner);
-    if (!outer_outside && !cols_outside)
-        return lk_fail(LK_ERR_SHAPE, op, "with %souter_stride %lld and %scol_stride %lld elements overlap", prefix,
-                       (long long)*outer_stride, prefix, (long long)*col_stride);
-    return LK_OK;
-}
-
-/* Elements from the first to one past the last of a tensor whose strides are checked. */
-LK_HOST int64_t lk_logsumexp_span(int64_t outer, int64_t cols, int64_t inner, int64_t outer_stride, int64_t col_stride)
-{
-    return outer && cols ? (outer - 1) * outer_stride + (cols - 1) * col_stride + inner : 0;
-}
-
 /* For choices by length: what is longer than 2^50 columns counts as that, so that no product overflows. */
 template <class T> LK_HOST int64_t lk_logsumexp_row_bytes(int64_t cols)
 {
@@ -479,53 +451,50 @@ template <class T> LK_HOST int64_t lk_logsumexp_row_bytes(int64_t cols)
 
 #define LK_LOGSUMEXP_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
 
-/* Also that outer inner, the elements of lse, can be counted. */
-LK_HOST lk_status lk_logsumexp_check_sizes(const char *op, int64_t outer, int64_t cols, int64_t inner)
-{
-    if (outer < 0) return lk_fail(LK_ERR_SHAPE, op, "outer is %lld; it must be at least 0", (long long)outer);
-    if (cols < 0) return lk_fail(LK_ERR_SHAPE, op, "cols is %lld; it must be at least 0", (long long)cols);
-    if (inner < 0) return lk_fail(LK_ERR_SHAPE, op, "inner is %lld; it must be at least 0", (long long)inner);
-    if (outer > ((int64_t)1 << 62) / inner)
-        return lk_fail(LK_ERR_SHAPE, op, "lse would have more than 2^62 elements: outer is %lld, inner %lld", (long long)outer,
-                       (long long)inner);
-    return LK_OK;
-}
-
-LK_HOST lk_status lk_logsumexp_check_options(const char *op, float scale, int path, bool contiguous, int64_t outer)
-{
-    if (!(fabsf(scale) <= 3.402823466e38f)) return lk_fail(LK_ERR_VALUE, op, "scale is %g; it must be finite", (double)scale);
-    if (path < LK_LOGSUMEXP_AUTO || path > LK_LOGSUMEXP_COLUMN)
-        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_LOGSUMEXP_*", path);
-    if (path != LK_LOGSUMEXP_AUTO && path != LK_LOGSUMEXP_COLUMN && !contiguous)
-        return lk_fail(LK_ERR_PATH, op, "path %d needs contiguous rows: inner 1 and col_stride 1", path);
-    if ((path == LK_LOGSUMEXP_BLOCK || path == LK_LOGSUMEXP_CLUSTER) && outer > LK_LOGSUMEXP_ROWS)
-        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; outer is %lld", path, (long long)outer);
-    return LK_OK;
-}
-
-/* Validates; a becomes the arguments with every default filled in. query: sizes and options alone, whatever the pointers. */
+/* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_logsumexp_forward_check(const char *op, const lk_logsumexp_forward_args *args,
-                                             lk_logsumexp_forward_args *a, bool query)
+LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, bool backward, int arch, lk_logsumexp_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->inner == 0) a->inner = 1;
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (!query && a->outer != 0) {
-        if (!a->x && a->cols != 0) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-        if (!a->lse && !a->lse_rounded) return lk_fail(LK_ERR_NULL, op, "lse and lse_rounded are both NULL");
-    }
-    lk_status status = lk_logsumexp_check_sizes(op, a->outer, a->cols, a->inner);
-    if (!status)
-        status = lk_logsumexp_check_strides(op, "", a->outer, a->cols, a->inner, &a->outer_stride, &a->col_stride, false);
-    if (!status) status = lk_logsumexp_check_options(op, a->scale, a->path, a->inner == 1 && a->col_stride == 1, a->outer);
-    if (status || query) return status;
-    status = lk_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "lse", a->lse, sizeof(float));
-    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, sizeof(float));
-    if (!status) status = lk_check_aligned(op, "lse_rounded", a->lse_rounded, sizeof(T));
-    return status;
+    const bool query = arch == LK_QUERY;
+    const int forward_out = backward ? LK_UNUSED : LK_OUT, backward_in = backward ? LK_IN : LK_UNUSED;
+    const int64_t rows = backward && a->cols == 0 ? 0 : lk_count(a->outer, a->inner); /* backward has no work without columns */
+    lk_tensor list[] = {
+        {"x", a->x, sizeof(T), LK_REQUIRED | LK_MAY_OVERLAP, a->inner,
+         {{a->outer, &a->outer_stride, "outer_stride"}, {a->cols, &a->col_stride, "col_stride"}}},
+        {"lse", a->lse, 4, backward ? LK_REQUIRED : LK_OUT, rows},
+        {"lse_low", a->lse_low, 4, backward ? LK_IN : LK_OUT, rows},
+        {"lse_rounded", a->lse_rounded, sizeof(T), forward_out, rows},
+        {"dlse", a->dlse, 4, backward_in, rows},
+        {"dx", a->dx, sizeof(T), backward ? LK_OUT | LK_REQUIRED : LK_UNUSED, a->inner,
+         {{a->outer, &a->dx_outer_stride, "dx_outer_stride"}, {a->cols, &a->dx_col_stride, "dx_col_stride"}}, {"x"}},
+    };
+    const int count = lk_used_tensors(list, LK_COUNT(list));
+    lk_status status = query ? LK_OK : lk_check_null(op, list, count);
+    if (!status) status = lk_check_size(op, "outer", a->outer, 0, INT64_MAX);
+    if (!status) status = lk_check_size(op, "cols", a->cols, 0, INT64_MAX);
+    if (!status) status = lk_check_size(op, "inner", a->inner, 0, INT64_MAX);
+    if (!status) status = lk_check_shapes(op, list, count, query);
+    if (!status) status = lk_check_number(op, "scale", a->scale, fabsf(a->scale) <= FLT_MAX, "finite");
+    if (!status) status = lk_check_enum(op, "path", a->path, LK_LOGSUMEXP_COLUMN, "LK_LOGSUMEXP_*");
+    if (status) return status;
+    const bool rowwise = a->path >= LK_LOGSUMEXP_WARP && a->path <= LK_LOGSUMEXP_CLUSTER;
+    if (rowwise && (a->inner != 1 || a->col_stride != 1 || (backward && a->dx_col_stride != 1)))
+        return lk_fail(LK_ERR_PATH, op, "path %d needs contiguous rows: inner 1 and col_stride 1", a->path);
+    if (rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_LOGSUMEXP_ROWS)
+        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; outer is %lld", a->path, (long long)a->outer);
+    if (a->path == LK_LOGSUMEXP_CLUSTER && backward) return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
+    if (a->path == LK_LOGSUMEXP_CLUSTER && arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (query) return LK_OK;
+    status = lk_check_alignment(op, list, count);
+    if (status) return status;
+    lk_check_warn(op, a->outer == 0, "outer is 0; nothing is computed");
+    lk_check_warn(op, backward && a->cols == 0, "cols is 0; nothing is computed");
+    return lk_check_allocations(op, list, count);
 }
 
 template <class T> LK_HOST bool lk_logsumexp_aligned(const void *x, int64_t outer_stride, int64_t col_stride, int64_t inner)
@@ -534,7 +503,7 @@ template <class T> LK_HOST bool lk_logsumexp_aligned(const void *x, int64_t oute
 }
 
 template <class T>
-LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *device, const lk_logsumexp_forward_args &a,
+LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *device, const lk_logsumexp_forward_call &a,
                                               cudaStream_t stream)
 {
     const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner);
@@ -550,27 +519,16 @@ LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *d
                          tiles * cluster, cluster, LK_LOGSUMEXP_THREADS, 0, stream, plan);
 }
 
-template <class T>
-LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forward_args *args, cudaStream_t stream)
+template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_forward_args a = {};
-    lk_status status = lk_logsumexp_forward_check<T>(op, args, &a, false);
-    if (status) return status;
-    lk_device device;
+    lk_logsumexp_args all = {};
+    lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    if (a.path == LK_LOGSUMEXP_CLUSTER && device.arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a.path);
-    lk_check_warn(op, a.outer == 0, "outer is 0; nothing is computed");
-    if (a.outer == 0) return LK_OK;
-    const int64_t rows = a.outer * a.inner;
-    const lk_tensor tensors[] = {
-        {"x", a.x, sizeof(T), lk_logsumexp_span(a.outer, a.cols, a.inner, a.outer_stride, a.col_stride)},
-        {"lse", a.lse, 4, rows},
-        {"lse_low", a.lse_low, 4, rows},
-        {"lse_rounded", a.lse_rounded, sizeof(T), rows}};
-    status = lk_check_memory(op, tensors, 4);
-    if (status) return status;
+    lk_status status = lk_logsumexp_check<T>(op, args, false, error ? 90 : device.arch, &all);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || all.outer == 0) return status;
+    lk_logsumexp_forward_call a = {all.x, all.lse, all.lse_low, all.lse_rounded, all.outer, all.cols, all.inner,
+                                   all.outer_stride, all.col_stride, all.scale, all.path};
 
     const int64_t row_bytes = lk_logsumexp_row_bytes<T>(a.cols);
     if (a.path == LK_LOGSUMEXP_AUTO) {
@@ -603,42 +561,7 @@ LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_forwar
 }
 
 template <class T>
-LK_HOST lk_status lk_logsumexp_backward_check(const char *op, const lk_logsumexp_backward_args *args,
-                                              lk_logsumexp_backward_args *a, bool query)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    *a = *args;
-    if (a->inner == 0) a->inner = 1;
-    if (a->scale == 0.0f) a->scale = 1.0f;
-    if (!query && a->outer != 0 && a->cols != 0) {
-        if (!a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-        if (!a->lse) return lk_fail(LK_ERR_NULL, op, "lse is NULL");
-        if (!a->dx) return lk_fail(LK_ERR_NULL, op, "dx is NULL");
-    }
-    lk_status status = lk_logsumexp_check_sizes(op, a->outer, a->cols, a->inner);
-    if (!status)
-        status = lk_logsumexp_check_strides(op, "", a->outer, a->cols, a->inner, &a->outer_stride, &a->col_stride, false);
-    if (!status)
-        status = lk_logsumexp_check_strides(op, "dx_", a->outer, a->cols, a->inner, &a->dx_outer_stride, &a->dx_col_stride,
-                                            true);
-    if (status) return status;
-    if (a->dx == a->x && a->dx && (a->outer_stride != a->dx_outer_stride || a->col_stride != a->dx_col_stride))
-        return lk_fail(LK_ERR_SHAPE, op, "dx is x, but their strides differ");
-    const bool contiguous = a->inner == 1 && a->col_stride == 1 && a->dx_col_stride == 1;
-    status = lk_logsumexp_check_options(op, a->scale, a->path, contiguous, a->outer);
-    if (status) return status;
-    if (a->path == LK_LOGSUMEXP_CLUSTER) return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
-    if (query) return LK_OK;
-    status = lk_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "lse", a->lse, sizeof(float));
-    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, sizeof(float));
-    if (!status) status = lk_check_aligned(op, "dlse", a->dlse, sizeof(float));
-    if (!status) status = lk_check_aligned(op, "dx", a->dx, sizeof(T));
-    return status;
-}
-
-template <class T>
-LK_HOST lk_status lk_logsumexp_backward_column(const char *op, const lk_device *device, const lk_logsumexp_backward_args &a,
+LK_HOST lk_status lk_logsumexp_backward_column(const char *op, const lk_device *device, const lk_logsumexp_backward_call &a,
                                                cudaStream_t stream)
 {
     const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner) &&
@@ -655,26 +578,17 @@ LK_HOST lk_status lk_logsumexp_backward_column(const char *op, const lk_device *
                          lk_ceil_div(warps, LK_LOGSUMEXP_THREADS / 32), 1, LK_LOGSUMEXP_THREADS, 0, stream, plan);
 }
 
-template <class T>
-LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backward_args *args, cudaStream_t stream)
+template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_backward_args a = {};
-    lk_status status = lk_logsumexp_backward_check<T>(op, args, &a, false);
-    if (!status) lk_check_warn(op, a.outer == 0, "outer is 0; nothing is computed");
-    if (!status) lk_check_warn(op, a.cols == 0, "cols is 0; nothing is computed");
-    if (status || a.outer == 0 || a.cols == 0) return status;
-    lk_device device;
+    lk_logsumexp_args all = {};
+    lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    const int64_t rows = a.outer * a.inner;
-    const lk_tensor tensors[] = {
-        {"x", a.x, sizeof(T), lk_logsumexp_span(a.outer, a.cols, a.inner, a.outer_stride, a.col_stride)},
-        {"lse", a.lse, 4, rows},
-        {"lse_low", a.lse_low, 4, rows},
-        {"dlse", a.dlse, 4, rows},
-        {"dx", a.dx, sizeof(T), lk_logsumexp_span(a.outer, a.cols, a.inner, a.dx_outer_stride, a.dx_col_stride)}};
-    status = lk_check_memory(op, tensors, 5);
-    if (status) return status;
+    lk_status status = lk_logsumexp_check<T>(op, args, true, error ? 90 : device.arch, &all);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || all.outer == 0 || all.cols == 0) return status;
+    const lk_logsumexp_backward_call a = {all.x, all.lse, all.lse_low, all.dlse, all.dx, all.outer, all.cols, all.inner,
+                                          all.outer_stride, all.col_stride, all.dx_outer_stride, all.dx_col_stride, all.scale,
+                                          all.path};
 
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_logsumexp_backward_column<T>(op, &device, a, stream);
@@ -694,27 +608,22 @@ LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_backw
                          grid, 1, LK_LOGSUMEXP_BACKWARD_THREADS, 0, stream, plan);
 }
 
-/* Emits the four functions of LK_DECLARE_LOGSUMEXP(T). */
+/* No workspace. */
+template <class T> LK_HOST lk_status lk_logsumexp_forward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
+{
+    lk_logsumexp_args a = {};
+    return lk_no_workspace(lk_logsumexp_check<T>(op, args, false, LK_QUERY, &a), bytes);
+}
+template <class T> LK_HOST lk_status lk_logsumexp_backward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
+{
+    lk_logsumexp_args a = {};
+    return lk_no_workspace(lk_logsumexp_check<T>(op, args, true, LK_QUERY, &a), bytes);
+}
+
 #define LK_DEFINE_LOGSUMEXP(T)                                                                                                 \
     LK_DECLARE_LOGSUMEXP(T)                                                                                                    \
-    LK_API lk_status lk_logsumexp_forward_##T(const lk_logsumexp_forward_args *args, cudaStream_t stream)                      \
-    {                                                                                                                          \
-        return lk_logsumexp_forward<lk_##T>("lk_logsumexp_forward_" #T, args, stream);                                         \
-    }                                                                                                                          \
-    LK_API lk_status lk_logsumexp_backward_##T(const lk_logsumexp_backward_args *args, cudaStream_t stream)                    \
-    {                                                                                                                          \
-        return lk_logsumexp_backward<lk_##T>("lk_logsumexp_backward_" #T, args, stream);                                       \
-    }                                                                                                                          \
-    LK_API lk_status lk_logsumexp_forward_workspace_bytes_##T(const lk_logsumexp_forward_args *args, size_t *bytes)            \
-    {                                                                                                                          \
-        lk_logsumexp_forward_args a = {};                                                                                      \
-        return lk_no_workspace(lk_logsumexp_forward_check<lk_##T>("lk_logsumexp_forward_" #T, args, &a, true), bytes);         \
-    }                                                                                                                          \
-    LK_API lk_status lk_logsumexp_backward_workspace_bytes_##T(const lk_logsumexp_backward_args *args, size_t *bytes)          \
-    {                                                                                                                          \
-        lk_logsumexp_backward_args a = {};                                                                                     \
-        return lk_no_workspace(lk_logsumexp_backward_check<lk_##T>("lk_logsumexp_backward_" #T, args, &a, true), bytes);       \
-    }
+    LK_EMIT(logsumexp, forward, T)                                                                                             \
+    LK_EMIT(logsumexp, backward, T)
 
 #else
 #define LK_DEFINE_LOGSUMEXP(T) LK_NEEDS_NVCC("LK_DEFINE_LOGSUMEXP")

@@ -21,7 +21,7 @@
  *                lk_md_lrpe_cosine_forward_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
  *                    .axes = 2, .shape = {64, 64}, .theta_dtype = LK_DTYPE_F32};
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200. It depends
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200. It depends
  *            on the device's number of SMs, so that this query needs a device.
  * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. A NULL dy means 1
  *            everywhere, not 0.
@@ -140,6 +140,8 @@ typedef struct {
     LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args, size_t *bytes);
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include "lk_row.cuh"
 
 /* ---- Whole numbers: division, positions --------------------------------------------------------------------------------- */
 

@@ -21,7 +21,7 @@
  *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
  * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. A NULL dy means 1
  *            everywhere, not 0.
- * Needs      lk_base.cuh, lk_block.cuh, lk_ptx.cuh. No workspace but for dweight: at most 64 MiB + 8 cols + 128 bytes, the
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace but for dweight: at most 64 MiB + 8 cols + 128 bytes, the
  *            query says how much on the current device, which it needs for that.
  * Numerics   Sums, s and rstd are float; every output is rounded once, y and dx from the unrounded s where it is x + residual.
  *            Relative errors before that rounding: rstd 8 2^-24, y 10 2^-24, dx 16 2^-24 of the sum of its terms' magnitudes,
@@ -135,7 +135,7 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-#include "lk_block.cuh"
+#include "lk_row.cuh"
 
 /* ---- What both directions share ----------------------------------------------------------------------------------------- */
 

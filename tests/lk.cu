@@ -134,7 +134,7 @@ static int64_t rows_of(const work *w)
 static lk_status logsumexp_forward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_logsumexp_forward_args a = {};
+    lk_logsumexp_args a = {};
     a.x = tensor_of(w, "x", IN_T, rows * cols);
     a.lse = (float *)tensor_of(w, "lse", OUT, rows, 0, 4);
     a.outer = rows_of(w), a.cols = cols, a.path = w->size < 2 ? LK_LOGSUMEXP_BLOCK : LK_LOGSUMEXP_AUTO;
@@ -144,9 +144,9 @@ static lk_status logsumexp_forward(work *w, size_t *bytes)
 static lk_status logsumexp_backward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_logsumexp_backward_args a = {};
+    lk_logsumexp_args a = {};
     a.x = tensor_of(w, "x", IN_T, rows * cols);
-    a.lse = (const float *)tensor_of(w, "lse", IN_F32, rows);
+    a.lse = (float *)tensor_of(w, "lse", IN_F32, rows);
     a.dlse = (const float *)tensor_of(w, "dlse", IN_F32, rows);
     a.dx = tensor_of(w, "dx", OUT, rows * cols);
     a.outer = rows_of(w), a.cols = cols;

@@ -24,17 +24,15 @@ LK_DECLARE_LOGSUMEXP(f16)
 LK_DECLARE_LOGSUMEXP(bf16)
 #endif
 
-typedef lk_status (*forward_function)(const lk_logsumexp_forward_args *, cudaStream_t);
-typedef lk_status (*backward_function)(const lk_logsumexp_backward_args *, cudaStream_t);
-typedef lk_status (*forward_query)(const lk_logsumexp_forward_args *, size_t *);
-typedef lk_status (*backward_query)(const lk_logsumexp_backward_args *, size_t *);
-static const forward_function forward_of[] = {lk_logsumexp_forward_f32, lk_logsumexp_forward_f16, lk_logsumexp_forward_bf16};
-static const backward_function backward_of[] = {lk_logsumexp_backward_f32, lk_logsumexp_backward_f16,
+typedef lk_status (*call)(const lk_logsumexp_args *, cudaStream_t);
+typedef lk_status (*query)(const lk_logsumexp_args *, size_t *);
+static const call forward_of[] = {lk_logsumexp_forward_f32, lk_logsumexp_forward_f16, lk_logsumexp_forward_bf16};
+static const call backward_of[] = {lk_logsumexp_backward_f32, lk_logsumexp_backward_f16,
                                                 lk_logsumexp_backward_bf16};
-static const forward_query forward_query_of[] = {lk_logsumexp_forward_workspace_bytes_f32,
+static const query forward_query_of[] = {lk_logsumexp_forward_workspace_bytes_f32,
                                                  lk_logsumexp_forward_workspace_bytes_f16,
                                                  lk_logsumexp_forward_workspace_bytes_bf16};
-static const backward_query backward_query_of[] = {lk_logsumexp_backward_workspace_bytes_f32,
+static const query backward_query_of[] = {lk_logsumexp_backward_workspace_bytes_f32,
                                                    lk_logsumexp_backward_workspace_bytes_f16,
                                                    lk_logsumexp_backward_workspace_bytes_bf16};
 
@@ -329,7 +327,7 @@ static void check_forward(const problem *p)
         test_buffer_upload(&x_buffer), test_buffer_upload(&lse_buffer), test_buffer_upload(&low_buffer),
             test_buffer_upload(&rounded_buffer);
 
-        lk_logsumexp_forward_args args = {};
+        lk_logsumexp_args args = {};
         args.x = test_buffer_device(&x_buffer);
         args.lse = p->no_lse ? NULL : (float *)test_buffer_device(&lse_buffer);
         args.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
@@ -450,10 +448,10 @@ static void check_backward(const problem *p)
         test_buffer_upload(&x_buffer), test_buffer_upload(&dx_buffer), test_buffer_upload(&lse_buffer),
             test_buffer_upload(&low_buffer), test_buffer_upload(&dlse_buffer);
 
-        lk_logsumexp_backward_args args = {};
+        lk_logsumexp_args args = {};
         args.x = test_buffer_device(&x_buffer);
-        args.lse = (const float *)test_buffer_device(&lse_buffer);
-        args.lse_low = p->low ? (const float *)test_buffer_device(&low_buffer) : NULL;
+        args.lse = (float *)test_buffer_device(&lse_buffer);
+        args.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
         args.dlse = p->upstream == UPSTREAM_NULL ? NULL : (const float *)test_buffer_device(&dlse_buffer);
         args.dx = test_buffer_device(out);
         args.outer = p->outer, args.cols = p->cols, args.inner = p->inner;
@@ -717,8 +715,8 @@ static void empty(int type, int direction, int path)
         check(&p);
     }
     /* Tensors without elements may be NULL. */
-    lk_logsumexp_forward_args forward = {};
-    lk_logsumexp_backward_args backward = {};
+    lk_logsumexp_args forward = {};
+    lk_logsumexp_args backward = {};
     forward.path = backward.path = path;
     forward.cols = backward.cols = 7;
     const lk_status status =
@@ -859,12 +857,12 @@ static void forward_backward_of(const problem *p)
     for (int64_t r = 0; r < rows; r++) ((float *)test_buffer_host(&dlse_buffer))[r] = upstream_of(p, r);
     test_buffer_upload(&x_buffer), test_buffer_upload(&dx_buffer), test_buffer_upload(&lse_buffer),
         test_buffer_upload(&low_buffer), test_buffer_upload(&dlse_buffer);
-    lk_logsumexp_forward_args forward = {};
+    lk_logsumexp_args forward = {};
     forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
     forward.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
     forward.outer = p->outer, forward.cols = p->cols, forward.inner = p->inner;
     forward.scale = p->scale, forward.path = p->path;
-    lk_logsumexp_backward_args backward = {};
+    lk_logsumexp_args backward = {};
     backward.x = forward.x, backward.lse = forward.lse, backward.lse_low = forward.lse_low;
     backward.dlse = (const float *)test_buffer_device(&dlse_buffer), backward.dx = test_buffer_device(&dx_buffer);
     backward.outer = p->outer, backward.cols = p->cols, backward.inner = p->inner;
@@ -956,10 +954,10 @@ static void graphs(int type, int direction, int path)
     test_buffer *const out = direction == FORWARD ? &lse_buffer : &dx_buffer;
     if (direction == FORWARD) test_buffer_size(&lse_buffer, (size_t)rows * 4, 0, 0x33);
     else test_buffer_size(&dx_buffer, (size_t)(rows * p.cols * bytes), 0, 0x33);
-    lk_logsumexp_forward_args forward = {};
+    lk_logsumexp_args forward = {};
     forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
     forward.outer = rows, forward.cols = p.cols, forward.path = path;
-    lk_logsumexp_backward_args backward = {};
+    lk_logsumexp_args backward = {};
     backward.x = forward.x, backward.lse = forward.lse, backward.dlse = (const float *)test_buffer_device(&dlse_buffer);
     backward.dx = test_buffer_device(&dx_buffer);
     backward.outer = rows, backward.cols = p.cols, backward.path = path;
@@ -1016,7 +1014,7 @@ static void all_sequences(void)
 typedef struct {
     lk_status want, query; /* of the call and of the query, which looks at no pointer */
     const char *field;     /* what lk_last_error must name */
-    int x, lse, rounded, dlse, dx, low; /* dx: -2 is x */
+    int x, lse, rounded, dlse, dx, low; /* -1: NULL; below: see moved */
     int64_t outer, cols, inner, outer_stride, col_stride, dx_outer_stride, dx_col_stride;
     float scale;
     int path;
@@ -1033,9 +1031,18 @@ static void set_size(int64_t *size, int64_t value)
     if (value != KEEP) *size = value;
 }
 
+/* A pointer into a buffer; into another where by says so: below -1. */
 static void *moved(test_buffer *b, int by)
 {
-    return by == -1 ? NULL : (char *)test_buffer_device(b) + by;
+    switch (by) {
+    case -1: return NULL;
+    case -2: return test_buffer_device(&x_buffer);
+    case -3: return (char *)test_buffer_device(&x_buffer) + 32; /* of x's 64 bytes or more */
+    case -4: return test_buffer_device(&lse_buffer);
+    case -5: return (char *)test_buffer_device(&lse_buffer) + 4;
+    case -6: return (char *)test_buffer_device(&x_buffer) + 4;
+    }
+    return (char *)test_buffer_device(b) + by;
 }
 
 static void expect_error(int type, int direction, const bad_call *bad)
@@ -1044,32 +1051,21 @@ static void expect_error(int type, int direction, const bad_call *bad)
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 4096, 0, 0x3c), test_buffer_upload(buffers[i]);
     char op[64];
     snprintf(op, sizeof op, "lk_logsumexp_%s_%s", direction_name[direction], test_type_name[type]);
-    lk_logsumexp_forward_args f = {};
-    lk_logsumexp_backward_args b = {};
+    lk_logsumexp_args a = {};
     size_t asked = 12345;
-    lk_status status, query;
     char said[512];
-    if (direction == FORWARD) {
-        f.x = moved(&x_buffer, bad->x), f.lse = (float *)moved(&lse_buffer, bad->lse),
-        f.lse_low = (float *)moved(&low_buffer, bad->low), f.lse_rounded = moved(&rounded_buffer, bad->rounded);
-        f.outer = 4, f.cols = 8, f.inner = 1, f.scale = bad->scale, f.path = bad->path;
-        set_size(&f.outer, bad->outer), set_size(&f.cols, bad->cols), set_size(&f.inner, bad->inner);
-        set_size(&f.outer_stride, bad->outer_stride), set_size(&f.col_stride, bad->col_stride);
-        status = forward_of[type](&f, test.stream);
-        snprintf(said, sizeof said, "%s", lk_last_error());
-        query = forward_query_of[type](&f, &asked);
-    } else {
-        b.x = moved(&x_buffer, bad->x), b.lse = (float *)moved(&lse_buffer, bad->lse),
-        b.lse_low = (float *)moved(&low_buffer, bad->low), b.dlse = (float *)moved(&dlse_buffer, bad->dlse);
-        b.dx = bad->dx == -2 ? test_buffer_device(&x_buffer) : moved(&dx_buffer, bad->dx);
-        b.outer = 4, b.cols = 8, b.inner = 1, b.scale = bad->scale, b.path = bad->path;
-        set_size(&b.outer, bad->outer), set_size(&b.cols, bad->cols), set_size(&b.inner, bad->inner);
-        set_size(&b.outer_stride, bad->outer_stride), set_size(&b.col_stride, bad->col_stride);
-        set_size(&b.dx_outer_stride, bad->dx_outer_stride), set_size(&b.dx_col_stride, bad->dx_col_stride);
-        status = backward_of[type](&b, test.stream);
-        snprintf(said, sizeof said, "%s", lk_last_error());
-        query = backward_query_of[type](&b, &asked);
-    }
+    a.x = moved(&x_buffer, bad->x), a.lse = (float *)moved(&lse_buffer, bad->lse);
+    a.lse_low = (float *)moved(&low_buffer, bad->low), a.lse_rounded = moved(&rounded_buffer, bad->rounded);
+    a.dlse = (float *)moved(&dlse_buffer, bad->dlse), a.dx = moved(&dx_buffer, bad->dx);
+    a.outer = 4, a.cols = 8, a.inner = 1, a.scale = bad->scale, a.path = bad->path;
+    set_size(&a.outer, bad->outer), set_size(&a.cols, bad->cols), set_size(&a.inner, bad->inner);
+    set_size(&a.outer_stride, bad->outer_stride), set_size(&a.col_stride, bad->col_stride);
+    set_size(&a.dx_outer_stride, bad->dx_outer_stride), set_size(&a.dx_col_stride, bad->dx_col_stride);
+    const lk_status status =
+        direction == FORWARD ? forward_of[type](&a, test.stream) : backward_of[type](&a, test.stream);
+    snprintf(said, sizeof said, "%s", lk_last_error());
+    const lk_status query =
+        direction == FORWARD ? forward_query_of[type](&a, &asked) : backward_query_of[type](&a, &asked);
     if (!test_that(status == bad->want))
         test_detail("%s, %s: status %s, want %s (%s)", op, bad->field, lk_status_string(status), lk_status_string(bad->want),
                     said);
@@ -1100,8 +1096,8 @@ static void errors(int type, int direction)
         BAD(LK_ERR_NULL, "dx")->dx = -1;
         BAD(LK_OK, "dlse NULL is 1")->dlse = -1;
     } else {
-        BAD(LK_ERR_NULL, "lse")->lse = -1, c->rounded = -1;
-        BAD(LK_ERR_NULL, "lse")->lse = -1, c->rounded = -1, c->low = -1;
+        BAD(LK_ERR_NULL, "every output")->lse = -1, c->rounded = -1, c->low = -1;
+        BAD(LK_OK, "lse_low alone")->lse = -1, c->rounded = -1;
         BAD(LK_OK, "lse alone")->rounded = -1, c->low = -1;
         BAD(LK_OK, "lse_rounded alone")->lse = -1, c->low = -1;
         BAD(LK_OK, "lse_rounded and lse_low")->lse = -1;
@@ -1129,13 +1125,22 @@ static void errors(int type, int direction)
         BAD(LK_ERR_SHAPE, "dx_outer_stride")->inner = 3, c->dx_outer_stride = 2, c->dx_col_stride = 12;
         BAD(LK_ERR_SHAPE, "dx_col_stride")->dx_outer_stride = 1, c->dx_col_stride = 3; /* 4 outers between columns need 4 */
         BAD(LK_OK, "dx permuted")->dx_outer_stride = 1, c->dx_col_stride = 4;
-        BAD(LK_ERR_SHAPE, "dx")->dx = -2, c->outer_stride = 9;
-        BAD(LK_ERR_SHAPE, "dx")->dx = -2, c->dx_outer_stride = 9;
-        BAD(LK_ERR_SHAPE, "dx")->dx = -2, c->col_stride = 2, c->dx_outer_stride = 16;
+        BAD(LK_ERR_SHAPE, "dx_outer_stride must be 0 or 9")->dx = -2, c->outer_stride = 9, c->dx_outer_stride = 8, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx_outer_stride must be 0 or 8")->dx = -2, c->dx_outer_stride = 9, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx_col_stride must be 0 or 2")->dx = -2, c->col_stride = 2, c->dx_col_stride = 1, c->query = LK_OK;
+        BAD(LK_OK, "dx is x, with its gaps")->dx = -2, c->outer_stride = 9;
+        BAD(LK_OK, "dx is x, with its columns")->dx = -2, c->col_stride = 2, c->dx_outer_stride = 16;
         BAD(LK_OK, "dx is x")->dx = -2, c->outer_stride = 9, c->dx_outer_stride = 9;
         BAD(LK_OK, "dx is x, packed spelt out")->dx = -2, c->outer_stride = 8, c->col_stride = 1;
+        BAD(LK_OK, "what backward does not have")->rounded = 1;
+        BAD(LK_ERR_SHAPE, "dx and x overlap")->dx = -3, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx and lse overlap")->dx = -4, c->query = LK_OK;
+        BAD(LK_OK, "dx and x in each other's gaps")->dx = -3, c->outer_stride = c->dx_outer_stride = 32;
     } else {
         BAD(LK_OK, "x may overlap")->outer_stride = 3;
+        BAD(LK_OK, "what forward does not have")->dx = 1, c->dlse = 1, c->dx_outer_stride = -1;
+        BAD(LK_ERR_SHAPE, "lse_low and lse overlap")->low = -5, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "lse and x overlap")->lse = -6, c->query = LK_OK;
     }
     BAD(LK_ERR_VALUE, "scale")->scale = INFINITY;
     BAD(LK_ERR_VALUE, "scale")->scale = -INFINITY;
@@ -1145,7 +1150,9 @@ static void errors(int type, int direction)
     for (int path = LK_LOGSUMEXP_WARP; path <= LK_LOGSUMEXP_CLUSTER; path++) {
         BAD(LK_ERR_PATH, "path")->path = path, c->inner = 2;
         BAD(LK_ERR_PATH, "path")->path = path, c->col_stride = 2;
-        if (path != LK_LOGSUMEXP_WARP) BAD(LK_ERR_PATH, "path")->path = path, c->outer = ((int64_t)1 << 27) + 1;
+        if (path != LK_LOGSUMEXP_WARP) /* rows with gaps, and one output: tensors of this size would overlap here */
+            BAD(LK_ERR_PATH, "path")->path = path, c->outer = ((int64_t)1 << 27) + 1, c->outer_stride = c->dx_outer_stride = 9,
+                c->rounded = c->low = -1;
         if (back) BAD(LK_ERR_PATH, "path")->path = path, c->dx_col_stride = 2, c->dx_outer_stride = 16;
     }
     if (back) BAD(LK_ERR_PATH, "path")->path = LK_LOGSUMEXP_CLUSTER;
@@ -1172,7 +1179,7 @@ static void errors(int type, int direction)
     BAD(LK_ERR_PATH, "path")->path = LK_LOGSUMEXP_BLOCK, c->inner = 2, c->x = 1;
     BAD(LK_ERR_PATH, "path")->path = LK_LOGSUMEXP_WARP, c->inner = 2, c->lse = 2;
     if (back) BAD(LK_ERR_PATH, "path")->path = LK_LOGSUMEXP_CLUSTER, c->dx = 1;
-    if (back) BAD(LK_ERR_SHAPE, "dx")->dx = -2, c->dx_outer_stride = 9, c->scale = NAN;
+    if (back) BAD(LK_ERR_SHAPE, "dx")->dx = -2, c->dx_outer_stride = 9, c->scale = NAN, c->query = LK_ERR_VALUE;
 #undef BAD
     if (!test_that(n <= LENGTH_OF(bad))) abort();
     for (int i = 0; i < n; i++) expect_error(type, direction, &bad[i]);
@@ -1215,7 +1222,7 @@ static void other_code(void)
     snprintf(kept, sizeof kept, "%s", own ? own : "90");
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         setenv("SIMT_CODE", cases[i].code, 1), lk_code_known.id = -1;
-        lk_logsumexp_forward_args nothing = {};
+        lk_logsumexp_args nothing = {};
         nothing.cols = nothing.inner = 1;
         const lk_status automatic = lk_logsumexp_forward_bf16(&nothing, test.stream);
         nothing.path = LK_LOGSUMEXP_CLUSTER;
@@ -1605,7 +1612,7 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
     TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_lse));
     problem p = plain(TEST_BF16, FORWARD, path, outer, cols, inner);
     p.upstream = UPSTREAM_NULL;
-    lk_logsumexp_forward_args forward = {};
+    lk_logsumexp_args forward = {};
     forward.x = x, forward.lse = lse, forward.outer = outer, forward.cols = cols, forward.inner = inner, forward.path = path;
     bool ran = launched(&p, lk_logsumexp_forward_bf16(&forward, test.stream));
     enum { SAMPLES = 24 };
@@ -1632,7 +1639,7 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
     }
     if (path != LK_LOGSUMEXP_CLUSTER && ran) {
         p.direction = BACKWARD;
-        lk_logsumexp_backward_args backward = {};
+        lk_logsumexp_args backward = {};
         backward.x = x, backward.lse = lse, backward.dx = x, backward.outer = outer, backward.cols = cols,
         backward.inner = inner, backward.path = path;
         ran = launched(&p, lk_logsumexp_backward_bf16(&backward, test.stream));
@@ -1659,11 +1666,11 @@ static void busy(int type, int direction, int path)
     test_buffer *const out = direction == FORWARD ? &lse_buffer : &dx_buffer;
     test_buffer_upload(out); /* the poison again */
     test_hold_sms();
-    lk_logsumexp_forward_args forward = {};
+    lk_logsumexp_args forward = {};
     forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
     forward.lse_rounded = test_buffer_device(&rounded_buffer);
     forward.outer = p.outer, forward.cols = p.cols, forward.path = path;
-    lk_logsumexp_backward_args backward = {};
+    lk_logsumexp_args backward = {};
     backward.x = forward.x, backward.lse = forward.lse, backward.dlse = (const float *)test_buffer_device(&dlse_buffer);
     backward.dx = test_buffer_device(&dx_buffer);
     backward.outer = p.outer, backward.cols = p.cols, backward.path = path;

@@ -34,8 +34,8 @@ int main(void)
     failures += check("cudaMalloc", cudaMalloc(&lse_device, sizeof lse));
     failures += check("cudaMemcpy", cudaMemcpy(x_device, x, sizeof x, cudaMemcpyHostToDevice));
 
-    const lk_logsumexp_forward_args rows = {.x = x_device, .lse = lse_device, .outer = 2, .cols = 2};
-    const lk_logsumexp_forward_args columns = {.x = x_device, .lse = (float *)lse_device + 2, .outer = 1, .cols = 2, .inner = 2};
+    const lk_logsumexp_args rows = {.x = x_device, .lse = lse_device, .outer = 2, .cols = 2};
+    const lk_logsumexp_args columns = {.x = x_device, .lse = (float *)lse_device + 2, .outer = 1, .cols = 2, .inner = 2};
     failures += check("rows", lk_logsumexp_forward_f32(&rows, NULL));
     failures += check("columns", lk_logsumexp_forward_f32(&columns, NULL));
     failures += check("cudaMemcpy", cudaMemcpy(lse, lse_device, sizeof lse, cudaMemcpyDeviceToHost));
@@ -44,7 +44,7 @@ int main(void)
                (double)expected[i], log((double)expected[i]));
         failures += fabs((double)lse[i] - log((double)expected[i])) > 1e-6;
     }
-    const lk_logsumexp_forward_args wrong = {.lse = lse_device, .outer = 2, .cols = 2};
+    const lk_logsumexp_args wrong = {.lse = lse_device, .outer = 2, .cols = 2};
     const lk_status status = lk_logsumexp_forward_f32(&wrong, NULL);
     printf("without x: %s, %s\n", lk_status_string(status), lk_last_error());
 

@@ -10,7 +10,7 @@ extern "C" int first_runs(void)
 {
     return runs();
 }
-extern "C" const char *first_version(void)
+extern "C" int first_version(void)
 {
-    return LK_VERSION;
+    return lk_version();
 }

@@ -8,7 +8,7 @@ LK_DECLARE_LOGSUMEXP(f32)
 
 extern "C" int host_errors(void)
 {
-    lk_logsumexp_backward_args args = {};
+    lk_logsumexp_args args = {};
     args.outer = -1, args.cols = 5;
     return lk_logsumexp_backward_f32(&args, nullptr) == LK_ERR_NULL && strstr(lk_last_error(), "lk_logsumexp_backward_f32: x ");
 }

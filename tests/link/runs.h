@@ -9,12 +9,10 @@ static int runs(void)
     void *memory = NULL;
     if (cudaMalloc(&memory, 2 * sizeof x + sizeof lse)) return 0;
     float *const x_device = (float *)memory, *const dx_device = x_device + ROWS * COLS, *const lse_device = dx_device + ROWS * COLS;
-    lk_logsumexp_forward_args forward = {};
-    forward.x = x_device, forward.lse = lse_device, forward.outer = ROWS, forward.cols = COLS;
-    lk_logsumexp_backward_args backward = {};
-    backward.x = x_device, backward.lse = lse_device, backward.dx = dx_device, backward.outer = ROWS, backward.cols = COLS;
-    int good = !cudaMemcpy(x_device, x, sizeof x, cudaMemcpyHostToDevice) && !lk_logsumexp_forward_f32(&forward, NULL) &&
-               !lk_logsumexp_backward_f32(&backward, NULL) && !cudaMemcpy(lse, lse_device, sizeof lse, cudaMemcpyDeviceToHost) &&
+    lk_logsumexp_args args = {};
+    args.x = x_device, args.lse = lse_device, args.dx = dx_device, args.outer = ROWS, args.cols = COLS;
+    int good = !cudaMemcpy(x_device, x, sizeof x, cudaMemcpyHostToDevice) && !lk_logsumexp_forward_f32(&args, NULL) &&
+               !lk_logsumexp_backward_f32(&args, NULL) && !cudaMemcpy(lse, lse_device, sizeof lse, cudaMemcpyDeviceToHost) &&
                !cudaMemcpy(dx, dx_device, sizeof dx, cudaMemcpyDeviceToHost);
     /* lse is below 16: 8 units of its last place, 2^-21 each, in it, and as much, relatively, in a gradient made from it */
     for (int i = 0; i < ROWS; i++) good = good && fabs(lse[i] - log(COLS * (i + 1.0))) <= 8 * 0x1p-21;

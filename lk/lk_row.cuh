@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: MIT
+/* lk_row.cuh - what kernels of rows stand on: sums over the threads of a row, and the running states of a log-sum-exp (lk_lse)
+ * and of a cross entropy (lk_ce_row).
+ *
+ * A team owns a row: 1 to 32 lanes, a block, or a cluster of blocks. Each thread makes the state of its own columns; then the
+ * states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
+ *
+ * Needs: lk_base.cuh, lk_ptx.cuh.
+ */
+#ifndef LK_ROW_CUH
+#define LK_ROW_CUH
+
+#include "lk_base.cuh"
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Sums over a team ----------------------------------------------------------------------------------------------------- */
+
+/* The sum over `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets its team's sum. */
+LK_DEVICE float lk_sum_warp(float x, int team = 32)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+/* The sums over all threads of a block, or of all blocks of a cluster, of N values a thread, in a fixed order.
+ * Who calls: every thread of every block, which is a multiple of 32 threads; turn 0, 1, 2, ... in a kernel's successive calls.
+ * In a cluster, before the first call, lk_cluster_begin() anywhere and lk_cluster_ready(). ALONE: no launch has clusters.
+ * Who holds the result: every thread.
+ * Shared memory: its own, in two halves used in turn, so that one barrier a call is enough: whoever writes a half again has
+ * passed the barrier of the call between, which nobody reaches before having read. A peer may end after its last call. */
+LK_DEVICE void lk_cluster_begin(void)
+{
+    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
+}
+LK_DEVICE void lk_cluster_ready(void)
+{
+    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run, so that their memory may be written */
+}
+
+template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
+{
+    constexpr int HALF = (ALONE ? 1 : 8) * 32 * N; /* blocks of 32 warps */
+    LK_SHARED(float, inbox, [2 * HALF]);
+    const int blocks = ALONE ? 1 : (int)lk_cluster_nctarank(), rank = ALONE ? 0 : (int)lk_cluster_ctarank();
+    const int warps = (int)blockDim.x / 32;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
+    if (blocks * warps == 1) return;
+    float *box = inbox + (turn & 1) * HALF, *slot = box + (rank * warps + warp) * N;
+    if (lane < blocks) {
+        if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)lane);
+#pragma unroll
+        for (int n = 0; n < N; n++) slot[n] = v[n];
+    }
+    if (blocks > 1) {
+        lk_barrier_cluster_arrive(); /* orders the writes into everybody's inbox before their reads */
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+    const int count = blocks * warps;
+    if (count <= 8 && !ALONE) { /* a few broadcasts are sooner here than five shuffles */
+#pragma unroll
+        for (int n = 0; n < N; n++) v[n] = box[n];
+        for (int i = 1; i < count; i++)
+#pragma unroll
+            for (int n = 0; n < N; n++) v[n] += box[i * N + n];
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        v[n] = lane < count ? box[lane * N + n] : 0.0f;
+        for (int i = lane + 32; i < count && !ALONE; i += 32) v[n] += box[i * N + n];
+        v[n] = lk_sum_warp(v[n]);
+    }
+}
+
+/* ---- Exponentials and logarithms, the same under --use_fast_math ---------------------------------------------------------- */
+
+/* e^x. The relative error is (|x| + 2) 2^-23 at most: lk_ex2's, and the rounding of x log2 e. */
+LK_DEVICE float lk_exp(float x)
+{
+    return lk_ex2(x * LK_LOG2E);
+}
+
+/* log(x) = k log 2 + the result, |result| < 0.35, for a normal x: with x = 2^k (1 + f) and 1 + f in [sqrt(1/2), sqrt(2)),
+ * log(1 + f) = f + f^2 (f P(f) - 1/2), P a least-maximum fit of degree 7; within 1.3 ulp. */
+LK_DEVICE float lk_log_split(float x, float *k)
+{
+    const int bits = __float_as_int(x), exponent = (bits - 0x3f3504f3) >> 23;
+    const float f = __int_as_float(bits - exponent * (1 << 23)) - 1.0f;
+    float p = -0x1.41ebfcp-4f;
+    p = fmaf(p, f, 0x1.07d08ap-3f);
+    p = fmaf(p, f, -0x1.0ce0aep-3f);
+    p = fmaf(p, f, 0x1.226e5ap-3f);
+    p = fmaf(p, f, -0x1.547888p-3f);
+    p = fmaf(p, f, 0x1.99a596p-3f);
+    p = fmaf(p, f, -0x1.000220p-2f);
+    p = fmaf(p, f, 0x1.55554ap-2f);
+    p = fmaf(p, f, -0.5f);
+    *k = (float)exponent;
+    return fmaf(p, f * f, f);
+}
+
+/* The natural logarithm, within 1.3 ulp, near 1 too: of a normal number, 0 or +inf; NaN otherwise. */
+LK_DEVICE float lk_log(float x)
+{
+    if (!(x > 0.0f && lk_is_finite(x))) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
+    float k;
+    const float log = lk_log_split(x, &k);
+    return fmaf(k, LK_LN2, log);
+}
+
+/* ---- The state of a running log-sum-exp --------------------------------------------------------------------------------- */
+
+/* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
+ * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
+ * rounding of the sum. Instead of the largest value any other may stand that is no more than 60 below it: sums stay far from
+ * float's limits.
+ * Where a function is given a scale, a positive one, the values are not yet multiplied by it: the sum is that of
+ * exp(scale (value - max)). So differences of large values are exact, also those to max. */
+typedef struct {
+    float max, sum;
+} lk_lse;
+
+LK_DEVICE lk_lse lk_lse_empty(void)
+{
+    return {-INFINITY, 0.0f};
+}
+
+/* What exponents are taken against: the maximum where it is finite, else 0, since inf - inf would make a NaN of nothing. */
+LK_DEVICE float lk_lse_reference(float max)
+{
+    return lk_is_finite(max) ? max : 0.0f;
+}
+
+/* The state of the union of two disjoint sets. */
+LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b, float scale = 1.0f)
+{
+    const float max = fmaxf(a.max, b.max), reference = lk_lse_reference(max), rate = scale * LK_LOG2E;
+    return {max, a.sum * lk_ex2(rate * (a.max - reference)) + b.sum * lk_ex2(rate * (b.max - reference))};
+}
+
+/* Adds n values at the price of n + 1 exponentials; add many at a time. Four chains, so that neither the maxima nor the sums
+ * wait for each other's latency. low, unless NULL, is what each value was rounded by. */
+template <int n>
+LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0f, const float *low = NULL)
+{
+    const float rate = scale * LK_LOG2E;
+    float most[4] = {s.max, -INFINITY, -INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < n; i++) most[i % 4] = fmaxf(most[i % 4], value[i]);
+    const float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])), reference = lk_lse_reference(max);
+    float sum[4] = {s.sum * lk_ex2(rate * (s.max - reference)), 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < n; i++) sum[i % 4] += lk_ex2(rate * (low ? (value[i] - reference) + low[i] : value[i] - reference));
+    return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
+}
+
+/* What rounding scale x to `product` took off; 0 from 2^28 on, where that may be more than an exponential can make up for. */
+LK_DEVICE float lk_lse_product_low(float scale, float x, float product)
+{
+    return fabsf(product) < 0x1p28f ? fmaf(scale, x, -product) : 0.0f;
+}
+
+/* max + log(sum), where lk_log_split made k and log of sum. The power of two meets max first, since the two may cancel, and
+ * what that addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels.
+ * rounded, unless NULL, becomes what that rounding took off: result + *rounded is as good as the terms are. */
+LK_DEVICE float lk_lse_join(float max, float k, float log, float *rounded = NULL)
+{
+    const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
+    const float high = max + power, back = high - max;
+    const float low = (max - (high - back)) + (power - back);
+    const float rest = low + fmaf(k, 0x1.7f7d1cp-20f, log), result = high + rest;
+    if (rounded) {
+        const float added = result - high;
+        *rounded = (high - (result - added)) + (rest - added);
+    }
+    return result;
+}
+
+/* log sum exp(value): -inf for the empty set. rounded as in lk_lse_join; 0 where the result is not finite. */
+LK_DEVICE float lk_lse_log(lk_lse s, float *rounded = NULL)
+{
+    if (rounded) *rounded = 0.0f;
+    if (!(s.sum > 0.0f && lk_is_finite(s.sum))) return s.sum == 0.0f ? -INFINITY : s.sum;
+    float k;
+    const float log = lk_log_split(s.sum, &k);
+    return lk_lse_join(s.max, k, log, rounded);
+}
+
+/* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */
+LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
+{
+    float max = s.max;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    float sum = s.sum * lk_ex2(scale * LK_LOG2E * (s.max - lk_lse_reference(max)));
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    return {max, sum};
+}
+
+/* ---- Reading a row for its log-sum-exp ---------------------------------------------------------------------------------- */
+
+/* Sums are taken against a reference, a value that the lanes of a team agree on early, and not against a running maximum, so
+ * that an element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
+ * reference, rounded. A sum of floats does not care that its terms are large as long as it stays below LK_LSE_LIMIT. Where it
+ * does not, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
+ * maximum. */
+#define LK_LSE_LIMIT 0x1p80f
+#define LK_LSE_BASE 0x1p31f /* likewise for a base, whose rounding a factor of 2^64 can make up for up to here */
+
+/* What scale x is -inf for, the value that adds nothing. */
+LK_DEVICE float lk_lse_nothing(float scale)
+{
+    return scale > 0.0f ? -INFINITY : INFINITY;
+}
+
+/* The state of sum = sum 2^(rate x - base), rate = scale log2 e. base differs from rate reference, and the state's maximum
+ * from scale reference, by rounding errors, which are known exactly: the sum makes up for both. */
+LK_DEVICE lk_lse lk_lse_against(float reference, float base, float sum, float scale)
+{
+    const float max = scale * reference, low = lk_lse_product_low(scale, reference, max);
+    return {max, sum * lk_ex2(fmaf(LK_LOG2E, low, -fmaf(scale * LK_LOG2E, reference, -base)))};
+}
+
+/* sum_j 2^(rate x_j - base) over a vector, added pairwise. */
+template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float base)
+{
+    float x[LK_VEC<T>];
+    lk_unpack(x, raw);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
+#pragma unroll
+    for (int n = LK_VEC<T> / 2; n > 0; n /= 2)
+#pragma unroll
+        for (int j = 0; j < n; j++) x[j] += x[j + n];
+    return x[0];
+}
+
+/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and
+ * then every size-th, and of the single elements at both ends numbers rank, rank + size, ... All zero: nothing. */
+template <class T> struct lk_lse_share {
+    const T *row, *first;
+    lk_split split;
+    int count;
+};
+
+template <class T> LK_DEVICE lk_lse_share<T> lk_lse_aim(const T *row, lk_split split, int rank, int size_log2)
+{
+    const int over = (int)split.vecs & ((1 << size_log2) - 1);
+    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
+}
+
+/* Loads the first U vectors of a share. */
+template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_lse_share<T> share, int size_log2)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
+    }
+}
+
+/* Asks for the first n vectors of a share, before there may be loads. */
+template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_lse_share<T> share, int size_log2)
+{
+#pragma unroll
+    for (int u = 0; u < n; u++)
+        if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
+}
+
+/* The state of a share's vectors with a running maximum. */
+template <bool apart, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
+{
+    lk_lse s = lk_lse_empty();
+    for (int i = 0; i < count; i++, next += step) {
+        float x[LK_VEC<T>], z[LK_VEC<T>], low[LK_VEC<T>];
+        lk_unpack(x, lk_load_vec(next));
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) z[j] = scale * x[j], low[j] = lk_lse_product_low(scale, x[j], z[j]);
+        s = apart ? lk_lse_add(s, x, scale) : lk_lse_add(s, z, 1.0f, low);
+    }
+    return s;
+}
+
+/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first
+ * U vectors (lk_lse_start); each one is used and the next one loaded into its registers. The lanes agree on a reference early,
+ * while they wait for loads anyway, so that at the end they only have to add.
+ * apart: the state's values are x, with a scale of their own (see lk_lse); otherwise they are scale x, for any scale.
+ * Who calls: all 32 lanes of a warp; those of a team without a row with a share of nothing and row = false. Who holds the
+ * result: every lane of a team with a row. */
+template <bool apart, class T, int U>
+LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float scale, int rank, int size_log2, int team,
+                             bool row = true)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+    const bool rising = apart || scale > 0.0f;
+    const float rate = scale * LK_LOG2E, nothing = apart ? -INFINITY : lk_lse_nothing(scale);
+    const bool edge = rank < share.split.edge;
+    float single[1] = {nothing};
+    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
+
+    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
+    lk_unpack(x, raw[0]);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++)
+        if (share.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        if (offset >= team) continue;
+        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
+        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
+    }
+    const float base = rate * reference;
+    float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
+    const T *next = share.first + U * step;
+    int left = share.count;
+    while (left > U) {
+        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, next += step) {
+                part += lk_lse_terms(raw[u], rate, base);
+                if (U + u < left) raw[u] = lk_load_vec(next);
+            }
+        }
+        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
+        const float grown = sum + part;
+        lost = (grown - sum) - part;
+        sum = grown, part = 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u < left) part += lk_lse_terms(raw[u], rate, base);
+    sum += part - lost;
+    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
+        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
+
+    const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
+    if (__all_sync(0xffffffffu, fast)) {
+        if (!apart) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
+        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
+    }
+    lk_lse s = lk_lse_read_slowly<apart>(share.first, share.count, step, scale);
+    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
+        const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+        single[0] = apart ? value : scale * value;
+        const float low = lk_lse_product_low(scale, value, single[0]);
+        s = lk_lse_add(s, single, apart ? scale : 1.0f, apart ? NULL : &low);
+    }
+    return lk_lse_warp(s, team, apart ? scale : 1.0f);
+}
+
+/* ---- The states of a block or a cluster of blocks -------------------------------------------------------------------------- */
+
+/* Where the block with rank 0 gets the states of all warps of its cluster; words of 8 bytes, the maximum in the low half. */
+template <int THREADS> struct lk_lse_inbox {
+    lk_mbarrier full; /* all of them are there */
+    uint64_t word[8 * THREADS / 32];
+};
+
+/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
+ * cluster they come by st.async, for which only the reader waits: before a cluster's barrier every warp would wait for a fence
+ * of the whole GPU.
+ * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; lk_lse_cluster_begin, which
+ * waits for the cluster's peers to run, anywhere before. scale: as in lk_lse.
+ * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
+ * Shared memory: inbox. A peer may end after the call: nobody writes into its memory. */
+template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
+{
+    const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
+    if (lk_cluster_nctarank() == 1) return;
+    if (reader) lk_mbarrier_init(&inbox->full, 1);
+    if (reader) lk_fence_mbarrier_init();
+    lk_cluster_begin();
+    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
+    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * 8);
+}
+template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
+{
+    constexpr int WARPS = THREADS / 32, MOST = (8 * WARPS + 31) / 32; /* words that a lane reads */
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    uint64_t *slot = &inbox->word[rank * WARPS + warp];
+    const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
+    if (blocks > 1) {
+        if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
+        if (rank != 0 || warp != 0) return s;
+        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
+    } else {
+        if (lane == 0) *slot = word;
+        __syncthreads(); /* orders the writes into the inbox before its reads */
+        if (warp != 0) return s;
+    }
+    /* The maximum of all comes first: an exponential for each state, none waiting for another, where lk_lse_merge has two. */
+    lk_lse part[MOST];
+    s.max = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+        const int i = lane + 32 * k;
+        part[k] = lk_lse_empty();
+        if (i < blocks * WARPS)
+            part[k] = {__uint_as_float((uint32_t)inbox->word[i]), __uint_as_float((uint32_t)(inbox->word[i] >> 32))};
+        s.max = fmaxf(s.max, part[k].max);
+    }
+    const int team = blocks > 1 ? 32 : WARPS;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) s.max = fmaxf(s.max, __shfl_xor_sync(0xffffffffu, s.max, offset));
+    s.sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
+    return {s.max, lk_sum_warp(s.sum, team)};
+}
+
+/* ---- The state of a cross entropy ------------------------------------------------------------------------------------------ */
+
+/* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves and
+ * z = scale v, so that differences of large logits are exact; only under a softcap v is z and scale 1. Every call for one row
+ * is given the same scale. The reference of the sums is max where that is finite, else 0. A kernel may take another value for
+ * max that is no more than 60 / scale below the largest, as those below do.
+ * Two states of disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
+ * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
+typedef struct {
+    float max;      /* the largest v; -inf when empty */
+    float sum;      /* sum_j exp(scale (v[j] - reference)) */
+    float target;   /* v[y], set by whoever holds column y; -inf until then */
+    float weights;  /* sum_j w[j], the number of columns where there are no class weights */
+    float weighted; /* sum_j w[j] (v[j] - reference) */
+    float entropic; /* sum_j exp(scale (v[j] - reference)) (v[j] - reference), 0 where v[j] is -inf */
+    int64_t top;    /* the largest logit and its column, in an order of integers; see lk_ce_row_top */
+} lk_ce_row;
+
+/* What finish needs beside the state. */
+typedef struct {
+    float scale, label_smoothing, z_loss;
+    float weight; /* w[y]; 1 without class weights */
+    int64_t vocab;
+} lk_ce_options;
+
+/* What finish makes of it. class_loss is NaN, and entropy, where the row is all -inf or holds +inf or NaN. */
+typedef struct {
+    float class_loss, z_loss, lse, entropy;
+    int64_t argmax; /* -1 where lk_ce_row_top was not called */
+    float lse_low;  /* what lse was rounded by; 0 where lse is not finite */
+} lk_ce_result;
+
+LK_DEVICE lk_ce_row lk_ce_row_empty(void)
+{
+    return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
+}
+
+/* e^(scale d), 0 for -inf. exact: to a few units in the last place, by what the product with log2 e was rounded by; else the
+ * relative error is (|scale d| + 2) 2^-23, which matters where many terms share the factor. */
+template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
+{
+    const float rate = scale * LK_LOG2E, power = rate * d, factor = lk_ex2(power);
+    if (!exact || !(fabsf(power) < 128.0f)) return factor;
+    const float rate_low = fmaf(scale, LK_LOG2E, -rate) + scale * 1.925963e-8f; /* LK_LOG2E's own rounding */
+    return fmaf(factor, LK_LN2 * fmaf(rate_low, d, fmaf(rate, d, -power)), factor);
+}
+
+/* The same set against a larger or equal max. exact, here and below: as in lk_ce_factor; kernels are exact for f32 alone, since
+ * results of 16 bits do not show it. */
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
+{
+    const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
+    const float factor = lk_ce_factor<exact>(scale, s.max - reference); /* 0 for the empty set */
+    s.weighted = fmaf(shift, s.weights, s.weighted);
+    s.entropic = fmaf(factor * fmaxf(shift, -FLT_MAX), s.sum, factor * s.entropic); /* 0 times -inf counts 0 */
+    s.sum *= factor;
+    s.max = max;
+    return s;
+}
+
+/* Adds n values with their class weights (1 without) at the price of n + 1 exponentials; add many at a time. */
+template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
+{
+    float max = s.max;
+#pragma unroll
+    for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
+    s = lk_ce_row_raise(s, max, scale);
+    const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
+    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        const float d = v[j] - reference, e = lk_ex2(rate * d);
+        sum += e;
+        weights += w[j];
+        weighted = fmaf(w[j], d, weighted);
+        entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+    }
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
+    return s;
+}
+
+/* Larger logits have larger integers, NaN the largest, -0 and +0 the same. */
+LK_DEVICE int32_t lk_ce_order(float x)
+{
+    const int32_t bits = __float_as_int(x);
+    return x != x ? INT32_MAX : x == 0.0f ? 0 : bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
+/* Adds logit x of column col, 0 <= col < 2^31, to the argmax. Below its order stands the column, the smaller the larger. */
+LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
+{
+    const int64_t top = (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
+    if (top > s.top) s.top = top;
+    return s;
+}
+
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
+{
+    const float max = fmaxf(a.max, b.max);
+    a = lk_ce_row_raise<exact>(a, max, scale);
+    b = lk_ce_row_raise<exact>(b, max, scale);
+    a.sum += b.sum, a.weights += b.weights, a.weighted += b.weighted, a.entropic += b.entropic;
+    a.target = fmaxf(a.target, b.target);
+    a.top = a.top > b.top ? a.top : b.top;
+    return a;
+}
+
+/* The row's results from the state of all its columns. all: the entropy and the smoothed loss too. */
+template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
+{
+    const bool proper = s.sum > 0.0f && lk_is_finite(s.sum);
+    float k;
+    const float log = lk_log_split(s.sum, &k), log_sum = fmaf(k, LK_LN2, log), max = o.scale * s.max;
+    const float above = o.scale * (s.max - s.target); /* +inf for a target at -inf */
+    lk_ce_result r;
+    float rounded = 0.0f; /* what joining rounds off, and below adding what max was rounded by */
+    const float joined = proper ? lk_lse_join(max, k, log, &rounded) : s.sum == 0.0f ? -INFINITY : s.sum;
+    const float missed = lk_is_finite(max) ? fmaf(o.scale, s.max, -max) : 0.0f;
+    r.lse = joined + missed;
+    const float added = r.lse - joined;
+    r.lse_low = lk_is_finite(r.lse) ? rounded + ((joined - (r.lse - added)) + (missed - added)) : 0.0f;
+    r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
+    r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_join(above, k, log) : above);
+    if (all && o.label_smoothing > 0.0f) {
+        const float others = fmaf(s.weights, log_sum, -o.scale * s.weighted);
+        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * others);
+    }
+    r.entropy = all ? log_sum - o.scale * __fdiv_rn(s.entropic, s.sum) : 0.0f;
+    if (!proper) r.class_loss = r.entropy = NAN;
+    r.argmax = s.top == INT64_MIN ? -1 : 0x7fffffff - (int64_t)(uint32_t)s.top;
+    return r;
+}
+
+/* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
+ * all: more than max and sum, but never target, which one thread of the row looks up. */
+template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
+{
+    float max = s.max;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    s = lk_ce_row_raise<exact>(s, max, scale);
+    s.sum = lk_sum_warp(s.sum, team);
+    if (all) {
+        s.weights = lk_sum_warp(s.weights, team);
+        s.weighted = lk_sum_warp(s.weighted, team);
+        s.entropic = lk_sum_warp(s.entropic, team);
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            if (offset >= team) continue;
+            const int64_t top = __shfl_xor_sync(0xffffffffu, s.top, offset);
+            if (top > s.top) s.top = top;
+        }
+    }
+    return s;
+}
+
+#endif /* CUDA or the simulator */
+#endif
