@@ -126,7 +126,7 @@ template <class T> LK_HOST int lk_dtype_bytes(int dtype)
     return dtype == LK_DTYPE_F32 ? 4 : dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16 ? 2 : (int)sizeof(T);
 }
 
-/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+/* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
 /* Weak unless LK_API is static, so that any number of .cu files may include this header and C still finds one symbol. */
 LK_API inline __attribute__((used)) const char *lk_last_error(void)
@@ -178,7 +178,7 @@ __attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status
     return status;
 }
 
-/* Passes a launch's result on; a CUDA error gets its sentence. */
+/* The status of a launch; a CUDA error gets its sentence. */
 LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {
     if (error == cudaErrorNoKernelImageForDevice)
@@ -187,7 +187,7 @@ LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
     return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
 }
 
-/* The same for what asks the device before anything is launched. */
+/* The same for calls that ask the device before the first launch. */
 LK_HOST lk_status lk_asked_device(const char *op, cudaError_t error)
 {
     return error == cudaSuccess || error == cudaErrorNoKernelImageForDevice
@@ -195,22 +195,22 @@ LK_HOST lk_status lk_asked_device(const char *op, cudaError_t error)
                : lk_fail((lk_status)error, op, "no usable CUDA device: %s", cudaGetErrorString(error));
 }
 
-/* The answer of a workspace query of an op that needs none, once its arguments are checked. */
+/* The answer of a workspace query where no workspace is needed, once the arguments are checked. */
 LK_HOST lk_status lk_no_workspace(lk_status checked, size_t *bytes)
 {
     if (checked == LK_OK && bytes) *bytes = 0;
     return checked;
 }
 
-/* What the launchers ask of the current device: its number of SMs, the KiB of shared memory that each one has, and the compute
- * capability that the code it runs was compiled for, 90 for 9.0. A card also runs PTX of older ones: what that code left out is
- * not there, whatever the card could do. A thread's first call loads the code, which makes a context where there is none. */
+/* The current device: its number of SMs, the KiB of shared memory of each SM, and the compute capability that the code it runs
+ * was compiled for, 90 for 9.0. A newer card also runs older PTX, which lacks the newer instructions. The first call of a host
+ * thread loads the code and makes a context where there is none. */
 typedef struct {
     int arch, sms, smem;
 } lk_device;
 
-/* Its launch bound says what was loaded. ptxVersion does not where files were linked with -rdc=true: there it is the lowest of
- * all of them. */
+/* Its launch bound tells the architecture of the loaded code. ptxVersion does not: where files were linked with -rdc=true it is
+ * the lowest of them all. */
 LK_KERNEL void __launch_bounds__(LK_ARCH ? LK_ARCH / 10 : 1) lk_code_kernel(void) {}
 static thread_local struct {
     int id, arch;
@@ -361,7 +361,8 @@ LK_HOST lk_status lk_check_stride(const char *op, const lk_tensor *t, const lk_t
         packed = (wide)*dim.stride * (dim.size > 1 ? dim.size : 1);
         span += (wide)*dim.stride * (dim.size > 1 ? dim.size - 1 : 0);
         if (packed > limit || span > limit)
-            return lk_fail(LK_ERR_SHAPE, op, "%s spans more than 2^62 elements; %s is %lld", t->name, dim.name, (long long)given);
+            return lk_fail(LK_ERR_SHAPE, op, "%s spans more than 2^62 elements; %s is %lld", t->name, dim.name,
+                           (long long)given);
     }
     wide reach = t->width; /* of the dimensions seen, by rising stride */
     bool seen[3] = {};
@@ -381,8 +382,8 @@ LK_HOST lk_status lk_check_stride(const char *op, const lk_tensor *t, const lk_t
     return LK_OK;
 }
 
-/* Two tensors that overlap for certain, one of them an output: the same pointer, or ranges without gaps that meet. Rows with gaps
- * between them may lie in each other's gaps. */
+/* Two tensors that overlap for certain, one of them an output: the same pointer, or ranges without gaps that meet. Rows with
+ * gaps between them may lie in each other's gaps. */
 LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int count)
 {
     struct {
@@ -401,7 +402,8 @@ LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int co
         const uintptr_t first = (uintptr_t)t->pointer;
         range[n++] = {t, first, first + (uintptr_t)span * (uintptr_t)t->bytes, elements == span};
         for (int j = 0; j < n - 1; j++) {
-            if (!((t->use | range[j].tensor->use) & LK_OUT) || first >= range[j].end || range[j].first >= range[n - 1].end) continue;
+            if (!((t->use | range[j].tensor->use) & LK_OUT)) continue;
+            if (first >= range[j].end || range[j].first >= range[n - 1].end) continue;
             const bool same = first == range[j].first, dense = range[j].dense && range[n - 1].dense;
             if (same ? lk_in_place_of(list, t) != range[j].tensor : dense)
                 return lk_fail(LK_ERR_SHAPE, op, "%s and %s overlap", t->name, range[j].tensor->name);
@@ -493,8 +495,8 @@ LK_HOST lk_status lk_check_allocations(const char *op, const lk_tensor *list, in
         const size_t left = all - (size_t)((uintptr_t)t->pointer - base), needed = (size_t)elements * (size_t)t->bytes;
         if (needed > left)
             return lk_fail(LK_ERR_SHAPE, op,
-                           "%s needs %zu bytes, %lld elements of %d, but its allocation ends after %zu; are its sizes, its stride "
-                           "and its type right?", t->name, needed, (long long)elements, t->bytes, left);
+                           "%s needs %zu bytes, %lld elements of %d, but its allocation ends after %zu; are its sizes, its "
+                           "stride and its type right?", t->name, needed, (long long)elements, t->bytes, left);
         if (t->bytes == 2 && left == all && left == 2 * needed)
             fprintf(stderr, "%s: %s is an allocation of %zu bytes, twice what %lld elements of 2 bytes take; is it f32?\n", op,
                     t->name, all, (long long)elements);
@@ -503,7 +505,7 @@ LK_HOST lk_status lk_check_allocations(const char *op, const lk_tensor *list, in
     return LK_OK;
 }
 
-/* A line on stderr about what is allowed and seldom meant; nothing without -DLK_CHECK. */
+/* With -DLK_CHECK a line on stderr about a call that is allowed and seldom intended. */
 LK_HOST void lk_check_warn(const char *op, bool suspect, const char *sentence)
 {
     (void)op, (void)suspect, (void)sentence;
@@ -513,9 +515,9 @@ LK_HOST void lk_check_warn(const char *op, bool suspect, const char *sentence)
 }
 
 
-/* ---- Launch ---------------------------------------------------------------------------------------------------------- */
+/* ---- Launch -------------------------------------------------------------------------------------------------------------- */
 
-/* kernel<<<grid, block, smem, stream>>>(args), spelt so that it also runs on the CPU. */
+/* kernel<<<grid, block, smem, stream>>>(args), written so that it also runs on the CPU. */
 template <class Args>
 LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, size_t smem, cudaStream_t stream, const Args &args)
 {
@@ -527,9 +529,8 @@ LK_HOST cudaError_t lk_launch(void (*kernel)(Args), int64_t grid, int block, siz
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
-/* Lets a kernel have all the shared memory that a block can get on the current device. It is the same number at each call,
- * whatever the call needs: the limit belongs to the kernel, so a smaller one would break launches of other host threads and
- * graphs that were captured before. */
+/* Allows a kernel all the shared memory that a block can have on the current device. The number is the same at each call: the
+ * limit belongs to the kernel, so a smaller one would break launches of other host threads and of graphs captured before. */
 LK_HOST cudaError_t lk_allow_shared_memory(const void *kernel)
 {
     int id = 0, most = 0;
@@ -543,20 +544,18 @@ LK_HOST cudaError_t lk_allow_shared_memory(const void *kernel)
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
-/* A launcher's launch, of clusters of `cluster` blocks (1: none). pdl: with programmatic dependent launch, so that the kernel
- * may start while those before it still run. Until lk_griddepcontrol_wait(), which every thread executes, it neither reads nor
- * writes global memory, so nothing that it computes depends on what stands there. It may ask for what it will read to be
- * brought into the L2: DRAM traffic in front of the wait, of which no thread sees anything. On an H200 that saved 13 % of
- * cross_entropy's backward of 4096 rows of 1024, in one run. A plain copy, as in bench.h, does without.
- *
- * An SM keeps the split of its memory into L1 and shared memory as long as it has a block. Blocks that come while those of the
- * kernel in front run have what that one left, so that fewer may fit at once. Where a grid is as many blocks as fit, those that
- * do not come behind the others, each with a whole share. Such a grid, if it is long, is launched without pdl. */
+/* The launch of every op, in clusters of `cluster` blocks (1: none). pdl: with programmatic dependent launch, so that the
+ * kernel may start while previous kernels still run. Until lk_griddepcontrol_wait(), which every thread executes, it neither
+ * reads nor writes global memory, so nothing that it computes depends on memory. It may prefetch into the L2 before the wait,
+ * since no thread sees the data.
+ * An SM keeps its split into L1 and shared memory while it runs a block. Blocks that start beside the previous kernel find that
+ * kernel's split, so that fewer of them may fit. Where a grid has just as many blocks as fit on the card, the others then run
+ * as a second wave. Such a grid, if it is long, is launched without pdl. */
 template <class Args>
 LK_HOST lk_status lk_launch_blocks(const char *op, bool pdl, void (*kernel)(Args), int64_t grid, int cluster, int block,
                                    size_t smem, cudaStream_t stream, const Args &args)
 {
-    if (smem > 32 * 1024) { /* 48 KiB, static shared memory included, are a kernel's without asking */
+    if (smem > 32 * 1024) { /* up to 48 KiB, static shared memory included, need no permission */
         const cudaError_t error = lk_allow_shared_memory((const void *)kernel);
         if (error) return lk_launched(op, error);
     }
@@ -590,7 +589,7 @@ LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*
     return lk_launch_blocks(op, device->arch >= 90, kernel, grid, cluster, block, smem, stream, args);
 }
 
-/* ---- 16-byte accesses -------------------------------------------------------------------------------------------------- */
+/* ---- 16-byte accesses ---------------------------------------------------------------------------------------------------- */
 
 LK_DEVICE float lk_to_float(lk_f32 x) { return x; }
 LK_DEVICE float lk_to_float(lk_f16 x) { return __half2float(x); }
@@ -608,7 +607,7 @@ template <class T> struct lk_vec {
     uint4 raw;
 };
 
-/* Streaming accesses: what passes through once does not push other data out of the caches. */
+/* Streaming accesses: data that is used once does not push other data out of the caches. */
 template <class T> LK_DEVICE lk_vec<T> lk_load_vec(const T *aligned)
 {
     return {__ldcs((const uint4 *)aligned)};
@@ -617,8 +616,8 @@ template <class T> LK_DEVICE void lk_store_vec(T *aligned, lk_vec<T> v)
 {
     __stcs((uint4 *)aligned, v.raw);
 }
-/* What the caches may keep, PTX's ld.ca and st.wb. How tensors happen to lie to each other in memory matters less to these;
- * which are sooner is each kernel's to measure. */
+/* Accesses that the caches may keep, PTX's ld.ca and st.wb. They depend less on the distance of tensors in memory; each kernel
+ * uses the faster kind. */
 template <class T> LK_DEVICE lk_vec<T> lk_load_vec_ca(const T *aligned)
 {
     return {__ldca((const uint4 *)aligned)};
@@ -675,8 +674,8 @@ LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* How a row of any alignment splits into 16-byte vectors: `edge` single elements, `head` of them before the vectors and the
- * rest behind, and `vecs` aligned vectors between. */
+/* A row of any alignment as 16-byte vectors: `vecs` aligned vectors and `edge` single elements, `head` of them before the
+ * vectors and the rest behind. */
 typedef struct {
     int head, edge;
     int64_t vecs;
@@ -697,12 +696,12 @@ template <class T> LK_DEVICE int64_t lk_edge_col(lk_split split, int i)
     return i < split.head ? i : split.vecs * LK_VEC<T> + i;
 }
 
-/* ---- Mathematics, the same under --use_fast_math ------------------------------------------------------------------------ */
+/* ---- Mathematics, the same under --use_fast_math ------------------------------------------------------------------------- */
 
 #define LK_LOG2E 1.44269504088896341f
 #define LK_LN2 0.693147180559945309f
 
-/* Neither an infinity nor a NaN. */
+/* Neither infinite nor NaN. */
 LK_DEVICE bool lk_is_finite(float x)
 {
     return fabsf(x) <= FLT_MAX;

@@ -4,9 +4,9 @@
  *   d[i,j] = sum_k a[row + i, k] b[col + j, k]      i < 128, j < 256; a, b bf16, the sum f32
  *
  * Two blocks of 384 threads make a cluster. They work on tiles side by side, rows 2 i and 2 i + 1 of 128, of the same columns,
- * so each loads its own rows of A and half of B's, and that half for both. A block's first warpgroup loads: one thread of it
- * keeps the ring full. The other two multiply, 64 rows each, with the sums in registers, and then do what the kernel wants with
- * them, while the ring fills for the next tile.
+ * so each block loads its own rows of A, and half of B for both blocks. A block's first warpgroup loads: one of its threads
+ * keeps the ring full. The other two multiply, 64 rows each, with the sums in registers. Then they do the kernel's work on the
+ * sums, while the ring fills for the next tile.
  *
  *   block 0: rows 0-127                              block 1: rows 128-255                   of a tile, columns 0-255
  *   warpgroup 0, one thread: TMA                     warpgroup 0
@@ -17,17 +17,17 @@
  *      |  full                       ^ empty            |
  *      v                             |                  v
  *   warpgroups 1, 2: wgmma, rows 0-63 and 64-127     warpgroups 1, 2
- *      |  128 floats a thread, after hidden / 64 stages
+ *      |  128 floats per thread, after hidden / 64 stages
  *      v
- *   what the kernel does with a tile, while the other warpgroup multiplies and the ring fills
+ *   the kernel's work on a tile, while the other warpgroup multiplies and the ring fills
  *
  *   full    this block's copies have landed: one arrival, and LK_GEMM_STAGE_BYTES, a third of them from the peer's multicast
- *   empty   every consumer warp of both blocks has done with the stage, 16 arrivals: the next copy of B lands in both
+ *   empty   every consumer warp of both blocks has finished with the stage, 16 arrivals: the next copy of B lands in both
  *
  * A transposed factor is stored with its rows along k instead: a[k, row + i], b[k, col + j]. Its copies are squares of 64 k by
  * 64 rows of A or columns of B, one after another, which wgmma reads as they are.
  *
- * A kernel, of both warpgroup roles, walks the same tiles in the same order:
+ * Both roles of a kernel's warpgroups walk the same tiles in the same order:
  *     LK_DYN_SMEM(lk_gemm_memory, memory);
  *     lk_gemm_ring *ring = lk_gemm_begin(&memory);
  *     unsigned step = 0;
@@ -41,9 +41,9 @@
  *     }
  *     lk_gemm_end();
  *
- * Needs      lk_base.cuh, lk_ptx.cuh. Only sm_90a has the instructions: elsewhere the functions do nothing, and
- *            lk_gemm_available says so.
- * Shapes     Any: what lies beyond A or B counts as 0. Pointers are multiples of 16 bytes, and so are strides.
+ * Needs      lk_base.cuh, lk_ptx.cuh. Only sm_90a has the instructions. Elsewhere the functions do nothing, and
+ *            lk_gemm_available is false.
+ * Shapes     Any: elements beyond the ends of A or B count as 0. Pointers and strides are multiples of 16 bytes.
  */
 #ifndef LK_GEMM_CUH
 #define LK_GEMM_CUH
@@ -68,7 +68,7 @@ typedef struct {
     lk_mbarrier full[LK_GEMM_STAGES], empty[LK_GEMM_STAGES];
 } lk_gemm_ring;
 
-/* The ring begins at a multiple of 1024 bytes, where the swizzle's pattern does. */
+/* The ring begins at a multiple of 1024 bytes, as the swizzle's pattern does. */
 typedef struct {
     char bytes[sizeof(lk_gemm_ring) + 1024];
 } lk_gemm_memory;
@@ -86,7 +86,7 @@ LK_DEVICE lk_gemm_ring *lk_gemm_begin(lk_gemm_memory *memory)
     }
     __syncwarp(); /* a cluster's barrier wants whole warps */
     lk_barrier_cluster_arrive();
-    lk_barrier_cluster_wait(); /* the barriers are there before either block uses the other's */
+    lk_barrier_cluster_wait(); /* both blocks' barriers are initialized before either block uses the other's */
     return ring;
 }
 
@@ -98,8 +98,8 @@ LK_DEVICE void lk_gemm_end(void)
     lk_barrier_cluster_wait();
 }
 
-/* Whether this thread's warpgroup loads. The kernel's two roles are the two branches of one if, each of which begins with its
- * setmaxnreg: ptxas ignores it elsewhere. */
+/* Whether this thread's warpgroup loads. The kernel's two roles are the two branches of one `if`, and each branch begins with
+ * its setmaxnreg: ptxas ignores it in other places. */
 LK_DEVICE bool lk_gemm_loads(void)
 {
     return threadIdx.x < 128;
@@ -173,7 +173,7 @@ LK_DEVICE int lk_gemm_col(int i)
     return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
 }
 
-/* ---- Host ------------------------------------------------------------------------------------------------------------ */
+/* ---- Host ---------------------------------------------------------------------------------------------------------------- */
 
 #if !defined(LK_SIMT)
 /* Static shared memory tells which code was loaded: a fat binary may hold sm_90 alone, or PTX. ptxas rounds it up and Hopper

@@ -14,7 +14,7 @@
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-/* ---- Sums over a team ----------------------------------------------------------------------------------------------------- */
+/* ---- Sums over a team ---------------------------------------------------------------------------------------------------- */
 
 /* The sum over `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets its team's sum. */
 LK_DEVICE float lk_sum_warp(float x, int team = 32)
@@ -25,22 +25,23 @@ LK_DEVICE float lk_sum_warp(float x, int team = 32)
     return x;
 }
 
-/* The sums over all threads of a block, or of all blocks of a cluster, of N values a thread, in a fixed order.
- * Who calls: every thread of every block, which is a multiple of 32 threads; turn 0, 1, 2, ... in a kernel's successive calls.
- * In a cluster, before the first call, lk_cluster_begin() anywhere and lk_cluster_ready(). ALONE: no launch has clusters.
- * Who holds the result: every thread.
- * Shared memory: its own, in two halves used in turn, so that one barrier a call is enough: whoever writes a half again has
- * passed the barrier of the call between, which nobody reaches before having read. A peer may end after its last call. */
+/* The sums of N values per thread over all threads of a block, or of all blocks of a cluster, in a fixed order.
+ * Called by: every thread of every block, whose threads are a multiple of 32. number: 0, 1, 2, ... for a kernel's successive
+ * calls. In a cluster lk_cluster_begin() and lk_cluster_ready() come before the first call. ALONE: no launch has clusters.
+ * Result: in every thread.
+ * Shared memory: its own, two halves for even and odd numbers, so that one barrier per call is enough: a thread that writes a
+ * half again has passed the barrier of the call between, which no thread reaches before it has read. A peer may end after its
+ * last call. */
 LK_DEVICE void lk_cluster_begin(void)
 {
     if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
 }
 LK_DEVICE void lk_cluster_ready(void)
 {
-    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run, so that their memory may be written */
+    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run: their shared memory may be written */
 }
 
-template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N], int turn)
+template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N], int number)
 {
     constexpr int HALF = (ALONE ? 1 : 8) * 32 * N; /* blocks of 32 warps */
     LK_SHARED(float, inbox, [2 * HALF]);
@@ -50,20 +51,20 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
     if (blocks * warps == 1) return;
-    float *box = inbox + (turn & 1) * HALF, *slot = box + (rank * warps + warp) * N;
+    float *box = inbox + (number & 1) * HALF, *slot = box + (rank * warps + warp) * N;
     if (lane < blocks) {
         if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)lane);
 #pragma unroll
         for (int n = 0; n < N; n++) slot[n] = v[n];
     }
     if (blocks > 1) {
-        lk_barrier_cluster_arrive(); /* orders the writes into everybody's inbox before their reads */
+        lk_barrier_cluster_arrive(); /* orders the writes into every block's inbox before their reads */
         lk_barrier_cluster_wait();
     } else {
         __syncthreads(); /* likewise */
     }
     const int count = blocks * warps;
-    if (count <= 8 && !ALONE) { /* a few broadcasts are sooner here than five shuffles */
+    if (count <= 8 && !ALONE) { /* a few broadcasts are faster here than five shuffles */
 #pragma unroll
         for (int n = 0; n < N; n++) v[n] = box[n];
         for (int i = 1; i < count; i++)
@@ -79,7 +80,7 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
     }
 }
 
-/* ---- Exponentials and logarithms, the same under --use_fast_math ---------------------------------------------------------- */
+/* ---- Exponentials and logarithms, the same under --use_fast_math --------------------------------------------------------- */
 
 /* e^x. The relative error is (|x| + 2) 2^-23 at most: lk_ex2's, and the rounding of x log2 e. */
 LK_DEVICE float lk_exp(float x)
@@ -115,7 +116,7 @@ LK_DEVICE float lk_log(float x)
     return fmaf(k, LK_LN2, log);
 }
 
-/* ---- The state of a running log-sum-exp --------------------------------------------------------------------------------- */
+/* ---- The state of a running log-sum-exp ---------------------------------------------------------------------------------- */
 
 /* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
  * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
@@ -132,7 +133,7 @@ LK_DEVICE lk_lse lk_lse_empty(void)
     return {-INFINITY, 0.0f};
 }
 
-/* What exponents are taken against: the maximum where it is finite, else 0, since inf - inf would make a NaN of nothing. */
+/* The reference of a sum's exponents: the maximum where it is finite, else 0, since inf - inf would be NaN. */
 LK_DEVICE float lk_lse_reference(float max)
 {
     return lk_is_finite(max) ? max : 0.0f;
@@ -145,8 +146,8 @@ LK_DEVICE lk_lse lk_lse_merge(lk_lse a, lk_lse b, float scale = 1.0f)
     return {max, a.sum * lk_ex2(rate * (a.max - reference)) + b.sum * lk_ex2(rate * (b.max - reference))};
 }
 
-/* Adds n values at the price of n + 1 exponentials; add many at a time. Four chains, so that neither the maxima nor the sums
- * wait for each other's latency. low, unless NULL, is what each value was rounded by. */
+/* Adds n values with n + 1 exponentials, so add many at a time. Four chains hide the latency of the maxima and of the sums.
+ * low, unless NULL, is what rounding took off each value. */
 template <int n>
 LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0f, const float *low = NULL)
 {
@@ -161,15 +162,15 @@ LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
 
-/* What rounding scale x to `product` took off; 0 from 2^28 on, where that may be more than an exponential can make up for. */
+/* What rounding took off `product` = scale x; 0 from 2^28 on, where that may be more than an exponential can correct. */
 LK_DEVICE float lk_lse_product_low(float scale, float x, float product)
 {
     return fabsf(product) < 0x1p28f ? fmaf(scale, x, -product) : 0.0f;
 }
 
-/* max + log(sum), where lk_log_split made k and log of sum. The power of two meets max first, since the two may cancel, and
- * what that addition rounds off is added at the end: one rounding in all, like that of max + log(sum) where nothing cancels.
- * rounded, unless NULL, becomes what that rounding took off: result + *rounded is as good as the terms are. */
+/* max + log(sum), where lk_log_split made k and log of sum. The power of two is added to max first, since the two may cancel.
+ * What that addition rounds off is added at the end, so that there is one rounding in all. rounded, unless NULL, becomes what
+ * that rounding took off: result + *rounded is as good as the terms are. */
 LK_DEVICE float lk_lse_join(float max, float k, float log, float *rounded = NULL)
 {
     const float power = k * 0x1.62e400p-1f; /* exact: log 2 is this constant's 15 bits and a rest */
@@ -207,24 +208,23 @@ LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
     return {max, sum};
 }
 
-/* ---- Reading a row for its log-sum-exp ---------------------------------------------------------------------------------- */
+/* ---- Reading a row for its log-sum-exp ----------------------------------------------------------------------------------- */
 
-/* Sums are taken against a reference, a value that the lanes of a team agree on early, and not against a running maximum, so
- * that an element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
- * reference, rounded. A sum of floats does not care that its terms are large as long as it stays below LK_LSE_LIMIT. Where it
- * does not, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
- * maximum. */
+/* A row is summed against a reference, a value that the lanes of a team agree on early, instead of a running maximum. Then an
+ * element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
+ * reference, rounded. Terms may be large as long as the sum stays below LK_LSE_LIMIT. Where it does not, or where there is a
+ * NaN or an infinity of the wrong sign, the warp reads its shares again with a running maximum. */
 #define LK_LSE_LIMIT 0x1p80f
-#define LK_LSE_BASE 0x1p31f /* likewise for a base, whose rounding a factor of 2^64 can make up for up to here */
+#define LK_LSE_BASE 0x1p31f /* the limit of a base: up to here a factor of 2^64 can correct its rounding */
 
-/* What scale x is -inf for, the value that adds nothing. */
+/* The x that adds nothing: scale x is -inf. */
 LK_DEVICE float lk_lse_nothing(float scale)
 {
     return scale > 0.0f ? -INFINITY : INFINITY;
 }
 
 /* The state of sum = sum 2^(rate x - base), rate = scale log2 e. base differs from rate reference, and the state's maximum
- * from scale reference, by rounding errors, which are known exactly: the sum makes up for both. */
+ * from scale reference, by rounding errors that are known exactly: the sum is corrected for both. */
 LK_DEVICE lk_lse lk_lse_against(float reference, float base, float sum, float scale)
 {
     const float max = scale * reference, low = lk_lse_product_low(scale, reference, max);
@@ -245,8 +245,8 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
     return x[0];
 }
 
-/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and
- * then every size-th, and of the single elements at both ends numbers rank, rank + size, ... All zero: nothing. */
+/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
+ * every size-th; and the single elements rank, rank + size, ... of both ends. All zero: nothing. */
 template <class T> struct lk_lse_share {
     const T *row, *first;
     lk_split split;
@@ -269,7 +269,7 @@ template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_ls
     }
 }
 
-/* Asks for the first n vectors of a share, before there may be loads. */
+/* Prefetches the first n vectors of a share into the L2, before loads are allowed. */
 template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_lse_share<T> share, int size_log2)
 {
 #pragma unroll
@@ -277,8 +277,8 @@ template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_lse_share<T> share, 
         if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
 }
 
-/* The state of a share's vectors with a running maximum. */
-template <bool apart, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
+/* The state of a share's vectors, by a running maximum. */
+template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
 {
     lk_lse s = lk_lse_empty();
     for (int i = 0; i < count; i++, next += step) {
@@ -286,24 +286,24 @@ template <bool apart, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *ne
         lk_unpack(x, lk_load_vec(next));
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++) z[j] = scale * x[j], low[j] = lk_lse_product_low(scale, x[j], z[j]);
-        s = apart ? lk_lse_add(s, x, scale) : lk_lse_add(s, z, 1.0f, low);
+        s = unscaled ? lk_lse_add(s, x, scale) : lk_lse_add(s, z, 1.0f, low);
     }
     return s;
 }
 
-/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first
- * U vectors (lk_lse_start); each one is used and the next one loaded into its registers. The lanes agree on a reference early,
- * while they wait for loads anyway, so that at the end they only have to add.
- * apart: the state's values are x, with a scale of their own (see lk_lse); otherwise they are scale x, for any scale.
- * Who calls: all 32 lanes of a warp; those of a team without a row with a share of nothing and row = false. Who holds the
- * result: every lane of a team with a row. */
-template <bool apart, class T, int U>
+/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first U
+ * vectors (lk_lse_start); each one is used, and the next one is loaded into its registers. The lanes agree on a reference
+ * early, while they wait for loads anyway, so that at the end they only have to add.
+ * unscaled: the state's values are x, and lk_lse's functions are given the scale; otherwise they are scale x, for any scale.
+ * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
+ * team with a row. */
+template <bool unscaled, class T, int U>
 LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float scale, int rank, int size_log2, int team,
                              bool row = true)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const bool rising = apart || scale > 0.0f;
-    const float rate = scale * LK_LOG2E, nothing = apart ? -INFINITY : lk_lse_nothing(scale);
+    const bool rising = unscaled || scale > 0.0f;
+    const float rate = scale * LK_LOG2E, nothing = unscaled ? -INFINITY : lk_lse_nothing(scale);
     const bool edge = rank < share.split.edge;
     float single[1] = {nothing};
     if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
@@ -331,7 +331,7 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float s
                 if (U + u < left) raw[u] = lk_load_vec(next);
             }
         }
-        part -= lost; /* Kahan's sum, now and then: what the additions of a long row round off is taken along */
+        part -= lost; /* Kahan's sum, every 16 rounds: it keeps what the additions of a long row round off */
         const float grown = sum + part;
         lost = (grown - sum) - part;
         sum = grown, part = 0.0f;
@@ -345,34 +345,34 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float s
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
     if (__all_sync(0xffffffffu, fast)) {
-        if (!apart) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
+        if (!unscaled) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
         return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
     }
-    lk_lse s = lk_lse_read_slowly<apart>(share.first, share.count, step, scale);
+    lk_lse s = lk_lse_read_slowly<unscaled>(share.first, share.count, step, scale);
     for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
         const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
-        single[0] = apart ? value : scale * value;
+        single[0] = unscaled ? value : scale * value;
         const float low = lk_lse_product_low(scale, value, single[0]);
-        s = lk_lse_add(s, single, apart ? scale : 1.0f, apart ? NULL : &low);
+        s = lk_lse_add(s, single, unscaled ? scale : 1.0f, unscaled ? NULL : &low);
     }
-    return lk_lse_warp(s, team, apart ? scale : 1.0f);
+    return lk_lse_warp(s, team, unscaled ? scale : 1.0f);
 }
 
-/* ---- The states of a block or a cluster of blocks -------------------------------------------------------------------------- */
+/* ---- The states of a block or a cluster of blocks ------------------------------------------------------------------------ */
 
-/* Where the block with rank 0 gets the states of all warps of its cluster; words of 8 bytes, the maximum in the low half. */
+/* The states of all warps of a cluster, in the block with rank 0: words of 8 bytes, the maximum in the low half. */
 template <int THREADS> struct lk_lse_inbox {
-    lk_mbarrier full; /* all of them are there */
+    lk_mbarrier full; /* completes when all words have arrived */
     uint64_t word[8 * THREADS / 32];
 };
 
 /* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
- * cluster they come by st.async, for which only the reader waits: before a cluster's barrier every warp would wait for a fence
+ * cluster they arrive by st.async, and only the reader waits for them. At a cluster's barrier every warp would wait for a fence
  * of the whole GPU.
- * Who calls: every thread of every block, THREADS a block, with its warp's state, once a kernel; lk_lse_cluster_begin, which
- * waits for the cluster's peers to run, anywhere before. scale: as in lk_lse.
- * Who holds the result: the first warp of the block with rank 0; elsewhere it is undefined.
- * Shared memory: inbox. A peer may end after the call: nobody writes into its memory. */
+ * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel. lk_lse_cluster_begin,
+ * which waits until the cluster's peers run, comes before. scale: as in lk_lse.
+ * Result: in the first warp of the block with rank 0; in other warps it is undefined.
+ * Shared memory: inbox. A peer may end after the call, since no block writes into its memory. */
 template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
 {
     const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
@@ -399,7 +399,7 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *in
         __syncthreads(); /* orders the writes into the inbox before its reads */
         if (warp != 0) return s;
     }
-    /* The maximum of all comes first: an exponential for each state, none waiting for another, where lk_lse_merge has two. */
+    /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
     lk_lse part[MOST];
     s.max = -INFINITY;
 #pragma unroll
@@ -420,7 +420,7 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *in
     return {s.max, lk_sum_warp(s.sum, team)};
 }
 
-/* ---- The state of a cross entropy ------------------------------------------------------------------------------------------ */
+/* ---- The state of a cross entropy ---------------------------------------------------------------------------------------- */
 
 /* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves and
  * z = scale v, so that differences of large logits are exact; only under a softcap v is z and scale 1. Every call for one row

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 /* lk_scale.cuh - multiplies a tensor in place by one factor in device memory:  x[i] = factor x[i].
  *
- * Use        forward_backward makes gradients for an upstream gradient that is known when it is called. Autograd knows it later:
- *            call forward_backward with upstream NULL, keep the gradients, and when the upstream gradient of the loss is there
- *            scale each of them. It is 1 in most training steps; then the kernel reads the factor and nothing else.
+ * Use        forward_backward wants the upstream gradient when it is called. Autograd knows that gradient later. So call
+ *            forward_backward with upstream NULL, keep the gradients, and scale each of them when the upstream gradient of the
+ *            loss is known. In most training steps it is 1; then the kernel reads the factor and nothing else.
  *                #include "lk/lk_scale.cuh"
  *                LK_DEFINE_SCALE(bf16)                     (in one .cu file; LK_DECLARE_SCALE(bf16) anywhere else)
  *                lk_status status = lk_scale_bf16(dlogits, rows * vocab, upstream, stream);
  * Needs      lk_base.cuh, lk_ptx.cuh.
  * Numerics   The product is float and rounded to T once. 0 times an infinity or NaN is NaN, as in PyTorch.
- * Traffic    reads x once and writes it once; nothing of it where the factor is 1.
+ * Traffic    Reads x once and writes it once. Where the factor is 1 it does neither.
  * Errors     LK_ERR_NULL       x or factor, unless count is 0
  *            LK_ERR_SHAPE      count below 0 or above 2^62; factor inside x
  *            LK_ERR_ALIGNMENT  x or factor is not aligned to its element

@@ -13,28 +13,28 @@
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
  *                lk_logsumexp_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
  *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
- *            lk_lse in lk_base.cuh is the running state (empty, add, merge, log) for kernels of your own.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the queries say 0.
- * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. lse, lse_low and dlse
- *            are always packed. A NULL dlse means 1, not 0.
- * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1). A gradient's relative error
- *            is (4 + |scale x - lse|) 2^-23, and the error of the lse that it is given, before it is rounded to T once.
- *            lse's rounding alone is 2^-24 |lse|: with values near 1e3 gradients are off by 3e-5, near 1e4 by 5e-4. lse_low
- *            keeps what was rounded off. With r the range of scale x, at most 56, and |scale x| <= 2^24:
+ *                args.dlse = dlse, args.dx = dx;
+ *                status = lk_logsumexp_backward_bf16(&args, stream);       (reads x and the lse that forward wrote)
+ *            lk_lse in lk_row.cuh is the running state (empty, add, merge, log) for kernels of your own.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the queries answer 0.
+ * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low and dlse are always
+ *            packed. A NULL dlse means 1, not 0.
+ * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1).
+ *            A gradient has a relative error of (4 + |scale x - lse|) 2^-23, plus the absolute error of the lse it is given.
+ *            It is rounded to T once. Rounding lse to float costs 2^-24 |lse|: gradients are off by 3e-5 for values near 1e3,
+ *            by 5e-4 near 1e4.
+ *            lse_low keeps what that rounding took off. With r the range of scale x, at most 56, and |scale x| <= 2^24:
  *                |lse + lse_low - log sum exp(scale x)| <= 8 2^-24 (r + log cols + 1)
- *            wherever the values lie: each term's exponent errs in proportion to its distance from a value of the same row,
- *            and what rounding takes off scale x and off the maximum's product with log2 e is computed exactly. Backward adds
- *            lse_low where exp becomes a power of 2: a gradient's relative error is (7 + |scale x - lse| + 2 |lse_low|) 2^-23,
- *            and the error of lse + lse_low. Beyond 2^24 lse_low still helps; from 2^28 on the rounding of scale x is left out.
- *            exp(scale x - lse) below 2^-126 is 0, and so is its gradient, though times scale dlse it may be a normal number.
- *            Against float64 on an H200, 256 rows of N(0, 1.5), 1024 to 131072 columns, PyTorch 2.11 in brackets, with a
- *            forward whose lanes each took a reference of their own (not measured again since they share one): largest
- *            |lse error| f32 6.1e-7 (7.7e-7), f16 6.1e-7 (6.1e-3), bf16 5.8e-7 (4.8e-2); dx, relative Frobenius, f32 4.3e-7
- *            (4.2e-7), f16 7.5e-4 (3.6e-3), bf16 1.7e-3 (3.7e-2). PyTorch rounds lse to T; lse_rounded is for who wants that.
- *            A row of -inf: lse = -inf, dx = 0. Some -inf: as if they were not there, dx = 0 there. +inf: lse = +inf; dx is NaN
- *            at the infinite entries and 0 at finite ones. NaN: lse and the row's dx are NaN. cols = 0: lse = -inf. lse_low is 0
- *            where lse is not finite.
- * Traffic    forward reads x once, backward reads x once and writes dx once; no copy for inner > 1.
+ *            wherever the values lie: a term's error grows with its distance from another value of its row, and the rounding
+ *            of scale x and of the maximum's product with log2 e is computed exactly. With lse_low a gradient has a relative
+ *            error of (7 + |scale x - lse| + 2 |lse_low|) 2^-23, plus the absolute error of lse + lse_low. Beyond 2^24 lse_low
+ *            still helps. From 2^28 on the rounding of scale x is left out.
+ *            Where exp(scale x - lse) is below 2^-126 it counts as 0, and the gradient is 0.
+ *            Special values: -inf adds nothing, and its dx is 0. A row of -inf has lse = -inf and dx = 0. +inf: lse = +inf, dx
+ *            is NaN at the infinite elements and 0 at finite ones. NaN: lse and the row's dx are NaN. cols = 0: lse = -inf.
+ *            Where lse is not finite lse_low is 0.
+ *            PyTorch rounds lse to T; lse_rounded is the same. bench/results/choices.md has errors beside PyTorch's.
+ * Traffic    forward reads x once. backward reads x once and writes dx once. Nothing is copied for inner > 1.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
  */
@@ -43,21 +43,20 @@
 
 #include "lk_base.cuh"
 
-/* Which kernel runs. Every path computes the same function. */
+/* The kernel that runs. Every path computes the same function. */
 enum {
     LK_LOGSUMEXP_AUTO = 0,
-    LK_LOGSUMEXP_WARP = 1,    /* a row by a team of 1 to 32 lanes; rows are contiguous (inner = 1, col_stride = 1) */
-    LK_LOGSUMEXP_BLOCK = 2,   /* a row by a block, in backward by one or more; rows are contiguous */
-    LK_LOGSUMEXP_CLUSTER = 3, /* forward only, sm_90 and later: a row by a cluster of blocks; rows are contiguous */
+    LK_LOGSUMEXP_WARP = 1,    /* a team of 1 to 32 lanes per row; rows are contiguous (inner = 1, col_stride = 1) */
+    LK_LOGSUMEXP_BLOCK = 2,   /* a block per row, in backward one or more; rows are contiguous */
+    LK_LOGSUMEXP_CLUSTER = 3, /* forward only, sm_90 and later: a cluster of blocks per row; rows are contiguous */
     LK_LOGSUMEXP_COLUMN = 4   /* any shape and strides: neighbouring threads take neighbouring rows */
 };
 
-/* One struct for both calls, so that a training step fills it once. F: forward, B: backward. Fields that a call does not have are
- * not looked at. */
+/* One struct for both calls: a training step fills it once. F: forward, B: backward. A call ignores the fields of the other. */
 typedef struct {
     const void *x;           /* F B in        T [outer, cols, inner]; inner is contiguous */
     float *lse;              /* F out, B in   f32 [outer, inner] packed; F: NULL to skip */
-    float *lse_low;          /* F out, B in   f32 [outer, inner] packed, what lse was rounded by; F: NULL to skip; B: NULL means 0 */
+    float *lse_low;          /* F out, B in   f32 [outer, inner] packed, what rounding took off lse; F: NULL to skip; B: 0 */
     void *lse_rounded;       /* F out         T [outer, inner] packed, lse rounded to T; NULL to skip */
     const float *dlse;       /* B in          f32 [outer, inner] packed, the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out         T [outer, cols, inner]; may be x */
@@ -72,14 +71,14 @@ typedef struct {
     int path;                /* LK_LOGSUMEXP_*; 0 chooses */
 } lk_logsumexp_args;
 
-/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
- *   LK_ERR_NULL       x; backward: lse, dx. Every output
- *   LK_ERR_SHAPE      a negative size or stride; a tensor of more than 2^62 elements, gaps included; elements of dx that overlap
+/* Errors, in the order of the checks (lk/README.md has the rules of all ops):
+ *   LK_ERR_NULL       x is NULL; in backward lse or dx; every output
+ *   LK_ERR_SHAPE      a negative size or stride; a tensor of more than 2^62 elements with its gaps; elements of dx that overlap
  *   LK_ERR_VALUE      scale is not finite; path is none of the enum
  *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
  *                     CLUSTER in backward, or in code for less than sm_90
- * A packed row or vector of rows that starts on 16 bytes is fastest. Slower: dx and x whose rows have different addresses modulo
- * 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
+ * Packed rows, or packed vectors of rows, that start on 16 bytes are fastest. Slower: rows of dx and x with different addresses
+ * modulo 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
 
 #define LK_DECLARE_LOGSUMEXP(T)                                                                                                \
     LK_PROTOTYPES(logsumexp, forward, T)                                                                                       \
@@ -89,9 +88,9 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------------ */
+/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* What kernels are given of a call. */
+/* A kernel's part of the arguments. */
 typedef struct {
     const void *x;
     float *lse, *lse_low;
@@ -107,7 +106,7 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_ca
     const float lse = lk_lse_log(s, &low);
     float *const out[2] = {a.lse, a.lse_low};
     const float value[2] = {lse, low};
-#pragma unroll 1 /* with two stores in a row ptxas puts the load of a row's first vector, which is needed first, behind all others */
+#pragma unroll 1 /* otherwise ptxas moves the load of a row's first vector, which is needed first, behind all other loads */
     for (int i = 0; i < 2; i++)
         if (out[i]) out[i][at] = value[i];
     if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
@@ -125,10 +124,10 @@ typedef struct {
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
 {
-    /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps: 3 % for 4096 rows of 2048 on an H200. */
+    /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
     const int team_log2 = U == 2 ? p.team_log2 : 5, team = 1 << team_log2, rank = threadIdx.x & (team - 1);
     const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> team_log2;
-    const bool owner = row < p.a.outer; /* lanes without a row still take part in the warp's reduction */
+    const bool owner = row < p.a.outer; /* lanes without a row still join the warp's reduction */
     lk_lse_share<T> share = {};
     if (owner) {
         const T *x = (const T *)p.a.x + row * p.a.outer_stride;
@@ -155,7 +154,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
     lk_lse_cluster_begin(inbox);
-    if (U == 2) lk_griddepcontrol_launch_dependents(); /* clusters, few rows: on an H200 2 % sooner than behind the wait */
+    if (U == 2) lk_griddepcontrol_launch_dependents(); /* clusters, few rows: faster than after the wait */
     lk_lse_prefetch<U == 2 ? 2 : 1>(share, size_log2);
     lk_griddepcontrol_wait();
     lk_lse_start(raw, share, size_log2);
@@ -165,7 +164,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forw
     if (rank == 0) lk_logsumexp_put<T>(a, row, s);
 }
 
-/* What a column kernel loads at a time: a vector of N = LK_VEC<T> rows at an aligned address, or N = 1 at any. */
+/* One load of a column kernel: a vector of N = LK_VEC<T> rows at an aligned address, or N = 1 row at any address. */
 template <class T, int N> struct lk_logsumexp_cell {
     typedef lk_vec<T> type;
 };
@@ -183,9 +182,9 @@ template <class T> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[LK_V
 }
 LK_DEVICE void lk_unpack(float (&x)[1], float cell) { x[0] = cell; }
 
-/* A thread owns N neighbouring rows (N inner positions of one outer) and a share of their columns: `width` threads stand side
- * by side, and the block's THREADS / width sharers, times the blocks of the cluster, take turns down the columns. Then the
- * block merges its sharers' states pairwise, and the block with rank 0 those of its peers. */
+/* A thread owns N neighbouring rows (N inner positions of one outer) and every step-th of their columns. `width` threads with
+ * neighbouring rows are a layer; the THREADS / width layers of a block, and the blocks of a cluster, read the columns
+ * alternately. Then the block merges the states of its layers pairwise, and the block with rank 0 those of its peers. */
 typedef struct {
     lk_logsumexp_forward_call a;
     int width; /* a power of two up to 32 */
@@ -194,15 +193,15 @@ typedef struct {
 template <class T, int N>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_forward_column_plan p)
 {
-    constexpr int U = 8; /* loads in flight a thread; measured on an H200: 0.90 of the ceiling, with 4 0.74 */
-    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [sharer][n][side] */
+    constexpr int U = 8; /* loads in flight per thread */
+    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [layer][n][side] */
     const lk_logsumexp_forward_call &a = p.a;
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int side = threadIdx.x % p.width, sharer = threadIdx.x / p.width, sharers = LK_LOGSUMEXP_THREADS / p.width;
+    const int side = threadIdx.x % p.width, layer = threadIdx.x / p.width, layers = LK_LOGSUMEXP_THREADS / p.width;
     const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * p.width, group = tile + side;
 
     const bool owner = group < a.outer * groups;
-    const int step = sharers * blocks, start = rank * sharers + sharer;
+    const int step = layers * blocks, start = rank * layers + layer;
     const T *x = (const T *)a.x + start * a.col_stride;
     if (owner) x += group / groups * a.outer_stride + group % groups * N;
     const T *next = x;
@@ -272,9 +271,9 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
         }
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) part[(sharer * N + j) * p.width + side] = s[j];
+    for (int j = 0; j < N; j++) part[(layer * N + j) * p.width + side] = s[j];
     __syncthreads(); /* the states are written before others merge them */
-    for (int half = sharers / 2 * N * p.width; half >= N * p.width; half /= 2) {
+    for (int half = layers / 2 * N * p.width; half >= N * p.width; half /= 2) {
         for (int k = threadIdx.x; k < half; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + half]);
         __syncthreads(); /* this half is merged before it is halved again */
     }
@@ -294,7 +293,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     }
 }
 
-/* ---- Backward ----------------------------------------------------------------------------------------------------------- */
+/* ---- Backward ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     const void *x;
@@ -305,8 +304,8 @@ typedef struct {
     int path;
 } lk_logsumexp_backward_call;
 
-/* What one row's gradient needs: dx = scale dlse exp(scale x - lse - lse_low). These are loads alone: a product here would wait
- * for one of them, and the loads of x would come behind it. On an H200 that cost 5 % of the backward of 4096 rows of 131072. */
+/* The row's values in dx = scale dlse exp(scale x - lse - lse_low). They are only loaded here: a product would wait for one of
+ * these loads, and ptxas would put the loads of x behind it. */
 typedef struct {
     float scale, lse, dlse, lse_low;
 } lk_logsumexp_row;
@@ -338,18 +337,15 @@ template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row
     lk_put(dx, lk_logsumexp_gradient(row, lk_to_float(*x)));
 }
 
-/* A team of threads, `team` of them, owns a piece of a row: U vectors a thread, and with the first piece the row's single
- * elements. aligned: the rows of x and dx start at the same offset modulo 16 bytes; otherwise all elements go one by one.
- * U = 4 streams its loads, U = 2 does not: how x and dx happen to lie in memory matters less then, and least to small blocks.
- * Measured on an H200, bf16, 4096 rows, in us, by blocks of 128 threads and of 256: 131072 columns 505 and 513, 16384 66.0 and
- * 65.6, 8192 34.1 and 33.6, 1024 5.29 and 5.33. The bare pattern, 131072 columns, over eight distances of x and dx: by 128
- * threads and U = 2 504 to 505, U = 1 503 to 507, U = 4 508 to 511; by 256 and U = 2 514 to 524, by 512 515 to 521, by 1024 513
- * to 517. In an earlier form, in shares of the ceiling, 1024 columns by U = 4 0.93, by 2 0.89. */
+/* A team of threads owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. aligned:
+ * rows of x and dx start at the same offset modulo 16 bytes; otherwise each element is read and written alone. U = 4 streams
+ * its loads. U = 2 keeps them in the caches: then the distance of x and dx in memory matters less, and least to small
+ * blocks. */
 #define LK_LOGSUMEXP_BACKWARD_THREADS 128
 typedef struct {
     lk_logsumexp_backward_call a;
-    int team;       /* a power of two up to LK_LOGSUMEXP_BACKWARD_THREADS */
-    int64_t pieces; /* a row */
+    int team;       /* threads: a power of two up to LK_LOGSUMEXP_BACKWARD_THREADS */
+    int64_t pieces; /* of a row */
 } lk_logsumexp_backward_row_plan;
 
 template <class T, bool aligned, int U>
@@ -396,8 +392,8 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS)
     }
 }
 
-/* A lane owns N neighbouring rows in a stretch of the columns: `width` lanes stand side by side, the warp's 32 / width take
- * turns down the stretch. */
+/* A lane owns N neighbouring rows and some columns of a stretch: `width` lanes with neighbouring rows are a layer, and the
+ * warp's 32 / width layers read the columns alternately. */
 typedef struct {
     lk_logsumexp_backward_call a;
     int width; /* a power of two up to 32 */
@@ -407,10 +403,10 @@ typedef struct {
 template <class T, int N>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_backward_column_plan p)
 {
-    constexpr int U = 4; /* cells in flight a thread */
+    constexpr int U = 4; /* loads in flight per thread */
     lk_griddepcontrol_wait();
     const lk_logsumexp_backward_call &a = p.a;
-    const int lane = threadIdx.x % 32, side = lane % p.width, sharer = lane / p.width, sharers = 32 / p.width;
+    const int lane = threadIdx.x % 32, side = lane % p.width, layer = lane / p.width, layers = 32 / p.width;
     const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
     const int64_t groups = a.inner / N, group = warp % p.tiles * p.width + side;
     const int64_t begin = warp / p.tiles * p.stretch, end = begin + p.stretch < a.cols ? begin + p.stretch : a.cols;
@@ -423,37 +419,38 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
 #pragma unroll
     for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row(a, outer * a.inner + inner + j);
     typedef typename lk_logsumexp_cell<T, N>::type cell;
-    for (int64_t col = begin + sharer; col < end; col += U * sharers) {
+    for (int64_t col = begin + layer; col < end; col += U * layers) {
         cell raw[U];
 #pragma unroll
         for (int u = 0; u < U; u++)
-            if (col + u * sharers < end) lk_logsumexp_load(&raw[u], x + (col + u * sharers) * a.col_stride);
+            if (col + u * layers < end) lk_logsumexp_load(&raw[u], x + (col + u * layers) * a.col_stride);
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (col + u * sharers >= end) break;
+            if (col + u * layers >= end) break;
             float v[N];
             lk_unpack(v, raw[u]);
 #pragma unroll
             for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
-            lk_logsumexp_store(dx + (col + u * sharers) * a.dx_col_stride, v);
+            lk_logsumexp_store(dx + (col + u * layers) * a.dx_col_stride, v);
         }
     }
 }
 
-/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-/* For choices by length: what is longer than 2^50 columns counts as that, so that no product overflows. */
+/* A row's bytes, for choices by length. More than 2^50 columns count as 2^50, so that no product overflows. */
 template <class T> LK_HOST int64_t lk_logsumexp_row_bytes(int64_t cols)
 {
     const int64_t most = (int64_t)1 << 50;
     return (cols < most ? cols : most) * (int64_t)sizeof(T);
 }
 
-#define LK_LOGSUMEXP_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
+#define LK_LOGSUMEXP_ROWS ((int64_t)1 << 27) /* the most rows of a path with a block or more per row */
 
 /* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, bool backward, int arch, lk_logsumexp_args *a)
+LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, bool backward, int arch,
+                                     lk_logsumexp_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
@@ -486,7 +483,8 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
         return lk_fail(LK_ERR_PATH, op, "path %d needs contiguous rows: inner 1 and col_stride 1", a->path);
     if (rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_LOGSUMEXP_ROWS)
         return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; outer is %lld", a->path, (long long)a->outer);
-    if (a->path == LK_LOGSUMEXP_CLUSTER && backward) return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
+    if (a->path == LK_LOGSUMEXP_CLUSTER && backward)
+        return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
     if (a->path == LK_LOGSUMEXP_CLUSTER && arch < 90)
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
     if (query) return LK_OK;
@@ -512,7 +510,7 @@ LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *d
     while (plan.width > 4 && lk_ceil_div(groups, plan.width) < 2 * device->sms) plan.width /= 2;
     const int64_t tiles = lk_ceil_div(groups, plan.width);
     const int64_t columns = lk_logsumexp_row_bytes<T>(a.cols) / (int64_t)sizeof(T) * plan.width;
-    int cluster = 1; /* while blocks are few and a thread would still have 4 columns */
+    int cluster = 1; /* more while there are few blocks and each thread would still have 4 columns */
     while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < columns) cluster *= 2;
     return lk_launch_pdl(op, device,
                          wide ? lk_logsumexp_forward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_forward_column_kernel<T, 1>,
@@ -538,22 +536,21 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
         else a.path = LK_LOGSUMEXP_BLOCK;
     }
     constexpr int threads = LK_LOGSUMEXP_THREADS;
-    /* Loads in flight a thread (U) and blocks an SM, measured on an H200 in shares of the ceiling. Many loads cover the
-     * latency; few leave registers for the next launch's blocks, which is what counts where a launch is a single wave. */
+    /* U: loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch,
+     * which counts most where a launch is a single wave. The figures are in bench/results/choices.md. */
     if (a.path == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_column<T>(op, &device, a, stream);
-    if (a.path == LK_LOGSUMEXP_WARP) { /* in earlier forms, 1024 columns: U = 2 0.80, 4 0.73; 4096: 0.834, 0.841 */
+    if (a.path == LK_LOGSUMEXP_WARP) {
         const bool narrow = row_bytes <= 2048;
         const int64_t lanes = lk_ceil_div(a.cols, 2 * LK_VEC<T>);
         lk_logsumexp_forward_warp_plan plan = {a, 0};
         while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
-        const int64_t grid = lk_ceil_div(a.outer, threads >> plan.team_log2); /* x would not fit above 2^31 - 1 */
+        const int64_t grid = lk_ceil_div(a.outer, threads >> plan.team_log2); /* memory ends before 2^31 - 1 blocks */
         return lk_launch_pdl(op, &device,
                              narrow ? lk_logsumexp_forward_warp_kernel<T, 2> : lk_logsumexp_forward_warp_kernel<T, 4>, grid, 1,
                              threads, 0, stream, plan);
     }
-    if (a.path == LK_LOGSUMEXP_BLOCK) /* 32768 columns: U = 4 x 5 blocks 0.94, 8 x 4 0.95; 131072: 0.95, 0.97 */
+    if (a.path == LK_LOGSUMEXP_BLOCK)
         return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 8, 4>, a.outer, 1, threads, 0, stream, a);
-    /* 64 rows of 128256: clusters of 8, U = 2 x 5 blocks 0.77; in an earlier form 0.74, 4 x 5 0.70, 8 x 4 0.66; of 4 0.67. */
     int cluster = 2;
     while (cluster < 8 && a.outer * cluster < 2 * device.sms) cluster *= 2;
     return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 2, 5>, a.outer * cluster, cluster, threads, 0,
@@ -570,7 +567,7 @@ LK_HOST lk_status lk_logsumexp_backward_column(const char *op, const lk_device *
     lk_logsumexp_backward_column_plan plan = {a, 32, 0, 64};
     while (plan.width > 1 && plan.width / 2 >= groups) plan.width /= 2;
     plan.tiles = lk_ceil_div(groups, plan.width);
-    /* Long stretches amortise the loads of lse; short ones fill the card: 64 warps an SM. */
+    /* Long stretches amortise the loads of lse. Short ones fill the card: 64 warps per SM. */
     while (plan.stretch > 4 && plan.tiles * lk_ceil_div(a.cols, plan.stretch) < 64 * device->sms) plan.stretch /= 2;
     const int64_t warps = plan.tiles * lk_ceil_div(a.cols, plan.stretch);
     return lk_launch_pdl(op, device,
@@ -600,7 +597,7 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
     while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;
     plan.pieces = lk_ceil_div(vecs, plan.team * U);
     const int teams = LK_LOGSUMEXP_BACKWARD_THREADS / plan.team;
-    const int64_t grid = lk_ceil_div(a.outer * plan.pieces, teams); /* x ends before 2^31 - 1 blocks do */
+    const int64_t grid = lk_ceil_div(a.outer * plan.pieces, teams); /* memory ends before 2^31 - 1 blocks */
     return lk_launch_pdl(op, &device,
                          !aligned ? lk_logsumexp_backward_row_kernel<T, false, 4>
                          : narrow ? lk_logsumexp_backward_row_kernel<T, true, 4>
@@ -609,12 +606,14 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
 }
 
 /* No workspace. */
-template <class T> LK_HOST lk_status lk_logsumexp_forward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
+template <class T>
+LK_HOST lk_status lk_logsumexp_forward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
 {
     lk_logsumexp_args a = {};
     return lk_no_workspace(lk_logsumexp_check<T>(op, args, false, LK_QUERY, &a), bytes);
 }
-template <class T> LK_HOST lk_status lk_logsumexp_backward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
+template <class T>
+LK_HOST lk_status lk_logsumexp_backward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
 {
     lk_logsumexp_args a = {};
     return lk_no_workspace(lk_logsumexp_check<T>(op, args, true, LK_QUERY, &a), bytes);

@@ -7,6 +7,7 @@ the C compiler's layout.
 import ctypes
 import os
 import re
+import sys
 
 import torch
 
@@ -37,12 +38,14 @@ class Library:
         # first.
         self.lk = ctypes.CDLL(os.path.abspath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
         self.lk.lk_status_string.restype = self.lk.lk_last_error.restype = ctypes.c_char_p
+        header = open(f"{ROOT}/lk/lk_base.cuh").read()
+        numbers = [int(re.search(rf"#define LK_VERSION_{part} (\d+)", header)[1]) for part in ("MAJOR", "MINOR", "PATCH")]
+        if self.lk.lk_version() // 100 != numbers[0] * 100 + numbers[1]:
+            sys.exit(f"{path} is of version {self.lk.lk_version()}, the headers are of {numbers}: make lib")
         self.device = device
-        self.structs, self.op_of = {}, {}
+        self.ops, self.structs = list(ops), {}
         for op in ops:
-            found = structs_of(op)
-            self.structs.update(found)
-            self.op_of.update(dict.fromkeys(found, op))
+            self.structs.update(structs_of(op))
         self.fields = {name: dict(struct._fields_) for name, struct in self.structs.items()}
 
     def has(self, function):
@@ -52,7 +55,8 @@ class Library:
     def call(self, function, dtype, budget=None, **fields):
         """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query asks for, or with a budget in
         bytes what the best plan within it uses. Returns the status."""
-        name = f"lk_{function}_args"
+        op = next(op for op in self.ops if function.startswith(op + "_"))
+        name = f"lk_{op}_args"
         args, known = self.structs[name](), self.fields[name]
         for field, value in fields.items():
             if field not in known:
@@ -68,7 +72,7 @@ class Library:
                 status = getattr(self.lk, f"lk_{function}_workspace_bytes_{dtype}")(ctypes.byref(args), ctypes.byref(size))
                 size = size.value
             else:
-                plan = self.structs[f"lk_{self.op_of[name]}_plan"]()
+                plan = self.structs[f"lk_{op}_plan"]()
                 query = getattr(self.lk, f"lk_{function}_plan_{dtype}")
                 status = query(ctypes.byref(args), ctypes.c_size_t(int(budget)), ctypes.byref(plan))
                 size = plan.workspace_bytes

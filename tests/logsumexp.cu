@@ -1133,6 +1133,7 @@ static void errors(int type, int direction)
         BAD(LK_OK, "dx is x")->dx = -2, c->outer_stride = 9, c->dx_outer_stride = 9;
         BAD(LK_OK, "dx is x, packed spelt out")->dx = -2, c->outer_stride = 8, c->col_stride = 1;
         BAD(LK_OK, "what backward does not have")->rounded = 1;
+        BAD(LK_OK, "dlse is lse: inputs may be the same")->dlse = -4;
         BAD(LK_ERR_SHAPE, "dx and x overlap")->dx = -3, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "dx and lse overlap")->dx = -4, c->query = LK_OK;
         BAD(LK_OK, "dx and x in each other's gaps")->dx = -3, c->outer_stride = c->dx_outer_stride = 32;
