@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-/* logsumexp in four rungs, one idea a rung. Each computes lse[r] = log sum_j exp(x[r,j]) of the same four rows:
+/* logsumexp in four rungs, one idea per rung. Each computes lse[r] = log sum_j exp(x[r,j]) of the same four rows:
  *
  *   row 0   log 1, log 2, ..., log 8    the exponentials are 1 to 8:              lse = log 36 = 3.583519
  *   row 1   1000, eight times           exp(1000) is no float, 8 equal terms:     lse = 1000 + log 8 = 1002.079442
- *   row 2   -inf, but for one 5         exp(-inf) is 0:                           lse = 5
+ *   row 2   -inf, except for one 5      exp(-inf) is 0:                           lse = 5
  *   row 3   -inf, eight times           the logarithm of nothing:                 lse = -inf
  *
- * and lk's backward the gradient of the sum of row 0, dx[j] = exp(x[j] - lse) = (j + 1) / 36.
+ * and lk's backward computes the gradient of row 0, dx[j] = exp(x[j] - lse) = (j + 1) / 36.
  *
  *   make example-logsumexp                            on a GPU, or on the CPU where there is none
  *   make BACKEND=cpu SAN=asan example-logsumexp       on the CPU, with symbols; then
  *   gdb build/cpu-asan/examples/logsumexp             and: break rung_2_kernel, run, next
  *
- * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, spelt so that it also runs on
+ * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, written so that it also runs on
  * the CPU.
  */
 #include <math.h>
@@ -30,7 +30,7 @@ typedef struct {
     float *lse;     /* [ROWS] */
 } rung_args;
 
-/* Rung 1: the formula, one thread a row. Right on paper; in float, exp overflows above 88 (row 1 becomes inf). */
+/* Rung 1: the formula, one thread per row. Right on paper; in float, exp overflows above 88 (row 1 becomes inf). */
 __global__ void rung_1_kernel(rung_args a)
 {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -68,7 +68,7 @@ __global__ void rung_3_kernel(rung_args a)
     a.lse[row] = lk_lse_log(state);
 }
 
-/* Rung 4: a warp a row. Neighbouring lanes read neighbouring elements, so a warp's load is one stretch of memory; then the
+/* Rung 4: a warp per row. Neighbouring lanes read neighbouring elements, so a warp's load is one stretch of memory; then the
  * lanes' states merge, which needs no second pass either. */
 __global__ void rung_4_kernel(rung_args a)
 {
@@ -82,7 +82,7 @@ __global__ void rung_4_kernel(rung_args a)
     if (lane == 0) a.lse[row] = lk_lse_log(state);
 }
 
-/* CUDA's calls and lk's return 0 or what went wrong. */
+/* CUDA's functions and lk's return 0 or an error. */
 static int failures;
 static void check(const char *what, int status)
 {
@@ -91,7 +91,7 @@ static void check(const char *what, int status)
     failures++;
 }
 
-/* Prints a rung's four results and holds them against the comment above; rung 1 is known to overflow in row 1. */
+/* Prints a rung's four results and compares them with the comment above; rung 1 overflows in row 1. */
 static void show(const char *name, rung_args a, int overflows)
 {
     const float expected[ROWS] = {3.583519f, overflows ? INFINITY : 1002.079442f, 5.0f, -INFINITY};
@@ -135,7 +135,7 @@ int main(void)
     check("rung 3", lk_launch(rung_3_kernel, 1, 32, 0, NULL, args));
     show("rung 3: the running state, one pass", args, 0);
     check("rung 4", lk_launch(rung_4_kernel, ROWS, 32, 0, NULL, args));
-    show("rung 4: a warp a row", args, 0);
+    show("rung 4: a warp per row", args, 0);
 
     lk_logsumexp_args call = {};
     call.x = x_device, call.lse = lse, call.outer = ROWS, call.cols = COLS;
