@@ -12,7 +12,7 @@
  *
  * A bench    is a static array of cases and, for each, a bench_case: the least traffic in bytes and four functions (fill,
  *            launch, naive, check); a fifth, workspace, where the operation needs scratch. A second array has the small calls
- *            whose host time is taken. bench_run() does the rest.
+ *            of which the host's time is measured. bench_run() does the rest.
  *
  * Buffers    A case gets sets of buffers: read (the inputs that count as traffic), write (the outputs that count), in and out
  *            (small tensors that do not count, such as lse). Launch i of a replay uses set i modulo the number of sets; all
@@ -26,8 +26,8 @@
  * Ceiling    A kernel that reads set->read and writes set->write and computes nothing, in 16-byte accesses, launched with the
  *            attributes of the operation (programmatic stream serialisation). All launch shapes get a few replays, the best
  *            two then alternate with the operation; the better median is the ceiling. It prefetches
- *            nothing before its wait for the launch in front. logsumexp's forward, cross_entropy and srms_norm do, while that
- *            one still runs, so that short ones may come above it. of_ceiling = ceiling ms / own ms.
+ *            nothing before it waits for the previous launch. logsumexp's forward, cross_entropy and srms_norm do, while that
+ *            launch still runs, so that short ones may be above the ceiling. of_ceiling = ceiling ms / own ms.
  *            On an H200 a ceiling over 3 % slower than it was measured before (bench_known_gb_per_s) makes the row
  *            "invalid: ceiling"; an of_ceiling above 1.03 makes it "invalid: above ceiling". Both are written all the same,
  *            with that note.
@@ -36,8 +36,8 @@
  *            One replay of the operation and one of bare alternate, 21 of each, and nothing else runs between them: both find
  *            the same card, hot or cool, so of_gemm = bare ms / own ms (medians) needs no rule about the card. The baseline
  *            alternates with bare by itself, 7 times, since the card rests in its passes over memory and bare is faster after
- *            it. Where bare is over 3 % off what a study of the H200 measured (known_ms), a note says so, for information:
- *            "card: bare 1.05 of the study's".
+ *            it. Where bare differs by over 3 % from an earlier study of the H200 (known_ms), a note says so, for
+ *            information: "card: bare 1.05 of the study's".
  *
  * Host       The time that the host spends in a call, 1000 calls of a small shape in stretches of 100 (matmuls: of 10) that
  *            wait for nothing; the median stretch. Printed as "host: ... us a call" behind the rows, no CSV.

@@ -16,15 +16,15 @@ Inputs     The same tensors for everyone, several sets of them, more than four t
 Clocks     call_ms: the L2 is flushed, the GPU is idle, then one call from Python, from the event before to the event after it:
            launch overhead is in it. kernel_ms: the kernels alone, either a CUDA graph of calls over all sets in turn, replay
            time / calls (kernel_clock graph), or for what cannot be captured the profiler's sum of kernel times of such calls
-           (kernel_clock profiler). Medians of 21; of what takes over 10 ms, of as many as 0.2 s hold, at least 7.
+           (kernel_clock profiler). Medians of 21; of fewer, as many as take 0.2 s and at least 7, where one takes over 10 ms.
 Errors     ||value - right|| / ||right|| of every output and gradient, right being the formula in float64 on the same inputs.
 Memory     extra_mb: the peak during a call beyond inputs, upstream gradients and results, in MiB. What forward keeps for
            backward counts, in backward too.
 Ceiling    The time of a plain kernel with the same reads and writes, from lk's own bench (bench/results/<gpu>.csv) where it has
            the case (ceiling_from bench), cases of less and of more traffic (bench between) or of less alone (bench beyond);
            else a copy by torch of as many bytes, timed here (copy). linear_cross_entropy: the bare matmuls by torch, their
-           vocabulary in whole eights, timed here (matmul). forward_backward: the sum of both directions, but for cross_entropy
-           one read and one write, and for linear_cross_entropy three matmuls.
+           vocabulary in whole eights, timed here (matmul). forward_backward: the sum of both directions; for cross_entropy
+           one read and one write, for linear_cross_entropy three matmuls.
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.

@@ -303,10 +303,10 @@ def span(values):
 
 def readme(rows, path):
     groups, stem = grouped(rows), os.path.splitext(path)[0]
-    print("lk, PyTorch and other libraries on the same tensors, in one process but for those named below and, where a run was",
-          "taken up again (`--resume`), the rest of the case at which it had stopped",
+    print("lk, PyTorch and other libraries on the same tensors, in one process, except for those named below and for the case at",
+          "which a stopped run was continued (`--resume`)",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
-          "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 stand at 1.3.",
+          "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 are drawn at 1.3.",
           sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
@@ -350,12 +350,12 @@ def readme(rows, path):
               if "lk" in row_of and not (row_of["lk"]["call_ms"] and right(row_of["lk"]))]
     if broken:
         print(f"lk failed: {listed(broken)}.")
-    apart = collections.defaultdict(dict)
+    separate = collections.defaultdict(dict)
     for (op, *_), row_of in groups.items():
-        apart[op].update({row["provider"]: None for row in row_of.values() if row["commit"] != row_of.get("lk", row)["commit"]})
-    apart = [f"{op} ({', '.join(providers)})" for op, providers in apart.items() if providers]
-    if apart:
-        print(f"In some cases in a run of their own, not beside lk: {'; '.join(apart)}.")
+        separate[op].update({row["provider"]: None for row in row_of.values() if row["commit"] != row_of.get("lk", row)["commit"]})
+    separate = [f"{op} ({', '.join(providers)})" for op, providers in separate.items() if providers]
+    if separate:
+        print(f"In some cases in a separate run, not beside lk: {'; '.join(separate)}.")
     gone = unique(f"{row['provider']} ({row['note'].removeprefix('missing: ')})" for row in rows
                   if not row["direction"] and row["note"].startswith("missing"))
     if gone:

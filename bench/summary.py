@@ -68,7 +68,7 @@ def losses(groups, stem):
     yield f"- Called from Python by ctypes, which costs more than a small op's kernels: in {called} of {calls} cases."
     yield ""
     commits = sorted({row["commit"] for row_of in groups.values() for row in row_of.values() if row["commit"]})
-    yield f"The comparison was measured at {', '.join(commits)}; its page says whose code has changed since."
+    yield f"The comparison was measured at {', '.join(commits)}; its page names the ops that have changed since."
     yield ""
     yield f"[All losses, plots and errors]({stem}.md) · [all of lk's own rows]({stem.removesuffix('-compare')}.md)"
 
