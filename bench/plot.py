@@ -267,7 +267,7 @@ def slower(groups, column):
         ratios = [ratio for ratio, _ in cases]
         times = " to ".join(unique(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))
         names = "; ".join(case for _, case in cases) if len(cases) < 4 else f"{len(cases)} cases, the worst {max(cases)[1]}"
-        texts.append(f"- {op} {title}: {times} times {name} ({names})")
+        texts.append(f"- {op} {title}: lk takes {times} times as long as {name} ({names})")
     return texts, sum(map(len, found.values())), compared
 
 

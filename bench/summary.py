@@ -62,10 +62,10 @@ def table(results, groups):
 def losses(groups, stem):
     kernels, count, compared = plot.slower(groups, "kernel_ms")
     _, called, calls = plot.slower(groups, "call_ms")
-    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases. The worst:"
+    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\* by the profiler). The worst:"
     yield ""
     yield from kernels[:4]
-    yield f"- Called from Python by ctypes, which costs more than a small op's kernels: in {called} of {calls} cases."
+    yield f"- Called from Python by ctypes, which costs more than a small op's kernels, lk is slower in {called} of {calls} cases."
     yield ""
     commits = sorted({row["commit"] for row_of in groups.values() for row in row_of.values() if row["commit"]})
     yield f"The comparison was measured at {', '.join(commits)}; its page names the ops that have changed since."

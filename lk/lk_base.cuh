@@ -16,8 +16,8 @@
 #error "lk needs C++17 or later: -std=c++17"
 #endif
 
-/* The version of these headers, as one number too: 200 for 0.2.0. lk_version() is that of the compiled functions. A new minor
- * version may change the structs below 1.0; a new patch version never does. */
+/* The version of these headers, as one number too: 200 for 0.2.0. lk_version() is that of the compiled functions. Before
+ * 1.0 a new minor version may change the structs; a new patch version never does. */
 #define LK_VERSION_MAJOR 0
 #define LK_VERSION_MINOR 2
 #define LK_VERSION_PATCH 0
@@ -26,9 +26,10 @@
 /* The CUDA runtime's own typedef, repeated so that C code needs no CUDA header. */
 typedef struct CUstream_st *cudaStream_t;
 
-/* What a launcher returns: 0, one of these, or a positive cudaError_t. Arguments are checked in this order. After a negative
- * status nothing was launched and nothing was written. A positive status comes from CUDA. The outputs are then undefined, since
- * an earlier launch of the same call may have run. CUDA's own last error (cudaGetLastError) is set too. */
+/* What a launcher returns: 0, one of these, or a positive cudaError_t. Arguments are checked in this order. After LK_ERR_NULL
+ * to LK_ERR_WORKSPACE nothing was launched and nothing was written. A positive status comes from CUDA. After that, and after
+ * LK_ERR_CUBLAS, the outputs are undefined, since an earlier launch of the same call may have run. With a positive status
+ * CUDA's own last error (cudaGetLastError) is set too. */
 typedef int lk_status;
 enum {
     LK_OK = 0,

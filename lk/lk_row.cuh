@@ -2,7 +2,7 @@
 /* lk_row.cuh - what kernels of rows stand on: sums over the threads of a row, and the running states of a log-sum-exp (lk_lse)
  * and of a cross entropy (lk_ce_row).
  *
- * A team owns a row: 1 to 32 lanes, a block, or a cluster of blocks. Each thread makes the state of its own columns; then the
+ * A team owns a row: 1 to 32 lanes, a block, or a cluster of blocks. Each thread makes the state of its own columns. Then the
  * states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
  *
  * Needs: lk_base.cuh, lk_ptx.cuh.
@@ -25,13 +25,7 @@ LK_DEVICE float lk_sum_warp(float x, int team = 32)
     return x;
 }
 
-/* The sums of N values per thread over all threads of a block, or of all blocks of a cluster, in a fixed order.
- * Called by: every thread of every block, whose threads are a multiple of 32. number: 0, 1, 2, ... for a kernel's successive
- * calls. In a cluster lk_cluster_begin() and lk_cluster_ready() come before the first call. ALONE: no launch has clusters.
- * Result: in every thread.
- * Shared memory: its own, two halves for even and odd numbers, so that one barrier per call is enough: a thread that writes a
- * half again has passed the barrier of the call between, which no thread reaches before it has read. A peer may end after its
- * last call. */
+/* Before a kernel's first use of the cluster's shared memory: begin anywhere, then ready. */
 LK_DEVICE void lk_cluster_begin(void)
 {
     if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
@@ -41,6 +35,14 @@ LK_DEVICE void lk_cluster_ready(void)
     if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run: their shared memory may be written */
 }
 
+/* The sums of N values per thread over all threads of a block, or of all blocks of a cluster (at most 8), in a fixed order.
+ * Called by: every thread of the cluster's blocks, whose threads are a multiple of 32. number: 0, 1, 2, ... for a kernel's
+ * successive calls. In a cluster lk_cluster_begin() and lk_cluster_ready() come before the first call. ALONE: the kernel is
+ * never launched with clusters.
+ * Result: in every thread.
+ * Shared memory: its own, two halves, so that one barrier per call is enough. Calls 0 and 2 write the same half. To write in
+ * call 2 a thread has passed call 1's barrier, and by then all threads have read the results of call 0. A peer may end after
+ * its last call: no other block writes into its memory any more. */
 template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N], int number)
 {
     constexpr int HALF = (ALONE ? 1 : 8) * 32 * N; /* blocks of 32 warps */

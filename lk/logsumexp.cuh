@@ -10,30 +10,31 @@
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/logsumexp.cuh"               #include "lk/logsumexp.cuh"
  *                LK_DEFINE_LOGSUMEXP(bf16)                 LK_DECLARE_LOGSUMEXP(bf16)
- *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
+ *            T is f32, f16 or bf16. Then, from C, asynchronously on the caller's stream, in a graph too:
  *                lk_logsumexp_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
  *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
  *                args.dlse = dlse, args.dx = dx;
  *                status = lk_logsumexp_backward_bf16(&args, stream);       (reads x and the lse that forward wrote)
  *            lk_lse in lk_row.cuh is the running state (empty, add, merge, log) for kernels of your own.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the queries answer 0.
- * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low and dlse are always
- *            packed. A NULL dlse means 1, not 0.
- * Numerics   Sums, lse and dlse are float. |lse error| <= 8 2^-24 (max |scale x| + log cols + 1).
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: its functions ..._workspace_bytes_<T> return 0 bytes.
+ * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded and dlse
+ *            are always packed. A NULL dlse means 1, not 0.
+ * Numerics   Sums, lse and dlse are float. |lse error| <= 8 * 2^-24 (max |scale x| + log cols + 1).
  *            A gradient has a relative error of (4 + |scale x - lse|) 2^-23, plus the absolute error of the lse it is given.
- *            It is rounded to T once. Rounding lse to float costs 2^-24 |lse|: gradients are off by 3e-5 for values near 1e3,
- *            by 5e-4 near 1e4.
- *            lse_low keeps what that rounding took off. With r the range of scale x, at most 56, and |scale x| <= 2^24:
- *                |lse + lse_low - log sum exp(scale x)| <= 8 2^-24 (r + log cols + 1)
- *            wherever the values lie: a term's error grows with its distance from another value of its row, and the rounding
- *            of scale x and of the maximum's product with log2 e is computed exactly. With lse_low a gradient has a relative
- *            error of (7 + |scale x - lse| + 2 |lse_low|) 2^-23, plus the absolute error of lse + lse_low. Beyond 2^24 lse_low
- *            still helps. From 2^28 on the rounding of scale x is left out.
+ *            It is rounded to T once. Rounding lse to float costs up to half a unit in its last place: 3e-5 in gradients for
+ *            values near 1e3, 5e-4 near 1e4.
+ *            lse_low keeps what that rounding took off. For |scale x| <= 2^24, with r the range of scale x in the row, and 56
+ *            where that is more:
+ *                |lse + lse_low - log sum exp(scale x)| <= 8 * 2^-24 (r + log cols + 1)
+ *            However large the values are: a term's error grows with its distance from another value of its row, and the
+ *            rounding errors of scale x and of the maximum's product with log2 e are computed and added back. With lse_low a
+ *            gradient has a relative error of (7 + |scale x - lse| + 2 |lse_low|) 2^-23, plus the absolute error of
+ *            lse + lse_low. Beyond 2^24 lse_low still helps. From 2^28 on the rounding error of scale x is not added back.
  *            Where exp(scale x - lse) is below 2^-126 it counts as 0, and the gradient is 0.
- *            Special values: -inf adds nothing, and its dx is 0. A row of -inf has lse = -inf and dx = 0. +inf: lse = +inf, dx
- *            is NaN at the infinite elements and 0 at finite ones. NaN: lse and the row's dx are NaN. cols = 0: lse = -inf.
- *            Where lse is not finite lse_low is 0.
- *            PyTorch rounds lse to T; lse_rounded is the same. bench/results/choices.md has errors beside PyTorch's.
+ *            Special values of scale x: -inf adds nothing, and its dx is 0. A row of -inf has lse = -inf and dx = 0. With +inf
+ *            lse is +inf, and dx is NaN at the infinite elements, 0 at finite ones. With NaN lse and the row's dx are NaN.
+ *            cols = 0: lse = -inf. Where lse is not finite lse_low is 0.
+ *            PyTorch rounds lse to T, as lse_rounded does. bench/results/choices.md has errors beside PyTorch's.
  * Traffic    forward reads x once. backward reads x once and writes dx once. Nothing is copied for inner > 1.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
@@ -47,7 +48,7 @@
 enum {
     LK_LOGSUMEXP_AUTO = 0,
     LK_LOGSUMEXP_WARP = 1,    /* a team of 1 to 32 lanes per row; rows are contiguous (inner = 1, col_stride = 1) */
-    LK_LOGSUMEXP_BLOCK = 2,   /* a block per row, in backward one or more; rows are contiguous */
+    LK_LOGSUMEXP_BLOCK = 2,   /* a block per row, in backward one or more blocks; rows are contiguous */
     LK_LOGSUMEXP_CLUSTER = 3, /* forward only, sm_90 and later: a cluster of blocks per row; rows are contiguous */
     LK_LOGSUMEXP_COLUMN = 4   /* any shape and strides: neighbouring threads take neighbouring rows */
 };
@@ -56,29 +57,30 @@ enum {
 typedef struct {
     const void *x;           /* F B in        T [outer, cols, inner]; inner is contiguous */
     float *lse;              /* F out, B in   f32 [outer, inner] packed; F: NULL to skip */
-    float *lse_low;          /* F out, B in   f32 [outer, inner] packed, what rounding took off lse; F: NULL to skip; B: 0 */
+    float *lse_low;          /* F out, B in   f32 [outer, inner] packed, the rounding of lse; NULL: skip in F, 0 in B */
     void *lse_rounded;       /* F out         T [outer, inner] packed, lse rounded to T; NULL to skip */
     const float *dlse;       /* B in          f32 [outer, inner] packed, the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out         T [outer, cols, inner]; may be x */
     int64_t outer;           /* at least 0 */
     int64_t cols;            /* at least 0 */
-    int64_t inner;           /* at least 0; 0 means 1 */
-    int64_t outer_stride;    /* elements between x[o] and x[o+1]; 0 means packed, cols col_stride */
-    int64_t col_stride;      /* elements between x[o,c] and x[o,c+1]; 0 means packed, inner */
+    int64_t inner;           /* at least 0; 0 means 1: an empty dimension cannot be given */
+    int64_t outer_stride;    /* elements between x[o] and x[o+1]; 0 means packed: cols * col_stride */
+    int64_t col_stride;      /* elements between x[o,c] and x[o,c+1]; 0 means packed: inner */
     int64_t dx_outer_stride; /* B: of dx; 0 means packed, or the stride of x where dx is x */
     int64_t dx_col_stride;   /* B: likewise */
     float scale;             /* any finite value; 0 means 1 */
     int path;                /* LK_LOGSUMEXP_*; 0 chooses */
 } lk_logsumexp_args;
 
-/* Errors, in the order of the checks (lk/README.md has the rules of all ops):
- *   LK_ERR_NULL       x is NULL; in backward lse or dx; every output
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
+ *   LK_ERR_NULL       x, in backward also lse or dx, is NULL and has elements; all outputs are NULL
  *   LK_ERR_SHAPE      a negative size or stride; a tensor of more than 2^62 elements with its gaps; elements of dx that overlap
+ *                     (those of x may)
  *   LK_ERR_VALUE      scale is not finite; path is none of the enum
  *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
  *                     CLUSTER in backward, or in code for less than sm_90
- * Packed rows, or packed vectors of rows, that start on 16 bytes are fastest. Slower: rows of dx and x with different addresses
- * modulo 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
+ * Fastest: packed rows that start on 16 bytes; with inner > 1, columns that do. Slower: rows of dx and x with different
+ * addresses modulo 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
 
 #define LK_DECLARE_LOGSUMEXP(T)                                                                                                \
     LK_PROTOTYPES(logsumexp, forward, T)                                                                                       \
