@@ -16,8 +16,8 @@
 #include "simt.h"
 #include "vector_types.h"
 
-/* ---- keywords ----------------------------------------------------------------------------------------------------------------------------
-   No __shared__: shared memory is declared by LK_SHARED and LK_DYN_SMEM. No __noinline__ either: as a macro it breaks libstdc++. */
+/* ---- keywords -----------------------------------------------------------------------------------------------------------
+   No __shared__: simt_ptx.h has macros for shared memory. No __noinline__ either: as a macro it breaks libstdc++. */
 
 #define __global__
 #define __device__
@@ -41,14 +41,7 @@ static inline const dim3 &simt_block_dim(void) { return simt_here->block_dim; }
 static inline const dim3 &simt_grid_dim(void) { return simt_here->grid_dim; }
 static const int warpSize = 32;
 
-/* LK_SHARED(float, tile, [32][33]); LK_SHARED(int, flag, );  LK_DYN_SMEM(struct my_smem, smem) makes `smem` a reference to it. */
-#define LK_SHARED(type, name, extent)                                                                                                  \
-    using simt_type_##name = type extent;                                                                                               \
-    static const simt_variable simt_variable_##name = {#name, sizeof(simt_type_##name), alignof(simt_type_##name), __FILE__, __LINE__}; \
-    simt_type_##name &name = *(simt_type_##name *)simt_shared(&simt_variable_##name)
-#define LK_DYN_SMEM(type, name) type &name = *(type *)simt_dynamic_shared(sizeof(type))
-
-/* ---- launch types ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- launch types ---------------------------------------------------------------------------------------------------- */
 
 typedef enum cudaLaunchAttributeID {
     cudaLaunchAttributeIgnore = 0,
@@ -87,7 +80,7 @@ typedef enum cudaFuncAttribute {
     cudaFuncAttributeNonPortableClusterSizeAllowed = 14,
 } cudaFuncAttribute;
 
-/* ---- launches, and calls that take a kernel -------------------------------------------------------------------------------------------------- */
+/* ---- launches, and calls that take a kernel -------------------------------------------------------------------------- */
 
 cudaError_t simt_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value);
 cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *attributes, const void *kernel);
