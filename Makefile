@@ -53,7 +53,7 @@ else
 simt := tests/simt
 compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
 link = $(CXX) $(san_$(SAN)) -pthread
-engine := $(out)/simt/engine.o $(out)/simt/runtime.o
+engine := $(patsubst $(simt)/%.cpp,$(out)/simt/%.o,$(filter-out $(simt)/test_%,$(wildcard $(simt)/*.cpp)))
 library := $(out)/liblk_simt.so
 exports := -Wl,--version-script=$(out)/lib/exports
 link_from_c = $(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@

@@ -14,7 +14,7 @@ extern "C" {
 #define SIMT_DEFAULT(value)
 #endif
 
-/* ---- types ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- types ----------------------------------------------------------------------------------------------------------- */
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -107,7 +107,7 @@ struct cudaDeviceProp {
     int cooperativeLaunch, clusterLaunch, maxBlocksPerMultiProcessor;
 };
 
-/* ---- runtime calls ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- runtime calls --------------------------------------------------------------------------------------------------- */
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes);
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream);

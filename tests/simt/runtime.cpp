@@ -89,7 +89,7 @@ static int device_code(int device) {
     return older(device) && code > 80 ? 80 : code;
 }
 
-/* ---- errors -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------------------------------- */
 
 static const struct { cudaError_t error; const char *name, *text; } error_table[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
@@ -170,7 +170,7 @@ std::string simt_symbol_name(const void *address) {
     return found;
 }
 
-/* ---- streams and capture -------------------------------------------------------------------------------------------------------------------- */
+/* ---- streams and capture --------------------------------------------------------------------------------------------- */
 
 static bool is_default(cudaStream_t stream) { return !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread; }
 
@@ -304,7 +304,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
     return cudaSuccess;
 }
 
-/* ---- events ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------------------------------- */
 
 static double now_ms(void) {
     struct timespec t;
@@ -335,7 +335,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------------------------------- */
 
 static cudaError_t allocate(void **pointer, size_t bytes, int host) {
     *pointer = NULL;
@@ -437,7 +437,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return cudaSuccess;
 }
 
-/* ---- the device ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------------------------------ */
 
 static bool no_such_device(int device) { return device < 0 || device >= device_count(); }
 cudaError_t cudaGetDevice(int *device) { *device = current_device; return cudaSuccess; }
@@ -499,62 +499,21 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     return cudaSuccess;
 }
 
-/* ---- tensor maps ------------------------------------------------------------------------------------------------------- */
-
-static_assert(sizeof(simt_tensor) <= sizeof(CUtensorMap), "a map holds its description");
-
-/* Checks what CUDA's documentation demands, and refuses as not supported what it allows and the engine does not know. */
-static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *size,
-                             const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps,
-                             CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                             CUtensorMapFloatOOBfill fill) {
-    const unsigned spans[] = {0, 32, 64, 128};
-    simt_tensor t = simt_tensor();
-    if (!map || (uintptr_t)map % 64 || rank < 1 || rank > 5 || !address || (uintptr_t)address % 16)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!size || (rank > 1 && !strides) || !box || !steps || (unsigned)promotion > 3) return CUDA_ERROR_INVALID_VALUE;
-    if (type > CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || interleave > CU_TENSOR_MAP_INTERLEAVE_32B ||
-        swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B || fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 &&
-        type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (interleave || swizzle > CU_TENSOR_MAP_SWIZZLE_128B || fill || rank > 3) return CUDA_ERROR_NOT_SUPPORTED;
-    t.element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-    for (unsigned i = 0; i < rank; i++) {
-        if (!size[i] || size[i] > (cuuint64_t)1 << 32) return CUDA_ERROR_INVALID_VALUE;
-        if (!box[i] || box[i] > 256 || !steps[i] || steps[i] > 8) return CUDA_ERROR_INVALID_VALUE;
-        if (i && (strides[i - 1] % 16 || strides[i - 1] >= (cuuint64_t)1 << 40)) return CUDA_ERROR_INVALID_VALUE;
-        if (steps[i] != 1) return CUDA_ERROR_NOT_SUPPORTED;
-        t.size[i] = (int64_t)size[i];
-        t.box[i] = box[i];
-        if (i) t.stride[i - 1] = (int64_t)strides[i - 1];
-    }
-    if (box[0] * t.element % 16 || (swizzle && box[0] * t.element > spans[swizzle])) return CUDA_ERROR_INVALID_VALUE;
-    t.magic = SIMT_TENSOR_MAGIC;
-    t.base = (char *)address;
-    t.rank = rank;
-    t.type = type;
-    t.span = spans[swizzle];
-    memset(map, 0, sizeof *map);
-    memcpy(map, &t, sizeof t);
-    return CUDA_SUCCESS;
-}
+/* ---- functions of the driver ----------------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result) {
-    const PFN_cuTensorMapEncodeTiled_v12000 encode = encode_tiled;
     if (!symbol || !function || flags > cudaEnablePerThreadDefaultStream) return note(cudaErrorInvalidValue);
     const bool range = !strcmp(symbol, "cuMemGetAddressRange"), known = range || !strcmp(symbol, "cuTensorMapEncodeTiled");
     const bool old = version < (range ? 3020 : 12000);
-    *function = !known || old ? NULL : range ? (void *)address_range : (void *)encode;
+    *function = !known || old ? NULL : range ? (void *)address_range : simt_tensor_encoder();
     if (result)
         *result = !known ? cudaDriverEntryPointSymbolNotFound
                   : old ? cudaDriverEntryPointVersionNotSufficent : cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
 
-/* ---- kernels: attributes, occupancy, launch ------------------------------------------------------------------------------------------------- */
+/* ---- kernels: attributes, occupancy, launch -------------------------------------------------------------------------- */
 
 cudaError_t simt_func_set_attribute(const void *kernel, cudaFuncAttribute attribute, int value) {
     {

@@ -3,7 +3,7 @@
 #ifndef SIMT_DEVICE_H
 #define SIMT_DEVICE_H
 
-/* ---- barriers and fences ------------------------------------------------------------------------------------------------------------------ */
+/* ---- barriers and fences --------------------------------------------------------------------------------------------- */
 
 static inline void __syncthreads(SIMT_SITE) { simt_block_barrier(0, file, line); }
 static inline int __syncthreads_count(int predicate, SIMT_SITE) { return simt_block_barrier(predicate, file, line); }
@@ -16,7 +16,7 @@ static inline void __threadfence_system(void) {}
 static inline void __nanosleep(unsigned, SIMT_SITE) { simt_yield(file, line); }
 static inline void __trap(SIMT_SITE) { simt_fail(file, line, "__trap"); }
 
-/* ---- warp operations ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- warp operations ------------------------------------------------------------------------------------------------- */
 
 template <typename T> static inline T simt_shuffle(unsigned mask, T value, unsigned source, const char *file, int line) {
     static_assert(std::is_arithmetic<T>::value && (sizeof(T) == 4 || sizeof(T) == 8), "shuffles take the 4 and 8 byte types");
@@ -71,7 +71,7 @@ static inline void simt_stmatrix(void *shared_row, unsigned a, unsigned b, unsig
     for (unsigned i = 0; i < 4; i++) ((unsigned *)rows[8 * i + lane / 4])[lane % 4] = value[i];
 }
 
-/* ---- atomics ---------------------------------------------------------------------------------------------------------------------------------
+/* ---- atomics ------------------------------------------------------------------------------------------------------------
    Acquire-release, stronger than CUDA's relaxed ones: fences are not modelled, so the order that a fence beside an atomic gives is had here. */
 
 #define SIMT_ATOMIC(name, type, expression)                                                                  \
@@ -111,7 +111,7 @@ static inline int atomicCAS(int *at, int compare, int value) { return (int)atomi
 #undef SIMT_ATOMIC_INTEGER
 #undef SIMT_ATOMIC
 
-/* ---- bits ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- bits ------------------------------------------------------------------------------------------------------------ */
 
 #define SIMT_BIT_CAST(name, to, from) static inline to name(from value) { to bits; __builtin_memcpy(&bits, &value, sizeof bits); return bits; }
 SIMT_BIT_CAST(__float_as_uint, unsigned, float)
@@ -146,7 +146,7 @@ static inline float atomicAdd(float *at, float value) {
 }
 static inline float atomicExch(float *at, float value) { return __uint_as_float(atomicExch((unsigned *)at, __float_as_uint(value))); }
 
-/* ---- arithmetic ------------------------------------------------------------------------------------------------------------------------------
+/* ---- arithmetic ---------------------------------------------------------------------------------------------------------
    The approximate functions are as exact as libm here: limits of accuracy are judged on a GPU. */
 
 static inline float rsqrtf(float x) { return (float)(1.0 / sqrt((double)x)); }
@@ -206,7 +206,7 @@ static inline long long clock64(void) {
     return __atomic_add_fetch(&ticks, 1, __ATOMIC_RELAXED);
 }
 
-/* ---- loads and stores with cache hints, which fault on what the GPU would fault on --------------------------------------------------------- */
+/* ---- loads and stores with cache hints, which fault on what the GPU would fault on ----------------------------------- */
 
 template <typename T> static inline T *simt_aligned(T *at, const char *file, int line) {
     static_assert(sizeof(T) <= 16, "one access moves at most 16 bytes");

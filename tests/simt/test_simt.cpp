@@ -47,7 +47,7 @@ template <typename... P, typename... A> static cudaError_t launch(void (*kernel)
     return launch_cluster(kernel, grid, block, 1, 0, args...);
 }
 
-/* ---- kernels that are right ------------------------------------------------------------------------------------------------------------------ */
+/* ---- kernels that are right ------------------------------------------------------------------------------------------ */
 
 static inline unsigned linear_thread(void) { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
@@ -180,7 +180,7 @@ __global__ void atomics_kernel(int *out) {
     if (blockIdx.x == 0 && threadIdx.x == 0) atomicExch(&out[6], 5);
 }
 
-/* ---- positive cases ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- positive cases -------------------------------------------------------------------------------------------------- */
 
 static int count_other_than(int value, int count) {
     int bad = 0;
@@ -246,7 +246,7 @@ static int case_intrinsics(void) {
     return bad;
 }
 
-/* ---- the runtime calls ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the runtime calls ----------------------------------------------------------------------------------------------- */
 
 __global__ void nothing_kernel(int *) {}
 __global__ void increment_kernel(int *out) { out[threadIdx.x]++; }
@@ -471,7 +471,7 @@ static int case_host_threads(void) {
     return bad[0] + bad[1] + bad[2] + bad[3];
 }
 
-/* ---- kernels that are wrong --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- kernels that are wrong ------------------------------------------------------------------------------------------ */
 
 __global__ void divergent_barriers_kernel(int *) {
     if (threadIdx.x < 32) __syncthreads();
@@ -609,7 +609,7 @@ template <int warps> __global__ void no_barrier_kernel(int *out) {
     out[threadIdx.x] = x[warps * 32 - 1 - threadIdx.x];
 }
 
-/* ---- mbarriers and asynchronous copies, right and in every way wrong -------------------------------------------------- */
+/* ---- mbarriers and asynchronous copies, right and in every way wrong ------------------------------------------------- */
 
 enum {
     SLOTS = 3, SLOT_INTS = 64, SLOT_BYTES = SLOT_INTS * 4, TILES = 8,
@@ -962,7 +962,7 @@ static int case_st_async(void) {
     return bad;
 }
 
-/* ---- tensor copies, wgmma, named barriers, right and in every way wrong ------------------------------------------------ */
+/* ---- tensor copies, wgmma, named barriers, right and in every way wrong ---------------------------------------------- */
 
 static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, int rank, void *at, const cuuint64_t *size,
                        const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapSwizzle swizzle) {
@@ -1568,14 +1568,14 @@ static const negative negatives[] = {
     {"no wait for a full slot", "still being filled|nobody has waited|could see its end|deadlock", launch_ring<NO_FULL_WAIT>,
      0},
     {"a thread does not arrive", "1 of 64 arrivals missing", launch_ring<MISSING_ARRIVE>, 1},
-    {"no proxy fence before a bulk store", "none has executed lk_fence_proxy_async_shared", launch_ring<NO_FENCE>, 1},
+    {"no proxy fence before a bulk store", "none has executed fence.proxy.async", launch_ring<NO_FENCE>, 1},
     {"a slot loaded before its store has read", "source of the bulk store", launch_ring<NO_READ_WAIT>, 1},
     {"a slot written before its store has read", "written to before the wait", launch_ring<WRITE_BEFORE_WAIT>, 0},
     {"a bulk store not waited for", "has not waited for its bulk group", launch_ring<NO_LAST_WAIT>, 1},
     {"a bulk store not committed", "has not committed", launch_ring<NO_LAST_COMMIT>, 1},
     {"a load nobody waits for", "on their way|nobody has waited", launch_ring<NOBODY_WAITS>, 1},
     {"mbarrier without init", "not an initialised mbarrier", launch_ring<NO_INIT>, 1},
-    {"mbarrier without its init's fence", "no lk_fence_mbarrier_init", launch_ring<NO_INIT_FENCE>, 1},
+    {"mbarrier without its init's fence", "no fence.mbarrier_init", launch_ring<NO_INIT_FENCE>, 1},
     {"mbarrier initialised twice", "is in use", launch_ring<INIT_TWICE>, 1},
     {"mbarrier initialised by two threads", "is in use", launch_ring<INIT_BY_TWO>, 1},
     {"misaligned shared address of a bulk load", "shared address", launch_ring<UNALIGNED_SHARED>, 1},
@@ -1608,12 +1608,12 @@ static const negative negatives[] = {
     {"bulk prefetch: past its source", "leave their allocation", launch_stages<PREFETCH_PAST_INPUT>, 2},
     {"prefetch: past its source", "leave their allocation", launch_stages<PREFETCH_BEYOND>, 3},
     {"cp.async: too many", "more than 128 copies", launch_stages<TOO_MANY_COPIES>, 1},
-    {"st.async: a wait at block scope", "that takes lk_mbarrier_wait_parity_cluster", launch_st_async<CTA_SCOPE>, 1},
+    {"st.async: a wait at block scope", "the wait needs cluster scope", launch_st_async<CTA_SCOPE>, 1},
     {"st.async: wrong parity", "wrong parity", launch_st_async<ST_ASYNC_PARITY>, 0},
     {"st.async: barrier in another block", "is in rank", launch_st_async<BAR_ELSEWHERE>, 1},
     {"st.async: misaligned", "not a multiple of 8", launch_st_async<ST_ASYNC_ODD>, 1},
     {"st.async: a peer gone", "rank 1", launch_st_async<PEER_GONE>, 1},
-    {"st.async: no init fence", "no lk_fence_mbarrier_init", launch_st_async<NO_INIT_FENCE>, 1},
+    {"st.async: no init fence", "no fence.mbarrier_init", launch_st_async<NO_INIT_FENCE>, 1},
     {"remote arrive: a peer not started", "before the first cluster barrier", launch_st_async<BEFORE_START>, 1},
     {"box: misaligned shared address", "not a multiple of 128", launch_box<BOX_UNALIGNED>, 1},
     {"box: fewer bytes announced", "too many", launch_box<BOX_BYTES_SHORT>, 1},
@@ -1622,20 +1622,20 @@ static const negative negatives[] = {
     {"box: a map in shared memory", "is in shared memory", launch_box<BOX_MAP_SHARED>, 1},
     {"box: a misaligned map", "not aligned to 64", launch_box<BOX_MAP_UNALIGNED>, 1},
     {"box: no map", "is not a tensor map", launch_box<BOX_NOT_A_MAP>, 1},
-    {"box: a prefetch of no map", "lk_prefetch_tensormap", launch_box<BOX_PREFETCH>, 1},
+    {"box: a prefetch of no map", "prefetch.tensormap", launch_box<BOX_PREFETCH>, 1},
     {"box: rows narrower than the swizzle", "rows of 64 bytes in a swizzle of 128", launch_box<BOX_NARROW>, 1},
     {"box: a matrix larger than its allocation", "leave", launch_box<BOX_PAST_MATRIX>, 2},
     {"box: two loads into one place", "still being filled", launch_box<BOX_OVERWRITTEN>, 1},
-    {"box: no proxy fence before a store", "none has executed lk_fence_proxy_async_shared", launch_box<BOX_NO_FENCE>, 1},
+    {"box: no proxy fence before a store", "none has executed fence.proxy.async", launch_box<BOX_NO_FENCE>, 1},
     {"box: source written before the wait", "written to before the wait", launch_box<BOX_SOURCE_CHANGED>, 0},
     {"box: a store not waited for", "has not waited for its bulk group", launch_box<BOX_NOT_WAITED>, 1},
     {"box: misaligned source of a store", "not a multiple of 128", launch_box<BOX_STORE_UNALIGNED>, 1},
     {"box: an addition of 16-bit elements", "adds floats alone", launch_box<BOX_ADD_BF16>, 1},
     {"multicast: a block not in the cluster", "a mask of 0x4 in a cluster of 2", launch_cast_of_two<CAST_OUT_OF_CLUSTER>, 1},
     {"multicast: a peer gone", "rank 1", launch_cast_of_two<CAST_PEER_GONE>, 1},
-    {"multicast: a peer not started", "before the first cluster barrier|no lk_fence_mbarrier_init|not an initialised mbarrier",
+    {"multicast: a peer not started", "before the first cluster barrier|no fence.mbarrier_init|not an initialised mbarrier",
      launch_cast_of_two<CAST_BEFORE_START>, 1},
-    {"wgmma: no fence", "no lk_wgmma_fence before the first", launch_wrong_product<P_NO_FENCE>, 1},
+    {"wgmma: no fence", "no wgmma.fence before the first", launch_wrong_product<P_NO_FENCE>, 1},
     {"wgmma: sums touched and no fence", "has touched its sums", launch_wrong_product<P_FENCE_MISSING_LATER>, 1},
     {"wgmma: registers of A and no fence", "this use of registers for A", launch_wrong_product<P_REGISTER_NO_FENCE>, 1},
     {"wgmma: a group not committed", "2 wgmma that it has not committed", launch_wrong_product<P_NO_COMMIT>, 1},
@@ -1653,14 +1653,14 @@ static const negative negatives[] = {
     {"wgmma: an operand's stride", "512 bytes from atom to atom", launch_wrong_product<P_STRIDE>, 1},
     {"wgmma: an operand's swizzle", "not of a 128-byte swizzle", launch_wrong_product<P_SWIZZLE>, 1},
     {"wgmma: an operand past its variable", "past the end of a shared variable", launch_wrong_product<P_PAST>, 1},
-    {"wgmma: no proxy fence", "none has executed lk_fence_proxy_async_shared", launch_wrong_product<P_THREADS_WROTE>, 1},
-    {"wgmma: no proxy fence, the second time", "executed lk_fence_proxy_async_shared", launch_wrong_product<P_WROTE_AGAIN>, 1},
+    {"wgmma: no proxy fence", "none has executed fence.proxy.async", launch_wrong_product<P_THREADS_WROTE>, 1},
+    {"wgmma: no proxy fence, the second time", "executed fence.proxy.async", launch_wrong_product<P_WROTE_AGAIN>, 1},
     {"wgmma: operand not landed", "still being filled", launch_wrong_product<P_NOT_LANDED>, 1},
     {"wgmma: operand written before the wait", "written to before the wait", launch_wrong_product<P_OPERAND_CHANGED>, 0},
     {"wgmma: operand loaded before the wait", "an operand of the wgmma issued at", launch_wrong_product<P_OPERAND_LOADED>, 1},
     {"wgmma: too many", "more than 64", launch_wrong_product<P_TOO_MANY>, 1},
     {"matmul: a slot given back before the wait", "is an operand of the wgmma issued at", launch_matmul<M_RELEASE_EARLY>, 1},
-    {"matmul: no proxy fence before the store", "executed lk_fence_proxy_async_shared", launch_matmul<M_NO_OUT_FENCE>, 1},
+    {"matmul: no proxy fence before the store", "executed fence.proxy.async", launch_matmul<M_NO_OUT_FENCE>, 1},
     {"matmul: the store's source written", "written to before the wait", launch_matmul<M_OUT_REUSED>, 0},
     {"matmul: fewer bytes announced", "fewer announced|too many", launch_matmul<M_BYTES>, 1},
     {"stmatrix: a misaligned row", "not a multiple of 16", [] { return launch(unaligned_row_kernel, 1, 32, out); }, 1},
@@ -1795,7 +1795,7 @@ static int case_schedules(void) {
     return bad;
 }
 
-/* ---- what the sanitizers find: one process a case ------------------------------------------------------------------------------------------------------- */
+/* ---- what the sanitizers find: one process a case -------------------------------------------------------------------- */
 
 __global__ void past_global_kernel(int *data, int count) {
     if ((int)threadIdx.x <= count) data[threadIdx.x] = 1;
