@@ -88,6 +88,7 @@ sanitize-tsan: | backend
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) lk
 engine: $(engine) # the simulator's objects, for tests/mutate
+	@rm -f $(filter-out $(engine),$(wildcard $(out)/simt/*.o)) # of sources that are gone
 test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG

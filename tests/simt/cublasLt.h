@@ -13,7 +13,7 @@
 #include "cuda_runtime.h"
 
 /* Column-major D = alpha op(A) op(B) + beta C (+ a bias for each row of D), f32, f16 or bf16, sums in float in the order of k. A
-   matmul is a launch of a few one-thread blocks, so it is captured as kernels are and ASan sees every access. Beyond what
+   matmul is a launch of a few blocks of one thread, so it is captured like a kernel and ASan sees every access. Beyond what
    cuBLASLt checks: ranges that leave an allocation, and pointers less aligned than the algorithm's heuristic was told, are
    CUBLAS_STATUS_INVALID_VALUE; the workspace that an algorithm asked for is poisoned by the matmul, and beta = 0 reads no C. */
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stand-in for CUDA's cuda_bf16.h: storage and conversions of bfloat16. Arithmetic on it, but for minimum and maximum, does not compile: this
+// Stand-in for CUDA's cuda_bf16.h: storage and conversions of bfloat16. Arithmetic on it, except for minimum and maximum, does not compile: this
 // project computes in float.
 #ifndef SIMT_CUDA_BF16_H
 #define SIMT_CUDA_BF16_H

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stand-in for CUDA's cuda_runtime.h: keywords, launches, shared memory and the runtime calls that this project uses. See simt.h.
+// Stand-in for CUDA's cuda_runtime.h: keywords, launches and the runtime calls that this project uses. See simt.h.
 #ifndef SIMT_CUDA_RUNTIME_H
 #define SIMT_CUDA_RUNTIME_H
 

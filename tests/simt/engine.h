@@ -33,7 +33,7 @@ of its own file, or a type or an inline function of this one.
 
 /* ---- the sanitizers -----------------------------------------------------------------------------------------------------
    ASan: hide() marks memory that nobody may touch, show() takes the mark away.
-   TSan: release() and acquire() order two fibers by a tag, any address of the engine's own; touch() is an access that the running
+   TSan: release() and acquire() order two fibers by a tag, any address in the engine; touch() is an access that the running
    fiber makes at `pc` of the kernel. In other builds they do nothing. */
 
 #if defined(SIMT_ASAN)
@@ -122,18 +122,18 @@ struct wait_site {                      // where a thread waits: the operation a
 
 enum fiber_state { READY, IN_WARP, IN_BLOCK, IN_CLUSTER, IN_MBARRIER, IN_NAMED, IN_WGMMA, YIELDED, EXITED };
 
-/* An mbarrier. The 64 bits in the kernel's memory hold a magic number and the index of this struct, and nothing else. An ordinary
-   store destroys them, and the next use reports it. */
+/* An mbarrier. The 64 bits in the kernel's memory hold only a magic number and the index of this struct. An ordinary store
+   destroys them, and the next use reports it. */
 struct mbarrier {
     uint64_t *at;
     struct block *block;
     unsigned count, pending, phase;     // phase: how many have ended
     int bytes;                          // announced in this phase, less those landed
     size_t in_flight;                   // bytes of copies that are issued and have not landed
-    unsigned parked, waking;            // threads that wait for this phase; threads that waited for the last and have not run since
+    unsigned parked, waking;            // threads that wait for this phase; that waited for the last and have not run since
     unsigned initialiser, fenced;       // the thread, and whether it has published the init
     int counts_bytes;                   // bytes have been announced, or copies issued, for some phase
-    int landed_in, waited_for;          // the last phase in which bytes landed, and the last that a thread waited for; -1 at first
+    int landed_in, waited_for;          // the last phases that bytes landed in and that a thread waited for; -1 at first
     int from_peers[2];                  // per parity: another block arrived or stored in this phase
     wait_site born, passed;             // of the init; of the first wait for parity 1 before the first phase
     char tag[2];
@@ -267,7 +267,7 @@ struct group {
     uint64_t ready_warps[MAX_WARPS / 64];
     unsigned block_count, warp_count, live, yielded;
     unsigned current_warp;
-    unsigned cluster_arrived, cluster_phase, cluster_left;  // left: threads that arrived in this phase and exited without a wait
+    unsigned cluster_arrived, cluster_phase, cluster_left;  // left: have arrived in this phase and exited without a wait
     wait_site cluster_site;
     unsigned long long ordinal;         // position in the order of the grid
     std::vector<fiber> fibers;
@@ -378,8 +378,8 @@ static inline void note_site(fiber *f, const char *what, const char *file, int l
 
 /* Like simt_fail, and the report also says where all threads of the group are. */
 void simt_fail_all(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Texts for messages. They are kept in the worker: a fiber that fails is abandoned with all that is on its stack, so there is no
-   std::string in it. */
+/* Texts for messages. They are kept in the worker: a fiber that fails is abandoned with all that is on its stack, so no
+   std::string may be there. */
 const char *simt_barrier_text(const group *g, const mbarrier *bar);
 const char *simt_place_name(const group *g, const void *at);
 /* No thread of the group can run. */

@@ -208,7 +208,7 @@ static void *first_frame(char *top) {
 }
 #endif
 
-/* Switches to fiber `to`, or to the worker's own stack if NULL; `dying`: the caller never comes back. */
+/* Switches to fiber `to`, or to the worker's own stack if NULL; `dying`: the caller never runs again. */
 static void switch_to(worker *w, fiber *to, bool dying) {
     fiber *from = w->self;
     w->self = to;
@@ -280,7 +280,7 @@ static void prepare_fiber(fiber *f, unsigned slot) {
         }
         f->stack = p + guard;
     }
-    if (f->abandoned) show(f->stack, STACK_BYTES);      // the redzones of frames that never returned
+    if (f->abandoned) show(f->stack, STACK_BYTES);      // redzones of frames that never returned
 #if defined(SIMT_TSAN)
     // Each abandonment leaves some frames on libtsan's shadow call stack. A new fiber is slow, so it comes after a thousand.
     if (f->tsan && (f->abandonments += f->abandoned) > 1000) {
@@ -478,7 +478,7 @@ static void exit_block(block *blk) {
     group *g = blk->group;
     simt_check_copies_of_block(blk);
     for (unsigned p = 0; p < g->block_count; p++) {
-        // A peer asked for our memory after `mapped_after - 1` barriers. Its access is over once this block has waited for the next.
+        // Block p asked for our memory after `mapped_after - 1` barriers. Its access is over once we have waited for the next.
         if (p != blk->rank && blk->mapped_after[p] && blk->cluster_waited < blk->mapped_after[p])
             simt_fail_all("cluster", 0,
                           "a peer block gone: block rank %u exits, and no cluster barrier that it waited for orders the "
@@ -555,8 +555,8 @@ static group *take_next_group(worker *w) {
     return g;
 }
 
-/* Since this progress was reached, every worker has made a whole round without any. So each has polled what all the others left,
-   and none will ever get further. */
+/* Since this progress was reached, every worker has made a whole round without any. So each has polled what all the others have
+   written, and none will ever get further. */
 static bool all_stuck(const launch *l, uint64_t progress) {
     if (l->progress.load() != progress) return false;
     for (unsigned i = 0; i < l->workers; i++) {
@@ -605,11 +605,11 @@ static void abandon(worker *w, group *g) {
     w->idle.push_back(g);
 }
 
-/* One group at a time, from start to end. Others start only while all that are there spin: they may wait for blocks that have not
-   started. */
+/* One group at a time, from start to end. Others start only while all that are there spin: they may wait for blocks that have
+   not started. */
 static void work(worker *w) {
     launch *l = w->launch;
-    unsigned rounds = 0;                                // in a row in which no worker got anything done
+    unsigned rounds = 0;                                // in a row without progress of any worker
     uint64_t seen = 0;
     const unsigned patience = 64, give_up = 20000;
     const simt_launch_shape *s = l->shape;

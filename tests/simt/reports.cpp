@@ -2,8 +2,9 @@
 /*
 Reports: what a launch did wrong, and where its threads are.
 
-Only the first error of a launch is reported. The report goes to stderr and to simt_last_report(); then every fiber of the launch is
-abandoned at its next switch. simt_fail names the running thread, simt_fail_all also where every other thread of its group is.
+Only the first error of a launch is reported. The report goes to stderr and to simt_last_report(). Then every fiber of the launch
+is abandoned at its next switch. simt_fail names the running thread, simt_fail_all also where every other thread of its group
+is.
 */
 #include "engine.h"
 

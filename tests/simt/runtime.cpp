@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The CUDA runtime calls of the simulator: memory, launches and their checks, streams, events, graphs, the device it claims to be.
-// Everything runs at the call; a stream being captured collects closures instead, which cudaGraphLaunch runs.
+// The CUDA runtime calls of the simulator: memory, launches and their checks, streams, events, graphs, the simulated device.
+// Everything runs at the call. While a stream is being captured it collects closures instead, which cudaGraphLaunch runs.
 #include "cuda_runtime.h"
 #include "cudaTypedefs.h"
 
@@ -67,7 +67,7 @@ static int device_count(void) {
     return count < 1 ? 1 : count > MOST_DEVICES ? MOST_DEVICES : count;
 }
 
-/* Devices with odd numbers are of an older kind: compute capability 8.0, more multiprocessors, with less shared memory. */
+/* Devices with odd numbers are older: compute capability 8.0, more multiprocessors, with less shared memory. */
 static bool older(int device) { return device % 2; }
 
 static int sm_shared_bytes(int device) {
@@ -270,8 +270,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 static kernel_options options_of(int device, const void *kernel);
-/* A kernel's limit of dynamic shared memory is still what it was captured with, or more. Whether CUDA looks again at each of
-   these two places is its own affair; who lowers a limit cannot rely on it. */
+/* A kernel's limit of dynamic shared memory is still what it was captured with, or more. CUDA does not promise a check at each
+   of these two places, so a program that lowers a limit cannot rely on it. */
 static bool limits_hold(const std::vector<needed> &list) {
     for (const needed &n : list)
         if (n.dynamic_bytes > (size_t)options_of(n.device, n.kernel).dynamic_bytes) return false;
@@ -534,7 +534,7 @@ cudaError_t simt_func_set_attribute(const void *kernel, cudaFuncAttribute attrib
             return note(cudaErrorInvalidValue);
         }
     }
-    usleep(500); // so that other host threads come between this call and the launch that it is for
+    usleep(500); // so that other host threads run between this call and its launch
     return cudaSuccess;
 }
 
@@ -545,7 +545,7 @@ static kernel_options options_of(int device, const void *kernel) {
            : kernel_options{BLOCK_SHARED_BYTES, 0, it->second.big_cluster};
 }
 
-/* What a kernel's static shared memory takes is known only when it runs: 0 here. */
+/* The size of a kernel's static shared memory is known only when it runs: 0 here. */
 cudaError_t simt_func_get_attributes(struct cudaFuncAttributes *a, const void *kernel) {
     memset(a, 0, sizeof *a);
     a->maxThreadsPerBlock = 1024;

@@ -76,9 +76,9 @@ Tensor copies, wgmma, stmatrix and named barriers
     - a named barrier outside 1 to 15, for other than whole warps or for different counts, or with half a warp.
     TSan sees a wgmma as five readers between its issue and the wait: each warp, after that warp's issue, and one that only
     fences and landings order. Additions to global memory may run together without a race.
-    Not seen: sums read between a wait and the next wgmma with no wgmma.fence; registers of A changed before the wait; a missing
-    lk_wgmma_hold; whether setmaxnreg finds registers, and whether whole warpgroups execute it; shared memory that begins, on a
-    GPU, at an address that is not a multiple of 1024.
+    Not seen: sums read between a wait and the next wgmma with no wgmma.fence; registers of A changed before the wait; a
+    compiler that moves reads of sums before the wait; whether setmaxnreg finds registers, and whether whole warpgroups execute
+    it; shared memory that begins, on a GPU, at an address that is not a multiple of 1024.
 
 What it does not model
     Programmatic dependent launch; memory fences (atomics order as acquire-release; two kinds are looked for, see above); how

@@ -72,7 +72,8 @@ static inline void simt_stmatrix(void *shared_row, unsigned a, unsigned b, unsig
 }
 
 /* ---- atomics ------------------------------------------------------------------------------------------------------------
-   Acquire-release, stronger than CUDA's relaxed ones: fences are not modelled, so the order that a fence beside an atomic gives is had here. */
+   Acquire-release, which is stronger than CUDA's relaxed atomics: fences are not modelled, so atomics also give the order of a fence
+   next to them. */
 
 #define SIMT_ATOMIC(name, type, expression)                                                                  \
     static inline type name(type *at, type value) {                                                          \
@@ -138,7 +139,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 static inline int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
 static inline long long __mul64hi(long long a, long long b) { return (long long)((__int128)a * b >> 64); }
 
-/* atomicAdd of floats: through the bits, in whatever order the schedule gives */
+/* atomicAdd of floats: through the bits, in the order of the schedule */
 static inline float atomicAdd(float *at, float value) {
     unsigned *bits = (unsigned *)at, old = __atomic_load_n(bits, __ATOMIC_ACQUIRE);
     while (!__atomic_compare_exchange_n(bits, &old, __float_as_uint(__uint_as_float(old) + value), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
@@ -157,7 +158,7 @@ static inline float __fdiv_rn(float x, float y) { return x / y; }
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1.0f : 0.0f; }
-/* volatile keeps -ffp-contract and -ffast-math away, as these intrinsics do */
+/* volatile: like the intrinsics, these are not changed by -ffp-contract or -ffast-math */
 static inline float __fadd_rn(float x, float y) { volatile float r = x + y; return r; }
 static inline float __fsub_rn(float x, float y) { volatile float r = x - y; return r; }
 static inline float __fmul_rn(float x, float y) { volatile float r = x * y; return r; }

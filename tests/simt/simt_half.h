@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What bfloat16 and half have alike, for the stand-ins cuda_bf16.h and cuda_fp16.h: minimum and maximum. All exact, so they are the device's to the bit.
+// What bfloat16 and half have in common, for the stand-ins cuda_bf16.h and cuda_fp16.h: minimum and maximum. They are exact, so the
+// bits are those of the device.
 #ifndef SIMT_HALF_H
 #define SIMT_HALF_H
 
-/* One NaN loses against a number, or wins in the _nan forms; what is NaN is 0x7FFF; +0 is above -0. */
+/* Of a NaN and a number the result is the number, or NaN in the _nan forms. A NaN result is 0x7FFF. +0 is above -0. */
 #define SIMT_HALF_MIN_MAX(half_t, half2_t, raw_t)                                                                                            \
     static inline bool __hisnan(half_t a) { return (float)a != (float)a; }                                                                   \
     static inline half_t simt_pick(half_t a, half_t b, bool larger, bool nan_wins) {                                                         \

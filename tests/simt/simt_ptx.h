@@ -24,7 +24,8 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 #define LK_DEVICE static __device__ __forceinline__
 #define LK_NOINLINE static __device__ __attribute__((noinline))
 
-/* LK_SHARED(float, tile, [32][33]); LK_SHARED(int, flag, );  LK_DYN_SMEM(struct my_smem, smem) makes `smem` a reference to it. */
+/* LK_SHARED(float, tile, [32][33]); LK_SHARED(int, flag, );  LK_DYN_SMEM(struct my_smem, smem) makes `smem` a reference to
+   it. */
 #define LK_SHARED(type, name, extent)                                                                                      \
     using simt_type_##name = type extent;                                                                                  \
     static const simt_variable simt_variable_##name = {#name, sizeof(simt_type_##name), alignof(simt_type_##name),         \
@@ -113,7 +114,8 @@ LK_DEVICE void lk_cp_async_bulk_prefetch_l2(const void *global, unsigned bytes, 
 }
 
 LK_DEVICE void lk_prefetch_tensormap(const CUtensorMap *map, SIMT_SITE) { simt_tensor_prefetch(map, file, line); }
-LK_DEVICE void lk_cp_async_bulk_tensor_2d_load(void *shared, const CUtensorMap *map, int x, int y, lk_mbarrier *bar, SIMT_SITE) {
+LK_DEVICE void lk_cp_async_bulk_tensor_2d_load(void *shared, const CUtensorMap *map, int x, int y, lk_mbarrier *bar,
+                                               SIMT_SITE) {
     simt_tensor_load(shared, map, x, y, bar, file, line);
 }
 LK_DEVICE void lk_cp_async_bulk_tensor_2d_load_multicast(void *shared, const CUtensorMap *map, int x, int y, lk_mbarrier *bar,
@@ -154,8 +156,9 @@ LK_DEVICE void lk_mbarrier_expect_tx(lk_mbarrier *bar, unsigned bytes, SIMT_SITE
    address is from lk_mapa_shared. That block waits with lk_mbarrier_wait_parity_cluster. */
 LK_DEVICE void lk_mbarrier_arrive_remote(unsigned peer_bar, SIMT_SITE) { simt_mbarrier_arrive_remote(peer_bar, file, line); }
 
-/* fence.proxy.async.shared::cta (9.7.13.4): makes what this thread wrote to shared memory visible to bulk and tensor stores and to
-   wgmma. Each writer executes it after its writes, and before the barrier at which the storing or multiplying threads wait. */
+/* fence.proxy.async.shared::cta (9.7.13.4): makes what this thread wrote to shared memory visible to bulk and tensor stores and
+   to wgmma. Each writer executes it after its writes, and before the barrier at which the storing or multiplying threads
+   wait. */
 LK_DEVICE void lk_fence_proxy_async_shared(void) { simt_fence_proxy_async(); }
 
 /* cp.async.bulk.shared::cluster.global (9.7.9.25.4.1): starts to copy `bytes` bytes into this block's shared memory, and counts
@@ -170,14 +173,14 @@ LK_DEVICE void lk_cp_async_bulk_store(void *global, const void *shared, unsigned
 }
 /* cp.async.bulk.commit_group (9.7.9.25.6.1): ends this thread's bulk group: the stores since the last commit. */
 LK_DEVICE void lk_cp_async_bulk_commit_group(void) { simt_bulk_commit(); }
-/* cp.async.bulk.wait_group.read (9.7.9.25.6.2): returns when all of this thread's bulk groups except for the latest `groups` have
-   read their sources. A thread that stores waits so for all of them before it exits, or its block's memory may be gone. */
+/* cp.async.bulk.wait_group.read (9.7.9.25.6.2): returns when all of this thread's bulk groups except for the latest `groups`
+   have read their sources. A thread that stores waits so for all of them before it exits, or its block's memory may be gone. */
 template <int groups> LK_DEVICE void lk_cp_async_bulk_wait_group_read(SIMT_SITE) { simt_bulk_wait(groups, 1, file, line); }
 /* cp.async.bulk.wait_group (9.7.9.25.6.2): the same, and this thread can read what they wrote. */
 template <int groups> LK_DEVICE void lk_cp_async_bulk_wait_group(SIMT_SITE) { simt_bulk_wait(groups, 0, file, line); }
 
-/* cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group (9.7.9.25.5.2): starts to copy the box at (x, y) to global memory, as
-   part of this thread's next bulk group. Elements outside of the matrix are not written. */
+/* cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group (9.7.9.25.5.2): starts to copy the box at (x, y) to global memory,
+   as part of this thread's next bulk group. Elements outside of the matrix are not written. */
 LK_DEVICE void lk_cp_async_bulk_tensor_2d_store(const CUtensorMap *map, int x, int y, const void *shared, SIMT_SITE) {
     simt_tensor_store(map, x, y, shared, file, line);
 }
@@ -188,8 +191,8 @@ LK_DEVICE void lk_cp_reduce_async_bulk_tensor_2d_add(const CUtensorMap *map, int
 }
 
 /* wgmma.mma_async (9.7.15.5.2) with A in registers, which must not be touched before the wait. Each of a[0] to a[3] is two
-   neighbours of one row, the left one in the lower half. a[0] holds columns 2 (lane % 4) and the next of row lane / 4 of the warp's
-   16 rows; a[1] is 8 rows below, a[2] is 8 columns to the right, a[3] is both. So A is K-major: transpose_a is 0. */
+   neighbours of one row, the left one in the lower half. a[0] holds columns 2 (lane % 4) and the next of row lane / 4 of the
+   warp's 16 rows; a[1] is 8 rows below, a[2] is 8 columns to the right, a[3] is both. So A is K-major: transpose_a is 0. */
 template <int n, int transpose_a = 0, int transpose_b = 0>
 LK_DEVICE void lk_wgmma_m64k16_bf16_register(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate, SIMT_SITE) {
     static_assert(n % 32 == 0 && n >= 32 && n <= 256, "n is a multiple of 32 up to 256");
@@ -197,9 +200,9 @@ LK_DEVICE void lk_wgmma_m64k16_bf16_register(float (&d)[n / 2], const uint32_t (
     simt_wgmma(n, 0, transpose_b, d, 0, a, b, accumulate, file, line);
 }
 
-/* stmatrix.sync.aligned.m8n8.x4.shared.b16 (9.7.14.5.16): a warp stores four matrices of 8 x 8 elements of 16 bits. Lanes 0-7 pass
-   the addresses of the rows of the first, lanes 8-15 those of the second and so on; they are multiples of 16. Of each matrix a lane
-   holds elements 2 (lane % 4) and the next of row lane / 4. */
+/* stmatrix.sync.aligned.m8n8.x4.shared.b16 (9.7.14.5.16): a warp stores four matrices of 8 x 8 elements of 16 bits. Lanes 0-7
+   pass the addresses of the rows of the first, lanes 8-15 those of the second and so on; they are multiples of 16. Of each
+   matrix a lane holds elements 2 (lane % 4) and the next of row lane / 4. */
 LK_DEVICE void lk_stmatrix_x4(void *shared_row, uint32_t a, uint32_t b, uint32_t c, uint32_t d, SIMT_SITE) {
     simt_stmatrix(shared_row, a, b, c, d, file, line);
 }

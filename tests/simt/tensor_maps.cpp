@@ -71,7 +71,7 @@ void *simt_tensor_encoder(void) {
 
 /* ---- boxes ----------------------------------------------------------------------------------------------------------- */
 
-/* The columns of row r of the box that are in the matrix: from *first to before *last. */
+/* Whether row r of the box has columns in the matrix: *first to *last - 1. */
 static bool box_row(const tensor_box *b, unsigned r, int64_t *first, int64_t *last) {
     const int64_t y = (int64_t)b->at[1] + r, x = b->at[0];
     *first = x < 0 ? -x : 0;

@@ -38,7 +38,7 @@ CONVERT(widen)(uint16_t bits, uint32_t *from_bf16, uint32_t *from_half) {
     value = __half2float(__ushort_as_half(bits));
     memcpy(from_half, &value, sizeof value);
 }
-/* The pairs and the constructors take the same way; once each is enough. */
+/* The pairs and the constructors use the same code; once each is enough. */
 CONVERT(pair)(float x, float y, uint16_t out[12]) {
     __nv_bfloat162 a = __floats2bfloat162_rn(x, y), b = __float22bfloat162_rn(make_float2(x, y));
     __half2 c = __floats2half2_rn(x, y), d = __float22half2_rn(make_float2(x, y));
@@ -132,7 +132,7 @@ static void cuda_extremes(uint16_t x, uint16_t y, uint16_t out[8]) {
     for (int i = 0; i < 8; i++) out[i] = i % 4 >= 2 && !((x | y) & 0x7fff) ? 0 : pick_slowly(x, y, i < 4 ? 0x7f80 : 0x7c00, i % 2 == 0, i % 4 >= 2);
 }
 static const char reference[] = "arithmetic in double, a sample of floats";
-static const uint64_t step = 61;        // of 4096 patterns: odd, so that every exponent and all kinds of low bits are met
+static const uint64_t step = 61;        // of 4096 patterns: odd, so that every exponent and all kinds of low bits are there
 
 #endif
 

@@ -75,7 +75,7 @@ __global__ void shuffles_kernel(int *out) {
     bad += __reduce_min_sync(full, lane - 9) != -9 || __reduce_min_sync(full, (unsigned)lane + 2) != 2;
     bad += __reduce_and_sync(full, 0xf0u | lane) != 0xf0 || __reduce_or_sync(full, 1u << lane) != full || __reduce_xor_sync(full, 1u << lane) != full;
     bad += __match_any_sync(full, lane / 8) != 0xffu << (lane & ~7);
-    // Halves of a warp that go their own ways and meet again.
+    // Halves of a warp that diverge and converge again.
     const unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u;
     for (int i = 0; i < (lane < 16 ? 3 : 5); i++) bad += __reduce_add_sync(half, 1) != 16;
     __syncwarp();
@@ -107,7 +107,7 @@ template <int block> __global__ void cub_kernel(float *out) {
     __syncthreads();
     pair q = reduce(storage).Reduce(pair{2.0f, (float)-(int)threadIdx.x}, fold_pairs);
     if (threadIdx.x == 0) out[0] = p.sum, out[1] = p.max, out[2] = q.sum, out[3] = q.max;
-    if (threadIdx.x == block - 1) out[4] = p.sum;       // not where it is defined: NaN
+    if (threadIdx.x == block - 1) out[4] = p.sum;       // not defined in this thread: NaN
 }
 
 struct dynamic_smem { float4 rows[64]; int tail; };
@@ -134,7 +134,7 @@ __global__ void cluster_kernel(int *out) {
     int sum = 0;
     for (unsigned r = 0; r < count; r++) sum += ((const int *)simt_cluster_map(mine, r))[threadIdx.x % 4];
     simt_cluster_arrive();
-    simt_cluster_wait();        // nobody leaves while a peer still reads
+    simt_cluster_wait();        // no block exits while another still reads
     out[blockIdx.x * blockDim.x + threadIdx.x] = sum - (int)(count * (threadIdx.x % 4)) - 10 * (int)(count * (blockIdx.x - rank) + count * (count - 1) / 2);
 }
 
@@ -145,7 +145,7 @@ __global__ void votes_kernel(int *out) {
     out[threadIdx.x] = bad;
 }
 
-/* The last block to come sums what the others left: the usual fence and ticket. */
+/* The last block to take a ticket sums what the others have written: the usual fence and ticket. */
 __global__ void ticket_kernel(int *out, unsigned *ticket) {
     LK_SHARED(int, last, );
     if (threadIdx.x == 0) {
@@ -162,7 +162,7 @@ __global__ void ticket_kernel(int *out, unsigned *ticket) {
     }
 }
 
-/* Each block waits for the one before it, which a reverse order starts last. */
+/* Each block waits for the previous one, which a reverse order starts last. */
 __global__ void chain_kernel(unsigned *done) {
     if (threadIdx.x == 0) {
         while (blockIdx.x && !__atomic_load_n(&done[blockIdx.x - 1], __ATOMIC_ACQUIRE)) simt_yield();
@@ -225,7 +225,7 @@ static int case_ticket(void) {
 }
 static int case_chain(void) {
     memset(out, 0, 24 * sizeof(int));
-    return launch(chain_kernel, 24, 32, (unsigned *)out) || out[23] != 24;     // all alive at once; libtsan takes a millisecond a fiber
+    return launch(chain_kernel, 24, 32, (unsigned *)out) || out[23] != 24;     // all alive at once; libtsan takes a millisecond per fiber
 }
 static int case_atomics(void) {
     memset(out, 0, 8 * sizeof(int));
@@ -402,7 +402,7 @@ static int case_capture_modes(void) {
     cudaGetLastError();
     return bad;
 }
-/* main asks for two devices. The second is older; attributes, streams and the current device are kept apart. */
+/* main asks for two devices. The second is older. Attributes, streams and the current device are separate. */
 static int case_two_devices(void) {
     int bad = 0, count = 0, value = 0, here = -1;
     struct cudaFuncAttributes a;
@@ -416,9 +416,9 @@ static int case_two_devices(void) {
         bad += cudaFuncGetAttributes(&a, nothing_kernel) || (a.ptxVersion <= 80) != (d == 1);
     }
     bad += cudaMallocHost(&host, 100);
-    std::thread([&] { bad += cudaGetDevice(&here) || here != 0; }).join();  // a new thread's is the first
+    std::thread([&] { bad += cudaGetDevice(&here) || here != 0; }).join();  // a new thread begins with the first
     bad += cudaGetDevice(&here) || here != 1;
-    // attributes are a device's: too much for the second one; set for one, not for the other
+    // attributes belong to a device: too much for the second; set for one, not for the other
     bad += cudaFuncSetAttribute(votes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 * 1024 + 1) != cudaErrorInvalidValue;
     cudaSetDevice(0);
     bad += cudaFuncSetAttribute(votes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 90000) != cudaSuccess;
@@ -451,7 +451,7 @@ static int case_two_devices(void) {
     cudaGetLastError();
     return bad;
 }
-/* Host threads launch at once, with workers of their own, which the next ones take over. */
+/* Host threads launch at the same time, with workers of their own, which the next host threads reuse. */
 static int case_host_threads(void) {
     int bad[4] = {};
     for (int turn = 0; turn < 3; turn++) {
@@ -613,14 +613,14 @@ template <int warps> __global__ void no_barrier_kernel(int *out) {
 
 enum {
     SLOTS = 3, SLOT_INTS = 64, SLOT_BYTES = SLOT_INTS * 4, TILES = 8,
-    // what a ring may have wrong
+    // what can be wrong in a ring
     RIGHT = 0, WRONG_PARITY, WRONG_FIRST_PARITY, PARITY_OF_TWO, MORE_BYTES, FEWER_BYTES, FEWER_OF_TWO, EXPECT_UNUSED,
     NO_EMPTY_WAIT, NO_FULL_WAIT, MISSING_ARRIVE, STORE_TOO_EARLY, NO_FENCE, FENCE_BEFORE_WRITE, NO_READ_WAIT, NO_LAST_WAIT,
     NO_LAST_COMMIT, WRITE_BEFORE_WAIT, NO_INIT, NO_INIT_FENCE, NO_INIT_BARRIER, INIT_TWICE, INIT_BY_TWO, UNALIGNED_SHARED,
     UNALIGNED_GLOBAL, ODD_SIZE, PAST_SLOTS, PAST_INPUT, NOT_GLOBAL, NOBODY_WAITS,
 };
 
-/* A ring of three slots a block. Warp 0 loads, warps 1 and 2 add 1 in place, warp 3 stores and gives the slot back. */
+/* A ring of three slots per block. Warp 0 loads, warps 1 and 2 add 1 in place, warp 3 stores and gives the slot back. */
 template <int wrong> __global__ void ring_kernel(const int *in, int *result) {
     LK_SHARED(uint4, slots, [SLOTS][SLOT_INTS / 4]);
     LK_SHARED(lk_mbarrier, full, [SLOTS]);
@@ -679,7 +679,7 @@ template <int wrong> __global__ void ring_kernel(const int *in, int *result) {
     if (wrong == EXPECT_UNUSED && threadIdx.x == 0) lk_mbarrier_expect_tx(&full[0], 16);
 }
 
-/* The same ring with stores in flight while the next tile is worked on, and waits that ask instead of parking. */
+/* The same ring with stores in flight while the next tile is processed, and with waits that ask instead of parking. */
 __global__ void deep_ring_kernel(const int *in, int *result) {
     LK_SHARED(uint4, slots, [SLOTS][SLOT_INTS / 4]);
     LK_SHARED(lk_mbarrier, full, [SLOTS]);
@@ -712,7 +712,7 @@ __global__ void deep_ring_kernel(const int *in, int *result) {
     }
     if (threadIdx.x == 0) {
         lk_cp_async_bulk_wait_group<0>();
-        result[0] += 1;                                 // what it has stored is there for it to read
+        result[0] += 1;                                 // it can read what it has stored
     }
 }
 
@@ -722,7 +722,7 @@ enum { EXCHANGES = 5, CTA_SCOPE = 100, ROOM_TOO_EARLY, ST_ASYNC_PARITY, BAR_ELSE
 enum { WORD_OVERWRITTEN, ARRIVAL_TOO_MANY, BYTES_OUT_OF_RANGE, PHASE_OVERRUN, WAIT_TWICE, COUNT_OF_ZERO, UNALIGNED_BARRIER,
       TWO_LOADS, STORE_OF_A_LOAD, SPIN };
 
-/* One barrier, one slot, one thing wrong. */
+/* One mbarrier, one slot, one mistake. */
 template <int wrong> __global__ void barrier_kernel(const int *in, int *result) {
     LK_SHARED(uint4, slot, [1]);
     LK_SHARED(lk_mbarrier, bar, [2]);
@@ -747,7 +747,7 @@ template <int wrong> __global__ void barrier_kernel(const int *in, int *result) 
     if (wrong == WAIT_TWICE) lk_mbarrier_wait_parity(bar, 0);
 }
 
-/* Consumers that only read; early: they give the slot back and read it then. */
+/* Consumers that only read; early: they give the slot back before they read it. */
 template <int early> __global__ void read_ring_kernel(const int *in, int *result) {
     LK_SHARED(uint4, slots, [2][8]);
     LK_SHARED(lk_mbarrier, full, [2]);
@@ -774,7 +774,7 @@ template <int early> __global__ void read_ring_kernel(const int *in, int *result
     if (threadIdx.x >= 32) result[lane] = sum;
 }
 
-/* Each block sends a number to every peer's inbox, two inboxes in turn, and sums what it gets. */
+/* Each block sends a number to every other block, into two buffers in turn, and sums what it receives. */
 template <int wrong> __global__ void st_async_kernel(int *result) {
     LK_SHARED(uint64_t, inbox, [2][8]);
     LK_SHARED(lk_mbarrier, full, [2]);
@@ -794,7 +794,7 @@ template <int wrong> __global__ void st_async_kernel(int *result) {
         unsigned parity = round >> 1 & 1;
         if (t == 0) lk_mbarrier_arrive_expect_tx(&full[i], 8 * blocks);
         if (t < blocks) {
-            // every peer has read the inbox of two rounds ago
+            // every other block has read the buffer of two rounds ago
             lk_mbarrier_wait_parity_cluster(&room[i], parity ^ 1);
             unsigned to = lk_mapa_shared(&inbox[i][rank], t);
             lk_st_async_b64(to + (wrong == ST_ASYNC_ODD ? 4 : 0), 100 * round + rank,
@@ -811,7 +811,7 @@ template <int wrong> __global__ void st_async_kernel(int *result) {
         if (t < blocks) lk_mbarrier_arrive_remote(lk_mapa_shared(&room[i], t));
     }
     lk_barrier_cluster_arrive();
-    lk_barrier_cluster_wait();      // no block ends while a peer still arrives at its barriers
+    lk_barrier_cluster_wait();      // no block ends while another still arrives at its mbarriers
     result[blockIdx.x * blockDim.x + t] = sum;
 }
 
@@ -820,7 +820,7 @@ enum { STAGE_VECTORS = SLOT_INTS / 4, NO_COPY_WAIT = 200, WAIT_OF_ANOTHER, NO_CO
        COPY_PAST_STAGES, COPY_PAST_INPUT, TOO_MANY_COPIES, PREFETCH_UNALIGNED, PREFETCH_SIZE,
        PREFETCH_PAST_INPUT, PREFETCH_BEYOND };
 
-/* Two stages of cp.async; each thread sums what its neighbour has copied while its own next vector is on its way. */
+/* Two stages of cp.async: each thread sums what its neighbour has copied while its own next vector is in flight. */
 template <int wrong> __global__ void stages_kernel(const int *in, int *result) {
     LK_SHARED(uint4, stages, [2][STAGE_VECTORS]);
     const int t = threadIdx.x, last = STAGE_VECTORS - 1;
@@ -828,7 +828,7 @@ template <int wrong> __global__ void stages_kernel(const int *in, int *result) {
     if (t == 0) lk_cp_async_bulk_prefetch_l2(in + (wrong == PREFETCH_UNALIGNED),
                                              TILES * SLOT_INTS * 4 + (wrong == PREFETCH_PAST_INPUT) * 16 + (wrong == PREFETCH_SIZE) * 8);
     if (wrong == PREFETCH_BEYOND) lk_prefetch_l2(in + TILES * SLOT_INTS + t);
-    for (int tile = 0; tile <= TILES; tile++) {         // copies tile `tile`, sums the one before
+    for (int tile = 0; tile <= TILES; tile++) {         // copies tile `tile`, sums the previous one
         if (tile < TILES) {
             const int *from = in + tile * SLOT_INTS + 4 * t + (wrong == COPY_UNALIGNED_GLOBAL);
             if (wrong == COPY_FROM_SHARED) from = (const int *)&stages[1][0];
@@ -856,7 +856,7 @@ template <int wrong> __global__ void stages_kernel(const int *in, int *result) {
     if (wrong == NO_COPY_WAIT || wrong == WAIT_OF_ANOTHER) lk_cp_async_wait_group<0>();
 }
 
-/* The sizes that no wrapper has, groups of several copies, and a wait for all but two. */
+/* The sizes that no function of simt_ptx.h has, groups of several copies, and a wait for all except two. */
 __global__ void small_copies_kernel(const int *in, int *result) {
     LK_SHARED(uint4, slots, [3][32]);
     const int t = threadIdx.x;
@@ -889,7 +889,7 @@ template <int wrong> static cudaError_t launch_ring(void) {
 template <int wrong> static cudaError_t launch_barrier(void) {
     return launch(barrier_kernel<wrong>, 1, 32, (const int *)ring_in, out);
 }
-/* With copies in flight as long as may be: an eager copy has landed before the mistake. */
+/* With copies in flight as long as possible: an eager copy has landed before the mistake. */
 template <int wrong> static cudaError_t launch_lazily(void) {
     simt_set_copies("lazy");
     cudaError_t error = launch_barrier<wrong>();
@@ -932,7 +932,7 @@ static int case_ring(void) {
     fill_ring();
     return launch(deep_ring_kernel, RING_BLOCKS, SLOT_INTS, (const int *)ring_in, out) || count_ring_errors(RING_BLOCKS, 1);
 }
-/* Each order of copies under each schedule, not only the one that goes with it. */
+/* Each order of copies under each schedule, not only the one that belongs to it. */
 static int case_ring_orders(void) {
     int bad = 0;
     for (const char *order : {"lazy", "eager", "random:5", "random:6"}) {
@@ -1003,7 +1003,7 @@ static int case_encode(void) {
     bad += encode(&map, bf16, 0, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
     bad += encode(&map, bf16, 6, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
     bad += encode(&map, bf16, 2, at + 8, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;
-    bad += encode(&map, f32, 2, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;        // 256 bytes a row
+    bad += encode(&map, f32, 2, at, size, strides, box, steps, b128) != CUDA_ERROR_INVALID_VALUE;        // 256 bytes per row
     bad += encode(&map, f32, 2, at, size, strides, box, steps, none) != CUDA_SUCCESS;
     bad += encode(&map, bf16, 2, at, size, strides, box, steps, CU_TENSOR_MAP_SWIZZLE_64B) != CUDA_ERROR_INVALID_VALUE;
     for (int i = 0; i < 2; i++) {
@@ -1038,12 +1038,12 @@ static int case_encode(void) {
 struct alignas(1024) area_4k { unsigned char bytes[4096]; };
 
 enum { MAP_ROWS = 21, MAP_STRIDE = 80, BOX_BYTES = 2048,
-       // what a box may have wrong
+       // what can be wrong with a box
        BOX_UNALIGNED = 300, BOX_BYTES_SHORT, BOX_PAST_AREA, BOX_RANK, BOX_MAP_SHARED, BOX_MAP_UNALIGNED, BOX_NOT_A_MAP,
        BOX_OVERWRITTEN, BOX_NO_FENCE, BOX_SOURCE_CHANGED, BOX_NOT_WAITED, BOX_NARROW, BOX_PAST_MATRIX, BOX_STORE_UNALIGNED,
        BOX_ADD_BF16, BOX_FENCE_FIRST, BOX_NO_LOAD_WAIT, BOX_PREFETCH };
 
-/* Loads the box at (x, y), hands out what is in shared memory, and stores the box, or adds it, at (to_x, to_y). */
+/* Loads the box at (x, y), writes out what is in shared memory, and stores the box, or adds it, at (to_x, to_y). */
 template <int wrong>
 __global__ void box_kernel(const CUtensorMap from, const CUtensorMap to, int x, int y, int to_x, int to_y, int add,
                            unsigned char *raw) {
@@ -1075,7 +1075,7 @@ __global__ void box_kernel(const CUtensorMap from, const CUtensorMap to, int x, 
         if (add) lk_cp_reduce_async_bulk_tensor_2d_add(&to, to_x, to_y, source);
         else lk_cp_async_bulk_tensor_2d_store(&to, to_x, to_y, source);
         lk_cp_async_bulk_commit_group();
-        if (wrong == BOX_SOURCE_CHANGED) slot[5] = 7;   // no read before it: TSan remembers but four accesses to a word
+        if (wrong == BOX_SOURCE_CHANGED) slot[5] = 7;   // no read before it: TSan remembers only four accesses per word
         if (wrong != BOX_NOT_WAITED) lk_cp_async_bulk_wait_group<0>();
     }
 }
@@ -1083,7 +1083,7 @@ __global__ void box_kernel(const CUtensorMap from, const CUtensorMap to, int x, 
 static unsigned char *tensor_in, *tensor_out, *tensor_raw;  // MAP_ROWS rows of MAP_STRIDE floats, device memory
 enum { TENSOR_BYTES = MAP_ROWS * MAP_STRIDE * 4 };
 
-/* A box of every swizzle and element, loaded from and stored to (x, y), where edges of the matrix cut it. */
+/* A box of every swizzle and element, loaded from and stored to (x, y), also where it crosses the edges of the matrix. */
 static int count_box_errors(CUtensorMapDataType type, CUtensorMapSwizzle swizzle, int x, int y, int add) {
     const int element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2, span = swizzle ? 16 << swizzle : 128;
     const int box_cols = span / element, box_rows = BOX_BYTES / span, cols = MAP_STRIDE - 13, to_x = x + 3, to_y = y - 2;
@@ -1189,7 +1189,7 @@ static int case_additions(void) {
 
 enum { CAST_OUT_OF_CLUSTER = 400, CAST_PEER_GONE, CAST_BEFORE_START, CAST_NO_BARRIER };
 
-/* Each block sends its row of a matrix to all blocks, in two rounds; each hands out all that it got. */
+/* Each block sends its row of a matrix to all blocks, in two rounds; each writes out all that it received. */
 template <int wrong> __global__ void cast_kernel(const CUtensorMap from, int *result) {
     LK_SHARED(area_4k, area, );
     LK_SHARED(lk_mbarrier, full, [2]);
@@ -1250,7 +1250,7 @@ enum { MAT_ELEMENTS = 256 * 264 };
 static float bf16(unsigned short x) { return simt_bf16_bits_to_float(x); }
 static void fill_matrices(void) {
     for (int i = 0; i < MAT_ELEMENTS; i++) {
-        mat_a[i] = simt_float_to_bf16_bits((float)((int)(i * 2654435761u >> 24) - 127) / 16.0f); // of no period
+        mat_a[i] = simt_float_to_bf16_bits((float)((int)(i * 2654435761u >> 24) - 127) / 16.0f); // without a period
         mat_b[i] = simt_float_to_bf16_bits((float)((int)(i * 3266489917u >> 24) - 127) / 32.0f);
         mat_out[i] = 0x4242;
     }
@@ -1262,9 +1262,9 @@ enum { P_NO_FENCE = 500, P_FENCE_MISSING_LATER, P_NO_COMMIT, P_NO_COMMIT_AT_ALL,
        P_OTHER_DESCRIPTOR, P_ONE_MISSING, P_OTHER_LINE, P_OTHER_ACCUMULATE, P_START, P_STRIDE, P_SWIZZLE, P_PAST,
        P_THREADS_WROTE, P_OPERAND_CHANGED, P_OPERAND_LOADED, P_NOT_LANDED, P_REGISTER_NO_FENCE, P_OTHER_SUMS, P_HALF_GROUP,
        P_NO_LOAD_WAIT, P_TOO_MANY, P_EXIT_UNWAITED, P_WROTE_AGAIN,
-       P_SPREAD };                      // right: n-major, atoms of 8 values of k apart, those of 64 columns side by side
+       P_SPREAD };                      // right: n-major, with the atoms of 64 columns next to one another, those of 8 values of k not
 
-/* 64 x n sums over 64 values of k, in two groups of two products each; d starts as 1. */
+/* 64 x n sums over 64 values of k, in two groups of two products each; d begins as 1. */
 template <int wrong, int n, int transpose_a, int transpose_b, int in_registers>
 __global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b, const unsigned short *a_global,
                                float *result) {
@@ -1276,7 +1276,7 @@ __global__ void product_kernel(const CUtensorMap map_a, const CUtensorMap map_b,
         lk_fence_mbarrier_init();
         lk_mbarrier_arrive_expect_tx(&full, sizeof area.a + n * 128);
         lk_cp_async_bulk_tensor_2d_load(area.a, &map_a, 0, 0, &full);
-        // n-major: every 64 columns have a box of 64 rows, one a k
+        // n-major: every 64 columns have a box of 64 rows, one per k
         for (int i = 0; wrong == P_SPREAD && i < n / 8; i++)
             lk_cp_async_bulk_tensor_2d_load(area.b + i * 512, &map_b, i % (n / 64) * 64, i / (n / 64) * 8, &full);
         for (int i = 0; wrong != P_SPREAD && i < n; i += transpose_b ? 64 : n)
@@ -1358,7 +1358,7 @@ template <int wrong> static cudaError_t launch_wrong_product(void) {
     simt_set_copies(NULL);
     return error;
 }
-/* Exact: products of bf16 are floats, and k ascends. */
+/* Exact: products of bf16 are floats, and the order of k is the same. */
 static int count_sums_wrong(int n, int transpose_a, int transpose_b) {
     int bad = 0;
     for (int row = 0; row < 64; row++)
@@ -1431,7 +1431,7 @@ __global__ void matmul_kernel(const CUtensorMap map_a, const CUtensorMap map_b, 
         if (wrong == M_RELEASE_EARLY) {
             if (t % 128 == 0) lk_mbarrier_arrive(&empty[s]);
         } else {
-            lk_wgmma_wait_group<1>();               // the products of the step before: its slot is free
+            lk_wgmma_wait_group<1>();               // the products of the previous step: its slot is free
             if (step > 0 && t % 128 == 0) lk_mbarrier_arrive(&empty[(step - 1) % STAGES]);
         }
     }
@@ -1490,7 +1490,7 @@ static int case_matmul(void) {
 
 enum { N_NUMBER_0 = 700, N_NUMBER_16, N_COUNT_40, N_COUNT_TOO_LARGE, N_OTHER_COUNT, N_ONE_MISSING, N_NONE, N_HALF_WARPS };
 
-/* Two halves of a block, each with a barrier of its own, pass numbers around among themselves. */
+/* Two halves of a block, each with a barrier of its own, pass numbers from thread to thread. */
 template <int wrong> __global__ void halves_kernel(int *result) {
     LK_SHARED(int, x, [256]);
     const int t = threadIdx.x, half = t / 128, neighbour = half * 128 + (t + 1) % 128;
@@ -1520,9 +1520,9 @@ __global__ void unaligned_row_kernel(int *) {
 }
 
 struct negative {
-    const char *name, *report;  // report: alternatives, where schedules come upon different signs, with | between
+    const char *name, *report;  // report: where schedules give different reports, alternatives with | between
     cudaError_t (*run)(void);
-    // 0: in a sanitizer's build that sanitizer is the one that reports it; 2: TSan alone; 3: reported in ASan's build alone
+    // 0: a sanitizer's build leaves the report to that sanitizer; 2: only TSan's does; 3: only ASan's build reports it
     int sanitized;
 };
 static const negative negatives[] = {
@@ -1695,7 +1695,7 @@ static void run_negative(const negative *n) {
             snprintf(detail, sizeof detail, "%s: %s, report \"%.300s\"", schedule, cudaGetErrorName(error), report);
             ok = 0;
         }
-        // The next launch starts afresh.
+        // The next launch is not affected.
         if (launch(votes_kernel, 1, 100, out) || count_other_than(0, 100)) ok = 0, snprintf(detail, sizeof detail, "%s: the launch after it fails", schedule);
     }
     char name[128];
@@ -1704,7 +1704,7 @@ static void run_negative(const negative *n) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-/* A missing barrier shows as poison under at least one schedule: in a plain build the only sign, besides wrong numbers. */
+/* A missing barrier shows as poison under at least one schedule. In a plain build this and wrong numbers are the only signs. */
 static int case_missing_barrier_shows(void) {
     int seen = 0;
     for (const char *schedule : schedules) {
@@ -1714,7 +1714,7 @@ static int case_missing_barrier_shows(void) {
     }
     return seen < 4;
 }
-/* A slot given back before it is read: the load that comes poisons it at once. */
+/* A slot given back before it is read: the next load poisons it at once. */
 static int case_early_reuse_shows(void) {
     int seen = 0;
     for (const char *schedule : schedules) {
@@ -1724,7 +1724,7 @@ static int case_early_reuse_shows(void) {
     }
     return seen < 3;            // a random schedule may let the reader be faster
 }
-/* A stage read without the wait, or behind a wait for the stage before: poison as long as the copy has not landed. */
+/* A stage read without the wait, or after a wait for the previous stage: poison as long as the copy has not landed. */
 static int case_missing_copy_wait_shows(void) {
     int bad = 0;
     for (const char *schedule : schedules) {
@@ -1749,7 +1749,7 @@ static int case_early_store_shows(void) {
     }
     return seen < 4;
 }
-/* Sums read before the wait that gives them are NaN, whatever has been computed. */
+/* Sums read before the wait that returns them are NaN, whatever has been computed. */
 static int case_early_sums_show(void) {
     int bad = 0;
     for (const char *schedule : schedules) {
@@ -1765,7 +1765,7 @@ static int case_early_sums_show(void) {
     simt_set_copies(NULL);
     return bad;
 }
-/* A slot given back before the products of it are done: no order of the copies hides it from all schedules. */
+/* A slot given back before its products are done: under every order of copies some schedule shows it. */
 static int case_early_release_shows(void) {
     int seen = 0;
     for (const char *schedule : schedules) {
@@ -1811,7 +1811,7 @@ __global__ void gone_memory_kernel(int *out) {
     simt_cluster_arrive();
     simt_cluster_wait();
     for (int i = 0; peer && i < 100; i++) simt_yield();
-    if (peer) out[threadIdx.x] = *peer;           // rank 1 has left; the address was taken long before
+    if (peer) out[threadIdx.x] = *peer;           // rank 1 has exited; the address was taken long before
 }
 template <int with_barrier> __global__ void exchange_kernel(int *out) {
     LK_SHARED(int, x, [64]);
@@ -1844,7 +1844,7 @@ template <int with_barrier> __global__ void cluster_exchange_kernel(int *out) {
     simt_cluster_wait();
 }
 
-/* A word of a peer's, written before the arrival. */
+/* A word of another block, written before the arrival. */
 template <int relaxed> __global__ void cluster_inbox_kernel(int *out) {
     LK_SHARED(int, inbox, );
     lk_barrier_cluster_arrive_relaxed();
@@ -1855,7 +1855,7 @@ template <int relaxed> __global__ void cluster_inbox_kernel(int *out) {
     lk_barrier_cluster_wait();
     out[blockIdx.x * 32 + threadIdx.x] = inbox;
 }
-/* A relaxed arrival and the fence in front of it are enough for an mbarrier. */
+/* A relaxed arrival and the fence before it are enough for an mbarrier. */
 __global__ void relaxed_init_kernel(int *out) {
     LK_SHARED(lk_mbarrier, bar, );
     if (threadIdx.x == 0) lk_mbarrier_init(&bar, 2);
@@ -1870,8 +1870,8 @@ __global__ void relaxed_init_kernel(int *out) {
     out[blockIdx.x * 32 + threadIdx.x] = 1;
 }
 #if defined(__SANITIZE_THREAD__)
-/* Two host threads, each of which launches a kernel that adds to a word. This one has its worker before: else it might take over
-   the other's, behind all that the other has done. */
+/* Two host threads, each of which launches a kernel that adds to a word. This one has its worker before: else it could reuse
+   the other's, and be ordered after all that the other has done. */
 static void launch_from_two(int apart) {
     launch(nothing_kernel, 1, 32, out);
     std::thread other([] { launch(same_word_kernel, 1, 32, out); });

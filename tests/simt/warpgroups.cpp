@@ -68,7 +68,7 @@ struct warpgroup {
 static unsigned warpgroup_index(const fiber *f) { return f->block->rank * MAX_WARPGROUPS + f->index / WARPGROUP; }
 static warpgroup *find_warpgroup(const fiber *f) { return f->block->group->warpgroups[warpgroup_index(f)]; }
 
-/* The 16 bytes of number `i` of an operand: along K, or along M and N, first. */
+/* Chunk number `i` of an operand, 16 bytes. Chunks are in order along K, or along M or N where the operand is transposed. */
 static const char *chunk_at(const operand *o, unsigned i) {
     const char *linear;
     if (o->transposed) {

@@ -46,8 +46,8 @@ PLAIN_LOOP static void copy_bytes(void *to, const void *from, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) ((char *)to)[i] = ((const char *)from)[i];
 }
 
-/* All lanes of the mask have left their requests: computes the result of each. Not inlined, here and below: a waiting fiber whose
-   stack takes fewer cache lines is faster to switch to. */
+/* All lanes of the mask have stored their requests: computes the result of each. Not inlined, here and below: a switch is
+   faster to a fiber whose stack takes fewer cache lines. */
 __attribute__((noinline)) static void finish_warp(warp *wp, unsigned mask, simt_warp_operation operation) {
     uint64_t result[32], common = 0;
     unsigned nonzero = 0;
@@ -120,7 +120,8 @@ static char *warp_tag(warp *wp, unsigned mask, sync_tag **which) {
 }
 #endif
 
-__attribute__((noinline, cold)) static void bad_mask(const fiber *f, const char *what, unsigned mask, const char *file, int line) {
+__attribute__((noinline, cold)) static void bad_mask(const fiber *f, const char *what, unsigned mask, const char *file,
+                                                     int line) {
     const warp *wp = f->warp;
     if (!(mask >> f->lane & 1))
         simt_fail(file, line, "%s: lane %u is not in the mask 0x%08x that it passes", what, f->lane, mask);
@@ -358,7 +359,7 @@ void *simt_dynamic_shared(size_t bytes, const char *file, int line) {
     return simt_me->self->block->memory;
 }
 
-/* The offset of `smem` in this block's shared memory, for rank `rank` to be asked. */
+/* The offset of `smem` in this block's shared memory; checks both arguments. */
 static size_t cluster_offset(const void *smem, unsigned rank, const char *file, int line) {
     const group *g = simt_me->group;
     const size_t offset = (const char *)smem - simt_me->self->block->memory;
@@ -378,7 +379,8 @@ void *simt_cluster_map(const void *smem, unsigned rank, const char *file, int li
                       "shared memory of rank %u used before the first cluster barrier: that block may not have started", rank);
     if (peer->exited == peer->threads)
         simt_fail_all(file, line, "a peer block gone: rank %u has exited, its shared memory with it", rank);
-    if (peer->mapped_after[f->block->rank] < f->cluster_arrivals + 1) peer->mapped_after[f->block->rank] = f->cluster_arrivals + 1;
+    unsigned *mapped_after = &peer->mapped_after[f->block->rank];
+    if (*mapped_after < f->cluster_arrivals + 1) *mapped_after = f->cluster_arrivals + 1;
     return peer->memory + offset;
 }
 
