@@ -253,41 +253,15 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     return launch_kernels(s, args, stream);
 }
 
-static lk_cross_entropy_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
+/* One struct serves all directions: each call looks at its own fields alone. */
+static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *set, int path)
 {
     const shape *s = (const shape *)c->context;
     const smalls t = smalls_of(s, set);
-    lk_cross_entropy_forward_args args = {};
-    args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse, args.lse_low = t.lse_low;
-    args.rows = s->rows, args.vocab = s->vocab;
-    args.use_ignore_index = 1, args.ignore_index = -100;
-    if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
-    args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
-    args.path = path ? path : s->path;
-    return args;
-}
-
-static lk_cross_entropy_backward_args backward_args(const bench_case *c, const bench_buffers *set, int path)
-{
-    const shape *s = (const shape *)c->context;
-    const smalls t = smalls_of(s, set);
-    lk_cross_entropy_backward_args args = {};
-    args.logits = set->read, args.target = t.target, args.lse = t.lse, args.lse_low = t.lse_low;
+    lk_cross_entropy_args args = {};
+    args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse;
+    if (!is_fused(s)) args.lse_low = t.lse_low;
     args.upstream = t.upstream, args.dlogits = set->write;
-    args.rows = s->rows, args.vocab = s->vocab;
-    args.use_ignore_index = 1, args.ignore_index = -100;
-    if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
-    args.path = path ? path : s->path;
-    return args;
-}
-
-static lk_cross_entropy_forward_backward_args both_args(const bench_case *c, const bench_buffers *set, int path)
-{
-    const shape *s = (const shape *)c->context;
-    const smalls t = smalls_of(s, set);
-    lk_cross_entropy_forward_backward_args args = {};
-    args.logits = set->read, args.target = t.target, args.upstream = t.upstream;
-    args.loss = t.loss, args.lse = t.lse, args.dlogits = set->write;
     args.rows = s->rows, args.vocab = s->vocab;
     args.use_ignore_index = 1, args.ignore_index = -100;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
@@ -317,7 +291,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     if (gives_loss(s)) return;
     naive_args args = {};
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
-    lk_cross_entropy_forward_args forward = forward_args(c, set, 0);
+    lk_cross_entropy_args forward = args_of(c, set, 0);
     forward.loss = NULL;
     BENCH_CUDA((cudaError_t)(s->low ? OF_TYPE(s, lk_cross_entropy_forward, &forward, stream)
                                     : launch_kernels(s, args, stream)));
@@ -327,19 +301,11 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
-    if (is_fused(s)) {
-        const lk_cross_entropy_forward_backward_args args = both_args(c, set, path);
-        return OF_TYPE(s, lk_cross_entropy_forward_backward, &args, stream);
-    }
+    const lk_cross_entropy_args args = args_of(c, set, path);
+    if (is_fused(s)) return OF_TYPE(s, lk_cross_entropy_forward_backward, &args, stream);
     lk_status status = LK_OK;
-    if (gives_loss(s)) {
-        const lk_cross_entropy_forward_args args = forward_args(c, set, path);
-        status = OF_TYPE(s, lk_cross_entropy_forward, &args, stream);
-    }
-    if (!status && gives_gradient(s)) {
-        const lk_cross_entropy_backward_args args = backward_args(c, set, path);
-        status = OF_TYPE(s, lk_cross_entropy_backward, &args, stream);
-    }
+    if (gives_loss(s)) status = OF_TYPE(s, lk_cross_entropy_forward, &args, stream);
+    if (!status && gives_gradient(s)) status = OF_TYPE(s, lk_cross_entropy_backward, &args, stream);
     return status;
 }
 
@@ -469,14 +435,9 @@ static size_t workspace(const bench_case *c, int path)
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     size_t bytes = 0;
-    lk_status status;
-    if (is_fused(s)) {
-        const lk_cross_entropy_forward_backward_args args = both_args(c, &set, path);
-        status = OF_TYPE(s, lk_cross_entropy_forward_backward_workspace_bytes, &args, &bytes);
-    } else {
-        const lk_cross_entropy_forward_args args = forward_args(c, &set, path);
-        status = OF_TYPE(s, lk_cross_entropy_forward_workspace_bytes, &args, &bytes);
-    }
+    const lk_cross_entropy_args args = args_of(c, &set, path);
+    const lk_status status = is_fused(s) ? OF_TYPE(s, lk_cross_entropy_forward_backward_workspace_bytes, &args, &bytes)
+                                         : OF_TYPE(s, lk_cross_entropy_forward_workspace_bytes, &args, &bytes);
     return status ? 0 : bytes;
 }
 

@@ -201,52 +201,45 @@ int main(void)
     const float exact[ROWS] = {1e-6f, 1e-6f, 1e-6f, 0}, from_lse[ROWS] = {1e-6f, 6e-5f, 1e-6f, 0};
     show_gradient("rung 4: its gradient", dlogits, factors, exact);
 
-    lk_cross_entropy_forward_args forward = {};
-    forward.logits = logits, forward.target = target, forward.loss = loss, forward.lse = lse, forward.lse_low = lse_low;
-    forward.rows = ROWS, forward.vocab = VOCAB;
-    forward.use_ignore_index = 1, forward.ignore_index = IGNORED;
-    check("lk", lk_cross_entropy_forward_f32(&forward, NULL));
+    lk_cross_entropy_args call = {};
+    call.logits = logits, call.target = target, call.loss = loss, call.lse = lse, call.lse_low = lse_low;
+    call.rows = ROWS, call.vocab = VOCAB;
+    call.use_ignore_index = 1, call.ignore_index = IGNORED;
+    check("lk", lk_cross_entropy_forward_f32(&call, NULL));
     show("lk: loss", loss, ROWS, loss_right, 1);
     show("lk: lse", lse, ROWS, lse_right, 1);
 
-    lk_cross_entropy_backward_args backward = {};
-    backward.logits = logits, backward.target = target, backward.lse = lse, backward.dlogits = dlogits;
-    backward.rows = ROWS, backward.vocab = VOCAB; /* upstream stays NULL: 1, for the gradient of the sum of the losses */
-    backward.use_ignore_index = 1, backward.ignore_index = IGNORED;
-    check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
+    call.dlogits = dlogits; /* backward reads forward's lse; upstream stays NULL: 1, for the gradient of the sum of the losses */
+    call.lse_low = NULL;
+    check("lk", lk_cross_entropy_backward_f32(&call, NULL));
     show_gradient("lk: its gradient", dlogits, factors, from_lse);
-    backward.lse_low = lse_low;
-    check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
+    call.lse_low = lse_low;
+    check("lk", lk_cross_entropy_backward_f32(&call, NULL));
     show_gradient("lk: with lse_low", dlogits, factors, exact);
 
-    lk_cross_entropy_forward_backward_args both = {};
-    both.logits = logits, both.target = target, both.loss = loss, both.lse = lse, both.dlogits = dlogits;
-    both.rows = ROWS, both.vocab = VOCAB;
-    both.use_ignore_index = 1, both.ignore_index = IGNORED;
     check("lk", cudaMemset(dlogits, 0xff, sizeof logits_host)); /* NaN: what is shown next has been written */
-    check("lk", lk_cross_entropy_forward_backward_f32(&both, NULL));
+    check("lk", lk_cross_entropy_forward_backward_f32(&call, NULL));
     show("lk, one pass: loss", loss, ROWS, loss_right, 1);
     show_gradient("lk, one pass: gradient", dlogits, factors, exact);
 
-    /* The mean over the rows that count needs scratch, which is the caller's; backward is told their number on the device. */
-    forward.reduction = LK_REDUCTION_MEAN, forward.loss = mean, forward.valid_rows = valid_rows;
-    check("lk", lk_cross_entropy_forward_workspace_bytes_f32(&forward, &forward.workspace_bytes));
-    forward.workspace = memory_of(NULL, forward.workspace_bytes);
-    check("lk", lk_cross_entropy_forward_f32(&forward, NULL));
+    /* The mean over the rows that count needs scratch, which is the caller's; backward reads their number on the device. */
+    call.reduction = LK_REDUCTION_MEAN, call.loss = mean, call.valid_rows = valid_rows;
+    check("lk", lk_cross_entropy_forward_workspace_bytes_f32(&call, &call.workspace_bytes));
+    call.workspace = memory_of(NULL, call.workspace_bytes);
+    check("lk", lk_cross_entropy_forward_f32(&call, NULL));
     const float mean_right[1] = {1.521449f};
     show("lk: mean", mean, 1, mean_right, 1);
-    backward.reduction = LK_REDUCTION_MEAN, backward.valid_rows = valid_rows;
-    check("lk", lk_cross_entropy_backward_f32(&backward, NULL));
+    check("lk", lk_cross_entropy_backward_f32(&call, NULL));
     show("lk: its gradient in row 0, times 3 * 36", dlogits, VOCAB, gradient_right[0], 3 * 36);
     show("lk: its gradient in row 3", dlogits + 3 * VOCAB, VOCAB, gradient_right[3], 1);
 
-    forward.label_smoothing = 2; /* a wrong argument is a sentence, and nothing is launched */
-    const lk_status status = lk_cross_entropy_forward_f32(&forward, NULL);
+    call.label_smoothing = 2; /* a wrong argument is a sentence, and nothing is launched */
+    const lk_status status = lk_cross_entropy_forward_f32(&call, NULL);
     printf("label_smoothing = 2: %s, %s\n", lk_status_string(status), lk_last_error());
     failures += status != LK_ERR_VALUE;
 
     cudaFree((void *)logits), cudaFree((void *)target), cudaFree(loss), cudaFree(lse), cudaFree(lse_low), cudaFree(dlogits);
-    cudaFree(mean), cudaFree(valid_rows), cudaFree(forward.workspace);
+    cudaFree(mean), cudaFree(valid_rows), cudaFree(call.workspace);
     printf(failures ? "%d failures\n" : "all as expected\n", failures);
     return failures != 0;
 }

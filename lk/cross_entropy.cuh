@@ -21,8 +21,8 @@
  *                #include "lk/cross_entropy.cuh"           #include "lk/cross_entropy.cuh"
  *                LK_DEFINE_CROSS_ENTROPY(bf16)             LK_DECLARE_CROSS_ENTROPY(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_cross_entropy_forward_args args = {.logits = logits, .target = target, .loss = loss, .lse = lse,
- *                                                      .rows = rows, .vocab = vocab};
+ *                lk_cross_entropy_args args = {.logits = logits, .target = target, .loss = loss, .lse = lse,
+ *                                              .rows = rows, .vocab = vocab};
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits at once, with the fields of both.
  *            A reduced loss also wants a workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says of how
@@ -93,24 +93,33 @@ enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 /* What `target_dtype` says. */
 enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
 
+/* One struct for the three calls, so that a training step fills it once. F: forward, B: backward, FB: forward_backward. Fields
+ * that a call does not have are not looked at. */
 typedef struct {
-    const void *logits;        /* in   T [rows, vocab] */
-    const void *target;        /* in   target_dtype [rows] */
-    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
-    float *loss;               /* out  f32 [rows], or [1] when reduced; NULL to skip */
-    float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [rows], or [1] when reduced; NULL to skip */
-    float *lse;                /* out  f32 [rows]; NULL to skip */
-    float *lse_low;            /* out  f32 [rows], what lse was rounded by, for backward; NULL to skip */
-    float *entropy;            /* out  f32 [rows], in nats; NULL to skip */
-    int64_t *argmax;           /* out  int64 [rows], the smallest column of the largest logit, NaN above all; NULL to skip */
-    int64_t *valid_rows;       /* out  int64 [1], the number of rows counted; NULL to skip */
-    float *weight_sum;         /* out  f32 [1], the sum of class_weight[target] over good targets; NULL to skip. Some output */
-    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 128; NULL when 0 */
-    size_t workspace_bytes;
+    const void *logits;        /* F B FB in        T [rows, vocab] */
+    const void *target;        /* F B FB in        target_dtype [rows] */
+    const float *class_weight; /* F B FB in        f32 [vocab]; NULL means 1 */
+    const float *upstream;     /* B FB in          f32 [1], or [rows] with upstream_per_row: the gradient of loss; NULL: 1 */
+    const float *dlse;         /* B FB in          f32 [rows], a gradient of lse from elsewhere, which is added; NULL: none */
+    float *loss;               /* F FB out         f32 [rows], or [1] when reduced; NULL to skip */
+    float *z_loss_out;         /* F FB out         f32, the part of loss that z_loss adds, shaped as loss; NULL to skip */
+    float *lse;                /* F FB out, B in   f32 [rows]; F FB: NULL to skip */
+    float *lse_low;            /* F FB out, B in   f32 [rows], what lse was rounded by; F FB: NULL to skip; B: NULL means 0 */
+    float *entropy;            /* F FB out         f32 [rows], in nats; NULL to skip */
+    int64_t *argmax;           /* F FB out         int64 [rows], the smallest column of the largest logit, NaN above all; NULL
+                                                   to skip */
+    int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; F FB: NULL to skip; B: for mean, but
+                                                   with class weights only when z_loss is not 0 */
+    float *weight_sum;         /* F FB out, B in   f32 [1], the sum of class_weight[target] over good targets; F FB: NULL to
+                                                   skip; B: for mean with class weights */
+    void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
+    int32_t *bad_targets;      /* F B FB out       int32 [1]; each call adds its number of bad targets; NULL to skip */
+    void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
+    size_t workspace_bytes;    /* F FB */
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
+    int64_t dlogits_stride;    /* B FB: elements of dlogits between its rows; 0 means packed, or the rows of logits in place */
     int64_t ignore_index;      /* any value; -100 is PyTorch's */
     float logit_scale;         /* 0 to 2^127; 0 means 1 */
     float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
@@ -118,103 +127,34 @@ typedef struct {
     float z_loss;              /* the factor k; finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
     int reduction;             /* LK_REDUCTION_* */
-    int zero_when_empty;       /* not 0: a mean over nothing is 0 instead of NaN */
+    int zero_when_empty;       /* F FB: not 0: a mean over nothing is 0 instead of NaN */
+    int upstream_per_row;      /* B FB: not 0: upstream is [rows] */
+    int zero_padding;          /* B FB: not 0: columns vocab to dlogits_stride - 1 of each row of dlogits become 0, of a single
+                                  row too; in place to logits_stride - 1 */
+    int dlogits_dtype;         /* B FB: LK_DTYPE_*: T; f16 or bf16 too when T is f32, in place then in the first half of each
+                                  row */
     int target_dtype;          /* LK_TARGET_* */
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
-} lk_cross_entropy_forward_args;
+} lk_cross_entropy_args;
 
-typedef struct {
-    const void *logits;        /* in   T [rows, vocab] */
-    const void *target;        /* in   target_dtype [rows] */
-    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
-    const float *lse;          /* in   f32 [rows] from forward with the same options */
-    const float *lse_low;      /* in   f32 [rows] from the same forward; NULL means 0: see Numerics */
-    const float *upstream;     /* in   f32 [1], or [rows] with upstream_per_row, the gradient of loss; NULL means 1 */
-    const float *dlse;         /* in   f32 [rows], a gradient of lse from elsewhere, added; NULL: none */
-    const int64_t *valid_rows; /* in   int64 [1] from forward; for mean, but with class weights only when z_loss is not 0 */
-    const float *weight_sum;   /* in   f32 [1] from forward; for mean with class weights */
-    void *dlogits;             /* out  dlogits_dtype [rows, vocab]; may be logits, with rows that start at the same bytes */
-    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
-    int64_t rows;              /* at least 0 */
-    int64_t vocab;             /* 1 to 2^30 */
-    int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
-    int64_t dlogits_stride;    /* likewise, in elements of dlogits; 0 means packed, and the rows of logits when in place */
-    int64_t ignore_index;      /* any value */
-    float logit_scale;         /* 0 to 2^127; 0 means 1 */
-    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
-    float label_smoothing;     /* 0 to 1; 0: off */
-    float z_loss;              /* finite, at least 0; 0: off */
-    int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
-    int reduction;             /* LK_REDUCTION_* */
-    int upstream_per_row;      /* not 0: upstream is [rows] */
-    int zero_padding;          /* not 0: columns vocab to dlogits_stride - 1 of every row of dlogits become 0 (to
-                                  logits_stride - 1 where 16-bit dlogits lie in place of f32 logits) */
-    int dlogits_dtype;         /* LK_DTYPE_*: T; f16 or bf16 too when T is f32, in place then in the first half of each row */
-    int target_dtype;          /* LK_TARGET_* */
-    int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
-} lk_cross_entropy_backward_args;
-
-/* Both at once: one read and one write of the logits. The fields are those of forward and backward. */
-typedef struct {
-    const void *logits;        /* in   T [rows, vocab] */
-    const void *target;        /* in   target_dtype [rows] */
-    const float *class_weight; /* in   f32 [vocab]; NULL means 1 */
-    const float *upstream;     /* in   f32 [1], or [rows] with upstream_per_row, the gradient of loss; NULL means 1 */
-    const float *dlse;         /* in   f32 [rows], a gradient of lse from elsewhere, added; NULL: none */
-    float *loss;               /* out  f32 [rows], or [1] when reduced; NULL to skip */
-    float *z_loss_out;         /* out  f32, the part of loss that z_loss adds: [rows], or [1] when reduced; NULL to skip */
-    float *lse;                /* out  f32 [rows]; NULL to skip */
-    float *lse_low;            /* out  f32 [rows]; NULL to skip */
-    float *entropy;            /* out  f32 [rows]; NULL to skip */
-    int64_t *argmax;           /* out  int64 [rows]; NULL to skip */
-    int64_t *valid_rows;       /* out  int64 [1]; NULL to skip */
-    float *weight_sum;         /* out  f32 [1]; NULL to skip */
-    void *dlogits;             /* out  dlogits_dtype [rows, vocab]; may be logits, with rows that start at the same bytes */
-    int32_t *bad_targets;      /* out  int32 [1], the number of bad targets is added to it; NULL to skip */
-    void *workspace;           /* scratch of at least the queried bytes, aligned to 128; NULL when 0 */
-    size_t workspace_bytes;
-    int64_t rows;              /* at least 0 */
-    int64_t vocab;             /* 1 to 2^30 */
-    int64_t logits_stride;     /* elements between rows; 0 means packed, vocab */
-    int64_t dlogits_stride;    /* likewise, in elements of dlogits; 0 means packed, and the rows of logits when in place */
-    int64_t ignore_index;      /* any value */
-    float logit_scale;         /* 0 to 2^127; 0 means 1 */
-    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
-    float label_smoothing;     /* 0 to 1; 0: off */
-    float z_loss;              /* finite, at least 0; 0: off */
-    int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
-    int reduction;             /* LK_REDUCTION_* */
-    int zero_when_empty;       /* not 0: a mean over nothing is 0 instead of NaN */
-    int upstream_per_row;      /* not 0: upstream is [rows] */
-    int zero_padding;          /* not 0: columns from vocab on become 0, as in backward */
-    int dlogits_dtype;         /* LK_DTYPE_*, as in backward */
-    int target_dtype;          /* LK_TARGET_* */
-    int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
-} lk_cross_entropy_forward_backward_args;
-
-/* Errors, in the order of the checks; the forward's and the backward's alike where a field is in both:
- *   LK_ERR_NULL       args; logits; target; all nine outputs (forward); lse; dlogits; valid_rows or weight_sum where mean
- *                     needs it (backward). With rows = 0 each of them but args may be NULL, and in a query always
- *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; logits or dlogits that
- *                     span more than 2^62 elements; dlogits = logits with rows that start at other bytes
- *   LK_ERR_VALUE      logit_scale, softcap or z_loss negative or not finite; logit_scale above 2^127; under a softcap that or
- *                     logit_scale / softcap outside [2^-100, 2^100]; label_smoothing outside [0, 1]; reduction, target_dtype,
- *                     path: none of the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
- *   LK_ERR_PATH       CLUSTER in code for less than sm_90, but in a query; BLOCK or CLUSTER with more than 2^27 rows
- *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element; not in a query
- *   LK_ERR_WORKSPACE  where the query's answer is not 0: workspace_bytes below it, workspace NULL or not aligned to 128 bytes
+/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
+ *   LK_ERR_NULL       logits; target; B: lse, dlogits, and valid_rows or weight_sum where mean needs it; FB: dlogits; F: every
+ *                     output
+ *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; a tensor of more than
+ *                     2^62 elements, gaps included; dlogits = logits with other strides; tensors that overlap
+ *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
+ *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
+ *                     16 bits wide for T = f32
+ *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ *   LK_ERR_WORKSPACE  the workspace is NULL, too small or not aligned to 128 bytes
  * Rows of any alignment run at full speed as long as those of dlogits start at the same offset modulo 16 bytes as those of
  * logits (16-bit dlogits of f32 logits: both at multiples of 16 bytes); otherwise dlogits is written element by element. */
 
 #define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \
-    LK_API lk_status lk_cross_entropy_forward_##T(const lk_cross_entropy_forward_args *args, cudaStream_t stream);             \
-    LK_API lk_status lk_cross_entropy_backward_##T(const lk_cross_entropy_backward_args *args, cudaStream_t stream);           \
-    LK_API lk_status lk_cross_entropy_forward_workspace_bytes_##T(const lk_cross_entropy_forward_args *args, size_t *bytes);   \
-    LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes); \
-    LK_API lk_status lk_cross_entropy_forward_backward_##T(const lk_cross_entropy_forward_backward_args *args,                 \
-                                                           cudaStream_t stream);                                               \
-    LK_API lk_status lk_cross_entropy_forward_backward_workspace_bytes_##T(                                                    \
-        const lk_cross_entropy_forward_backward_args *args, size_t *bytes);
+    LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
+    LK_PROTOTYPES(cross_entropy, backward, T)                                                                                  \
+    LK_PROTOTYPES(cross_entropy, forward_backward, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -371,14 +311,29 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     return true;
 }
 
+/* What forward's kernels are given of a call. Gradients' kernels are given all of it. */
 typedef struct {
-    lk_cross_entropy_forward_args a; /* the targets, and where the counts go */
+    const void *logits, *target;
+    const float *class_weight;
+    float *loss, *z_loss_out, *lse, *lse_low, *entropy;
+    int64_t *argmax, *valid_rows;
+    float *weight_sum;
+    int32_t *bad_targets;
+    void *workspace;
+    size_t workspace_bytes;
+    int64_t rows, vocab, logits_stride, ignore_index;
+    float logit_scale, softcap, label_smoothing, z_loss;
+    int use_ignore_index, reduction, zero_when_empty, target_dtype, path;
+} lk_cross_entropy_forward_call;
+
+typedef struct {
+    lk_cross_entropy_forward_call a; /* the targets, and where the counts go */
     lk_ce_tally *tally;              /* here too; NULL: not */
 } lk_cross_entropy_count_plan;
 
 /* A thread's share of the count: U rows at once, since a look at one alone takes as long. */
 template <int THREADS, int MOST, class Int>
-LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_args &a, const Int *target)
+LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &a, const Int *target)
 {
     constexpr int U = 16, BATCH = U * THREADS;
     const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
@@ -420,7 +375,7 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_args &
 template <int THREADS, int MOST>
 LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross_entropy_count_plan p)
 {
-    const lk_cross_entropy_forward_args &a = p.a;
+    const lk_cross_entropy_forward_call &a = p.a;
     lk_griddepcontrol_launch_dependents();
     if (MOST > 1) lk_cluster_begin();
     lk_griddepcontrol_wait();
@@ -564,7 +519,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const 
  * running maximum. */
 
 typedef struct {
-    lk_cross_entropy_forward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
+    lk_cross_entropy_forward_call a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
     lk_ce_terms terms; /* for a reduced loss */
     int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
 } lk_cross_entropy_forward_plan;
@@ -684,7 +639,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
-    const lk_cross_entropy_forward_args &a = p.a;
+    const lk_cross_entropy_forward_call &a = p.a;
     const bool writes = (int)threadIdx.x < rows && result < a.rows;
     LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
     lk_lse_share<T> share = {};
@@ -721,7 +676,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int over = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank()), size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + over;
     const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
     const int64_t row = blockIdx.x >> over; /* U = 8 is for rows of one block */
-    const lk_cross_entropy_forward_args &a = p.a;
+    const lk_cross_entropy_forward_call &a = p.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_lse_share<T> share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* by one thread for itself, since registers are for loads */
@@ -762,7 +717,7 @@ template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
 {
-    const lk_cross_entropy_forward_args &a = p.a;
+    const lk_cross_entropy_forward_call &a = p.a;
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
@@ -841,7 +796,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
 #define LK_CROSS_ENTROPY_STAGGER 34 /* bytes an SM can load in a ns */
 
 typedef struct {
-    lk_cross_entropy_forward_backward_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
+    lk_cross_entropy_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
     lk_ce_terms terms;         /* for a reduced loss */
     const float *given;        /* backward: lse [rows] */
     const float *given_low;    /* and what it was rounded by; NULL: 0 */
@@ -1160,7 +1115,7 @@ LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int6
 LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_gradient_plan &p, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_gradient_aside *aside)
 {
-    const lk_cross_entropy_forward_backward_args &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
     lk_ce_gradient g = {};
     float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
@@ -1215,7 +1170,7 @@ LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *ba
 
 /* The logits x of columns col, col + 1, ... become their gradients, and sum gets their e but that of column `hit`. */
 template <bool plain, bool given, int n>
-LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_forward_backward_args &a,
+LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
                                    int64_t col, int hit, float *sum)
 {
     float part[2] = {0.0f, 0.0f};
@@ -1248,7 +1203,7 @@ template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n]
 /* The gradients of one vector; hit: as in lk_ce_differentiate, but a plain row's target is blank. */
 template <bool plain, bool given, class T, class D>
 LK_DEVICE void lk_ce_emit(lk_vec<T> raw, D *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
-                          const lk_cross_entropy_forward_backward_args &a, float *sum)
+                          const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
@@ -1271,7 +1226,7 @@ template <class T, class D, bool plain, bool given>
 LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
-    const lk_cross_entropy_forward_backward_args &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const lk_ce_place<T> at = lk_ce_find<T>(p, row);
     D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
     const bool wide = (uintptr_t)(dlogits + at.head) % (LK_VEC<T> * sizeof(D)) == 0;
@@ -1306,7 +1261,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     constexpr int N = LK_VEC<T>;
     constexpr bool exact = sizeof(T) == 4;
     LK_DYN_SMEM(lk_vec<T>, slots); /* and behind them an aside for each row of the block */
-    const lk_cross_entropy_forward_backward_args &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const int threads = (int)blockDim.x, team = 1 << p.team_log2;
     const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) >> p.team_log2;
     const lk_ce_place<T> at = lk_ce_find<T>(p, row);
@@ -1574,7 +1529,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
     constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
     constexpr bool full = lanes >= 32;
-    const lk_cross_entropy_forward_backward_args &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : p.team_log2;
     const int team = 1 << team_log2;
     const int rank = (int)threadIdx.x & (team - 1), step = team * N;
@@ -1768,148 +1723,151 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
 #define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
 
-LK_HOST lk_status lk_cross_entropy_check_null(const char *op, const char *field, const void *pointer)
-{
-    return pointer ? LK_OK : lk_fail(LK_ERR_NULL, op, "%s is NULL", field);
-}
+/* What the three calls make. */
+enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3 };
 
-LK_HOST lk_status lk_cross_entropy_check_option(const char *op, const char *field, float value)
-{
-    if (value >= 0.0f && value <= 3.402823466e38f) return LK_OK;
-    return lk_fail(LK_ERR_VALUE, op, "%s is %g; it must be finite and at least 0", field, (double)value);
-}
-
-/* Fills in a packed stride and checks it; the field is `name`_stride. */
-LK_HOST lk_status lk_cross_entropy_check_stride(const char *op, const char *name, int64_t rows, const char *length_name,
-                                                int64_t length, int64_t *stride)
-{
-    if (*stride == 0) *stride = length;
-    if (*stride < length)
-        return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least %s, %lld", name, (long long)*stride,
-                       length_name, (long long)length);
-    __extension__ const __int128 span = (__int128)rows * *stride;
-    if (span <= (__int128)1 << 62) return LK_OK;
-    return lk_fail(LK_ERR_SHAPE, op, "%s with %s_stride %lld spans more than 2^62 elements", name, name, (long long)*stride);
-}
-
-template <class Args> LK_HOST lk_status lk_cross_entropy_check_sizes(const char *op, Args *a)
-{
-    if (a->rows < 0) return lk_fail(LK_ERR_SHAPE, op, "rows is %lld; it must be at least 0", (long long)a->rows);
-    if (a->vocab < 1 || a->vocab > 1 << 30)
-        return lk_fail(LK_ERR_SHAPE, op, "vocab is %lld; it must be 1 to 2^30", (long long)a->vocab);
-    return lk_cross_entropy_check_stride(op, "logits", a->rows, "vocab", a->vocab, &a->logits_stride);
-}
-
-/* Scales whose products with log2 e, and under a softcap also the quotient of both, are far from the ends of float's range. */
-LK_HOST lk_status lk_cross_entropy_check_scales(const char *op, float logit_scale, float softcap)
-{
-    const float scale = logit_scale == 0.0f ? 1.0f : logit_scale, quotient = scale / softcap;
-    if (scale > 0x1p127f)
-        return lk_fail(LK_ERR_VALUE, op, "logit_scale is %g; it must be at most 2^127", (double)logit_scale);
-    if (softcap == 0.0f) return LK_OK;
-    if (!(softcap >= 0x1p-100f && softcap <= 0x1p100f))
-        return lk_fail(LK_ERR_VALUE, op, "softcap is %g; it must be 0 or 2^-100 to 2^100", (double)softcap);
-    if (!(quotient >= 0x1p-100f && quotient <= 0x1p100f))
-        return lk_fail(LK_ERR_VALUE, op, "logit_scale over softcap is %g; it must be 2^-100 to 2^100", (double)quotient);
-    return LK_OK;
-}
-
-/* The values that forward and backward both have, but path, which comes last. */
-template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char *op, const Args *a)
-{
-    lk_status status = lk_cross_entropy_check_option(op, "logit_scale", a->logit_scale);
-    if (!status) status = lk_cross_entropy_check_option(op, "softcap", a->softcap);
-    if (!status) status = lk_cross_entropy_check_option(op, "z_loss", a->z_loss);
-    if (!status) status = lk_cross_entropy_check_scales(op, a->logit_scale, a->softcap);
-    if (status) return status;
-    if (!(a->label_smoothing >= 0.0f && a->label_smoothing <= 1.0f))
-        return lk_fail(LK_ERR_VALUE, op, "label_smoothing is %g; it must be 0 to 1", (double)a->label_smoothing);
-    if (a->reduction < LK_REDUCTION_NONE || a->reduction > LK_REDUCTION_SUM)
-        return lk_fail(LK_ERR_VALUE, op, "reduction is %d; it must be one of LK_REDUCTION_*", a->reduction);
-    if (a->target_dtype != LK_TARGET_INT64 && a->target_dtype != LK_TARGET_INT32)
-        return lk_fail(LK_ERR_VALUE, op, "target_dtype is %d; it must be one of LK_TARGET_*", a->target_dtype);
-    return LK_OK;
-}
-
-template <class Args> LK_HOST lk_status lk_cross_entropy_check_path(const char *op, const Args *a, int arch)
-{
-    if (a->path < LK_CROSS_ENTROPY_AUTO || a->path > LK_CROSS_ENTROPY_CLUSTER)
-        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_CROSS_ENTROPY_*", a->path);
-    if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_CROSS_ENTROPY_ROWS)
-        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
-    return LK_OK;
-}
-
-/* What a query is given for arch: any path will do, and what tensors there are is not looked at. */
-#define LK_CROSS_ENTROPY_QUERY INT32_MAX
-
-/* Validates; a becomes the arguments with every default filled in. arch: of lk_device. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_check(const char *op, const lk_cross_entropy_forward_args *args, int arch,
-                                                 lk_cross_entropy_forward_args *a)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    *a = *args;
-    lk_status status = LK_OK;
-    if (a->rows != 0 && arch != LK_CROSS_ENTROPY_QUERY) {
-        status = lk_cross_entropy_check_null(op, "logits", a->logits);
-        if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
-        const bool any = a->loss || a->z_loss_out || a->lse || a->lse_low || a->entropy || a->argmax || a->valid_rows ||
-                         a->weight_sum || a->bad_targets;
-        if (!status && !any) status = lk_fail(LK_ERR_NULL, op, "every output is NULL");
-    }
-    if (!status) status = lk_cross_entropy_check_sizes(op, a);
-    if (!status) status = lk_cross_entropy_check_values(op, a);
-    if (!status) status = lk_cross_entropy_check_path(op, a, arch);
-    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    if (status || arch == LK_CROSS_ENTROPY_QUERY) return status;
-    status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    if (!status) status = lk_check_aligned(op, "class_weight", a->class_weight, 4);
-    if (!status) status = lk_check_aligned(op, "loss", a->loss, 4);
-    if (!status) status = lk_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
-    if (!status) status = lk_check_aligned(op, "lse", a->lse, 4);
-    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, 4);
-    if (!status) status = lk_check_aligned(op, "entropy", a->entropy, 4);
-    if (!status) status = lk_check_aligned(op, "argmax", a->argmax, 8);
-    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
-    if (!status) status = lk_check_aligned(op, "bad_targets", a->bad_targets, 4);
-    return status;
-}
-
-/* LK_DTYPE_* of T. */
-template <class T> constexpr int lk_cross_entropy_dtype = LK_DTYPE_F32;
-template <> constexpr int lk_cross_entropy_dtype<lk_f16> = LK_DTYPE_F16;
-template <> constexpr int lk_cross_entropy_dtype<lk_bf16> = LK_DTYPE_BF16;
-
-/* Whether a reduced loss is wanted, and the bytes of workspace: for that, and for the counts. */
-template <class Args> LK_HOST bool lk_cross_entropy_reduced(const Args *a)
+/* Whether a reduced loss is wanted. */
+LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
 {
     return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
 }
+
 /* The floats between the arrays of terms. */
 LK_HOST int64_t lk_cross_entropy_terms_stride(int64_t rows)
 {
     const int64_t most = (int64_t)1 << 58; /* more rows than there can be */
     return lk_ceil_div(rows < most ? rows : most, 64) * 64;
 }
-template <class Args> LK_HOST size_t lk_cross_entropy_bytes(const Args *a, bool counts)
+
+/* The bytes of workspace: for the terms of a reduced loss, and for the counts that a mean's gradients want before the rows. */
+LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call)
 {
     const bool terms = lk_cross_entropy_reduced(a) && a->rows > 0;
-    if (!terms && !counts) return 0;
+    if (call == LK_CE_BACKWARD || (!terms && !(call == LK_CE_BOTH && a->reduction == LK_REDUCTION_MEAN))) return 0;
     const int kinds = terms ? 1 + (a->z_loss > 0.0f) + (a->class_weight || a->weight_sum) : 0;
     return sizeof(lk_ce_tally) + (size_t)kinds * (size_t)lk_cross_entropy_terms_stride(a->rows) * sizeof(float);
 }
 
 /* Where the terms of a reduced loss lie, behind the tally. */
-template <class Args> LK_HOST lk_ce_terms lk_cross_entropy_terms(const Args *a)
+LK_HOST lk_ce_terms lk_cross_entropy_terms(const lk_cross_entropy_args *a)
 {
     const int64_t stride = lk_cross_entropy_terms_stride(a->rows);
     float *const loss = (float *)((lk_ce_tally *)a->workspace + 1), *const z = a->z_loss > 0.0f ? loss + stride : NULL;
     return {loss, z, a->class_weight || a->weight_sum ? (z ? z : loss) + stride : NULL};
+}
+
+/* The values that linear_cross_entropy has too. Scales are such that their products with log2 e, and under a softcap also the
+ * quotient of both, are far from the ends of float's range. */
+template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char *op, const Args *a)
+{
+    const float scale = a->logit_scale, cap = a->softcap, z = a->z_loss, e = a->label_smoothing;
+    const float quotient = (scale == 0.0f ? 1.0f : scale) / cap, least = 0x1p-100f, most = 0x1p100f;
+    const bool capped = cap != 0.0f;
+    lk_status status = lk_check_number(op, "logit_scale", scale, scale >= 0.0f && scale <= 0x1p127f, "0 to 2^127");
+    if (!status)
+        status = lk_check_number(op, "softcap", cap, !capped || (cap >= least && cap <= most), "0 or 2^-100 to 2^100");
+    if (!status) status = lk_check_number(op, "z_loss", z, z >= 0.0f && z <= FLT_MAX, "finite and at least 0");
+    if (!status)
+        status = lk_check_number(op, "logit_scale over softcap", quotient, !capped || (quotient >= least && quotient <= most),
+                                 "2^-100 to 2^100");
+    if (!status) status = lk_check_number(op, "label_smoothing", e, e >= 0.0f && e <= 1.0f, "0 to 1");
+    if (!status) status = lk_check_enum(op, "reduction", a->reduction, LK_REDUCTION_SUM, "LK_REDUCTION_*");
+    return status ? status : lk_check_enum(op, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
+}
+
+/* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int call, int arch,
+                                         lk_cross_entropy_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    const bool query = arch == LK_QUERY, forward = call == LK_CE_FORWARD, back = call == LK_CE_BACKWARD;
+    if (forward) a->upstream = a->dlse = NULL, a->dlogits = NULL, a->zero_padding = 0; /* what a call does not have */
+    if (back) a->loss = a->z_loss_out = a->entropy = NULL, a->argmax = NULL;
+    const bool mean = back && a->reduction == LK_REDUCTION_MEAN, in_place = !query && a->dlogits == a->logits;
+    const int saved = back ? LK_IN : LK_OUT; /* by forward for backward */
+    const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
+    /* The columns of dlogits, with its padding. A stride says where that ends, of a single row too, which has no other use. */
+    const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
+    const int64_t end = padded > a->vocab ? padded : a->vocab;
+    const size_t bytes = lk_cross_entropy_bytes(a, call);
+    lk_tensor list[] = {
+        {"logits", a->logits, sizeof(T), LK_REQUIRED, a->vocab, {{a->rows, &a->logits_stride, "logits_stride"}}},
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->rows},
+        {"class_weight", a->class_weight, 4, LK_IN, some * a->vocab},
+        {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
+        {"dlse", a->dlse, 4, LK_IN, a->rows},
+        {"loss", a->loss, 4, LK_OUT, losses},
+        {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
+        {"lse", a->lse, 4, back ? LK_REQUIRED : LK_OUT, a->rows},
+        {"lse_low", a->lse_low, 4, saved, a->rows},
+        {"entropy", a->entropy, 4, LK_OUT, a->rows},
+        {"argmax", a->argmax, 8, LK_OUT, a->rows},
+        {"valid_rows", a->valid_rows, 8, mean && (!a->class_weight || a->z_loss != 0.0f) ? LK_REQUIRED : saved, counts},
+        {"weight_sum", a->weight_sum, 4, mean && a->class_weight ? LK_REQUIRED : saved, counts},
+        {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
+         {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
+        {"bad_targets", a->bad_targets, 4, LK_OUT, some},
+        {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
+    };
+    const int count = lk_used_tensors(list, LK_COUNT(list));
+    lk_status status = query ? LK_OK : lk_check_null(op, list, count - 1);
+    if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
+    if (!status) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
+    if (!status) status = lk_check_shapes(op, list, count, query);
+    if (!status) status = lk_cross_entropy_check_values(op, a);
+    if (status) return status;
+    if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
+    const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
+    if (!forward && a->dlogits_dtype != lk_dtype<T> && !half)
+        return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
+    status = lk_check_enum(op, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
+    if (status) return status;
+    if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_CROSS_ENTROPY_ROWS)
+        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    if (query) return LK_OK;
+    status = lk_check_alignment(op, list, count);
+    if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, bytes);
+    if (!status) lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
+    return status ? status : lk_check_allocations(op, list, count);
+}
+
+/* The bytes of workspace that a call wants. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int call, size_t *bytes)
+{
+    lk_cross_entropy_args a = {};
+    const lk_status status = lk_cross_entropy_check<T>(op, args, call, LK_QUERY, &a);
+    if (!status && bytes) *bytes = lk_cross_entropy_bytes(&a, call);
+    return status;
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
+{
+    return lk_cross_entropy_query<T>(op, args, LK_CE_FORWARD, bytes);
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_backward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
+{
+    return lk_cross_entropy_query<T>(op, args, LK_CE_BACKWARD, bytes);
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
+{
+    return lk_cross_entropy_query<T>(op, args, LK_CE_BOTH, bytes);
+}
+
+LK_HOST lk_cross_entropy_forward_call lk_cross_entropy_forward_call_of(const lk_cross_entropy_args *a)
+{
+    return {a->logits, a->target, a->class_weight, a->loss, a->z_loss_out, a->lse, a->lse_low, a->entropy, a->argmax,
+            a->valid_rows, a->weight_sum, a->bad_targets, a->workspace, a->workspace_bytes, a->rows, a->vocab,
+            a->logits_stride, a->ignore_index, a->logit_scale, a->softcap, a->label_smoothing, a->z_loss,
+            a->use_ignore_index, a->reduction, a->zero_when_empty, a->target_dtype, a->path};
 }
 
 /* Blocks that add up something of all rows, of so many bytes each: one, or a cluster beyond 128 KiB, a guess: for 4096 rows its
@@ -1920,15 +1878,11 @@ LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64
 }
 
 /* The counts of all rows, in the tally for gradients, and for the caller where no sum of terms gives them. */
-template <class Args>
-LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const Args *a, lk_ce_tally *tally,
-                                         cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
+                                         lk_ce_tally *tally, cudaStream_t stream)
 {
-    lk_cross_entropy_count_plan count = {};
-    count.a.target = a->target, count.a.class_weight = a->class_weight, count.a.rows = a->rows, count.a.vocab = a->vocab;
-    count.a.ignore_index = a->ignore_index, count.a.use_ignore_index = a->use_ignore_index;
-    count.a.target_dtype = a->target_dtype, count.tally = tally;
-    if (!lk_cross_entropy_reduced(a)) count.a.valid_rows = a->valid_rows, count.a.weight_sum = a->weight_sum;
+    lk_cross_entropy_count_plan count = {lk_cross_entropy_forward_call_of(a), tally};
+    if (lk_cross_entropy_reduced(a)) count.a.valid_rows = NULL, count.a.weight_sum = NULL;
     const int cluster = lk_cross_entropy_adders(device, a->rows, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
     void (*kernel)(lk_cross_entropy_count_plan) = lk_cross_entropy_count_kernel<256, 1>;
     if (cluster > 1) kernel = lk_cross_entropy_count_kernel<256, 8>;
@@ -1937,9 +1891,8 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
 
 /* The reduced loss of the terms that the rows have left, and the counts. Few rows are added up by few warps, since each has its
  * own start, reduction and way through the barrier. */
-template <class Args>
-LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const Args *a, lk_ce_terms terms,
-                                       cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
+                                       lk_ce_terms terms, cudaStream_t stream)
 {
     const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->rows,
                                            a->reduction == LK_REDUCTION_MEAN, a->class_weight != NULL, a->zero_when_empty};
@@ -1954,49 +1907,18 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
 }
 
 /* Whether gradients of 16 bits lie where logits of 32 are read; and the end of the columns from vocab on that become 0. */
-template <class T, class Args> LK_HOST bool lk_cross_entropy_ordered(const Args *a)
+template <class T> LK_HOST bool lk_cross_entropy_ordered(const lk_cross_entropy_args *a)
 {
-    return a->dlogits == a->logits && a->dlogits_dtype != lk_cross_entropy_dtype<T>;
+    return a->dlogits == a->logits && a->dlogits_dtype != lk_dtype<T>;
 }
-template <class T, class Args> LK_HOST int64_t lk_cross_entropy_padded_end(const Args *a)
+template <class T> LK_HOST int64_t lk_cross_entropy_padded_end(const lk_cross_entropy_args *a)
 {
     return !a->zero_padding ? a->vocab : lk_cross_entropy_ordered<T>(a) ? a->logits_stride : a->dlogits_stride;
 }
 
-/* A launcher's tensors against the memory they lie in. */
-template <class T, class Args> LK_HOST lk_status lk_cross_entropy_check_inputs(const char *op, const Args *a)
-{
-    const int64_t span = a->rows ? (a->rows - 1) * a->logits_stride + a->vocab : 0;
-    const lk_tensor list[] = {{"logits", a->logits, sizeof(T), span},
-                              {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, a->rows},
-                              {"class_weight", a->class_weight, 4, a->rows ? a->vocab : 0},
-                              {"lse", a->lse, 4, a->rows},
-                              {"lse_low", a->lse_low, 4, a->rows},
-                              {"bad_targets", a->bad_targets, 4, a->rows ? 1 : 0}};
-    lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
-    return lk_check_memory(op, list, 6);
-}
-template <class Args> LK_HOST lk_status lk_cross_entropy_check_outputs(const char *op, const Args *a, size_t bytes)
-{
-    const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1;
-    const lk_tensor list[] = {{"loss", a->loss, 4, losses},           {"z_loss_out", a->z_loss_out, 4, losses},
-                              {"entropy", a->entropy, 4, a->rows},    {"argmax", a->argmax, 8, a->rows},
-                              {"valid_rows", a->valid_rows, 8, 1},    {"weight_sum", a->weight_sum, 4, 1},
-                              {"workspace", a->workspace, 1, (int64_t)bytes}};
-    return lk_check_memory(op, list, 7);
-}
-template <class T, class Args> LK_HOST lk_status lk_cross_entropy_check_gradients(const char *op, const Args *a)
-{
-    const int64_t span = a->rows ? (a->rows - 1) * a->dlogits_stride + lk_cross_entropy_padded_end<T>(a) : 0;
-    const lk_tensor list[] = {{"dlogits", a->dlogits, a->dlogits_dtype == LK_DTYPE_F32 ? 4 : 2, span},
-                              {"upstream", a->upstream, 4, !a->rows ? 0 : a->upstream_per_row ? a->rows : 1},
-                              {"dlse", a->dlse, 4, a->rows}};
-    return lk_check_memory(op, list, 3);
-}
-
 /* The path where the caller leaves it open, and the threads of a row: lanes until each has two vectors. */
 template <class T>
-LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_forward_args *a, int *cluster)
+LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
 {
     const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
     int path = a->path, team_log2 = 0;
@@ -2015,35 +1937,22 @@ LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entrop
     return team_log2;
 }
 
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_forward_args *args, size_t *bytes)
-{
-    lk_cross_entropy_forward_args a = {};
-    const lk_status status = lk_cross_entropy_forward_check<T>(op, args, LK_CROSS_ENTROPY_QUERY, &a);
-    if (!status && bytes) *bytes = lk_cross_entropy_bytes(&a, false);
-    return status;
-}
-
 /* The row kernel where a row's output or a reduced loss is wanted. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_forward_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_forward_args a = {};
+    lk_cross_entropy_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_forward_check<T>(op, args, error ? 90 : device.arch, &a);
-    if (status) return status;
-    if (error) return lk_asked_device(op, error);
-    const size_t bytes = lk_cross_entropy_bytes(&a, false);
-    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
-    if (!status) status = lk_cross_entropy_check_inputs<T>(op, &a);
-    if (!status) status = lk_cross_entropy_check_outputs(op, &a, bytes);
+    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_FORWARD, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const bool reduced = lk_cross_entropy_reduced(&a);
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, &a, NULL, stream);
 
     int cluster;
-    lk_cross_entropy_forward_plan plan = {a, {}, lk_cross_entropy_team<T>(&device, &a, &cluster)};
+    lk_cross_entropy_forward_plan plan = {lk_cross_entropy_forward_call_of(&a), {}, 0};
+    plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
     if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) plan.a.loss = plan.a.z_loss_out = NULL;
@@ -2066,86 +1975,9 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     return status;
 }
 
-/* What one of the two wants beside what both have. */
-LK_HOST lk_status lk_cross_entropy_check_own(const char *op, const lk_cross_entropy_backward_args *a)
-{
-    const bool mean = a->reduction == LK_REDUCTION_MEAN;
-    lk_status status = lk_cross_entropy_check_null(op, "lse", a->lse);
-    if (!status) status = lk_cross_entropy_check_null(op, "dlogits", a->dlogits);
-    if (!status && mean && (!a->class_weight || a->z_loss != 0.0f))
-        status = lk_cross_entropy_check_null(op, "valid_rows", a->valid_rows);
-    if (!status && mean && a->class_weight) status = lk_cross_entropy_check_null(op, "weight_sum", a->weight_sum);
-    return status;
-}
-LK_HOST lk_status lk_cross_entropy_check_own(const char *op, const lk_cross_entropy_forward_backward_args *a)
-{
-    return lk_cross_entropy_check_null(op, "dlogits", a->dlogits);
-}
-LK_HOST lk_status lk_cross_entropy_check_own_aligned(const char *, const lk_cross_entropy_backward_args *)
-{
-    return LK_OK;
-}
-LK_HOST lk_status lk_cross_entropy_check_own_aligned(const char *op, const lk_cross_entropy_forward_backward_args *a)
-{
-    lk_status status = lk_check_aligned(op, "loss", a->loss, 4);
-    if (!status) status = lk_check_aligned(op, "z_loss_out", a->z_loss_out, 4);
-    if (!status) status = lk_check_aligned(op, "entropy", a->entropy, 4);
-    if (!status) status = lk_check_aligned(op, "argmax", a->argmax, 8);
-    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
-    return status;
-}
-
-/* Validates the arguments of backward or forward_backward, as the forward's are. */
-template <class T, class Args>
-LK_HOST lk_status lk_cross_entropy_gradient_check(const char *op, const Args *args, int arch, Args *a)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    *a = *args;
-    const bool in_place = a->dlogits && a->dlogits == a->logits;
-    lk_status status = LK_OK;
-    if (a->rows != 0 && arch != LK_CROSS_ENTROPY_QUERY) {
-        status = lk_cross_entropy_check_null(op, "logits", a->logits);
-        if (!status) status = lk_cross_entropy_check_null(op, "target", a->target);
-        if (!status) status = lk_cross_entropy_check_own(op, a);
-    }
-    if (!status) status = lk_cross_entropy_check_sizes(op, a);
-    if (status) return status;
-    if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_cross_entropy_dtype<T>;
-    const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
-    int64_t in_place_stride = a->logits_stride;
-    if (half) in_place_stride = in_place_stride > INT64_MAX / 2 ? INT64_MAX : 2 * in_place_stride;
-    if (in_place && a->dlogits_stride == 0) a->dlogits_stride = in_place_stride;
-    status = lk_cross_entropy_check_stride(op, "dlogits", a->rows, "vocab", a->vocab, &a->dlogits_stride);
-    if (status) return status;
-    if (in_place && a->rows > 1 && a->dlogits_stride != in_place_stride)
-        return lk_fail(LK_ERR_SHAPE, op, "dlogits is logits, but dlogits_stride is %lld; it must be %lld",
-                       (long long)a->dlogits_stride, (long long)in_place_stride);
-    status = lk_cross_entropy_check_values(op, a);
-    if (status) return status;
-    if (a->dlogits_dtype != lk_cross_entropy_dtype<T> && !half)
-        return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
-    status = lk_cross_entropy_check_path(op, a, arch);
-    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    if (status || arch == LK_CROSS_ENTROPY_QUERY) return status;
-    status = lk_check_aligned(op, "logits", a->logits, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    if (!status) status = lk_check_aligned(op, "class_weight", a->class_weight, 4);
-    if (!status) status = lk_check_aligned(op, "lse", a->lse, 4);
-    if (!status) status = lk_check_aligned(op, "lse_low", a->lse_low, 4);
-    if (!status) status = lk_check_aligned(op, "upstream", a->upstream, 4);
-    if (!status) status = lk_check_aligned(op, "dlse", a->dlse, 4);
-    if (!status) status = lk_check_aligned(op, "valid_rows", a->valid_rows, 8);
-    if (!status) status = lk_check_aligned(op, "weight_sum", a->weight_sum, 4);
-    if (!status) status = lk_check_aligned(op, "dlogits", a->dlogits, half ? 2 : sizeof(T));
-    if (!status) status = lk_check_aligned(op, "bad_targets", a->bad_targets, 4);
-    if (!status) status = lk_cross_entropy_check_own_aligned(op, a);
-    return status;
-}
-
 /* The lanes of a row, as a power of two, where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
 #define LK_CROSS_ENTROPY_SHARED 128
-template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_entropy_forward_backward_args *a)
+template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_entropy_args *a)
 {
     const int64_t lanes = lk_ceil_div(a->vocab / LK_VEC<T>, LK_CROSS_ENTROPY_FEW);
     const bool fits = lanes <= 32 || a->rows > LK_CROSS_ENTROPY_ROWS;
@@ -2156,14 +1988,14 @@ template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_en
 }
 
 /* Whether rows are short and plain. */
-template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_forward_backward_args *a)
+template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_args *a)
 {
     const bool plain = a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy;
     const bool padded = a->zero_padding && a->dlogits_stride > a->vocab;
     const bool whole = (uintptr_t)a->logits % 16 == 0 && (uintptr_t)a->dlogits % 16 == 0 && a->vocab % LK_VEC<T> == 0 &&
                        (a->rows < 2 || (a->logits_stride % LK_VEC<T> == 0 && a->dlogits_stride % LK_VEC<T> == 0));
     return a->path <= LK_CROSS_ENTROPY_WARP && a->vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && plain && !padded &&
-           whole && a->dlogits_dtype == lk_cross_entropy_dtype<T>;
+           whole && a->dlogits_dtype == lk_dtype<T>;
 }
 
 /* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, in forward_backward
@@ -2175,7 +2007,7 @@ template <class T, class D, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
                                                    lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
 {
-    lk_cross_entropy_forward_backward_args &a = plan.a;
+    lk_cross_entropy_args &a = plan.a;
     plan.ordered = lk_cross_entropy_ordered<T>(&a), plan.padded_end = lk_cross_entropy_padded_end<T>(&a);
     const bool brief = lk_cross_entropy_short<T>(&a);
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
@@ -2238,76 +2070,31 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
 }
 
 template <class T>
-LK_HOST lk_status lk_cross_entropy_backward_workspace(const char *op, const lk_cross_entropy_backward_args *args, size_t *bytes)
+LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_backward_args a = {};
-    return lk_no_workspace(lk_cross_entropy_gradient_check<T>(op, args, LK_CROSS_ENTROPY_QUERY, &a), bytes);
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_backward_args *args, cudaStream_t stream)
-{
-    lk_cross_entropy_backward_args a = {};
+    lk_cross_entropy_gradient_plan plan = {};
+    lk_cross_entropy_args &a = plan.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
-    if (status) return status;
-    if (error) return lk_asked_device(op, error);
-    const bool mean = a.reduction == LK_REDUCTION_MEAN;
-    const lk_tensor counts[] = {{"valid_rows", a.valid_rows, 8, mean && a.rows ? 1 : 0},
-                                {"weight_sum", a.weight_sum, 4, mean && a.rows ? 1 : 0}};
-    status = lk_cross_entropy_check_inputs<T>(op, &a);
-    if (!status) status = lk_cross_entropy_check_gradients<T>(op, &a);
-    if (!status) status = lk_check_memory(op, counts, 2);
+    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BACKWARD, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
-    lk_cross_entropy_gradient_plan plan = {};
     plan.given = a.lse, plan.given_low = a.lse_low;
     plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
-    lk_cross_entropy_forward_backward_args &both = plan.a;
-    both.logits = a.logits, both.target = a.target, both.class_weight = a.class_weight, both.upstream = a.upstream;
-    both.dlse = a.dlse, both.dlogits = a.dlogits, both.bad_targets = a.bad_targets, both.rows = a.rows, both.vocab = a.vocab;
-    both.logits_stride = a.logits_stride, both.dlogits_stride = a.dlogits_stride, both.ignore_index = a.ignore_index;
-    both.logit_scale = a.logit_scale, both.softcap = a.softcap, both.label_smoothing = a.label_smoothing;
-    both.z_loss = a.z_loss, both.use_ignore_index = a.use_ignore_index, both.reduction = a.reduction;
-    both.upstream_per_row = a.upstream_per_row, both.zero_padding = a.zero_padding, both.dlogits_dtype = a.dlogits_dtype;
-    both.target_dtype = a.target_dtype, both.path = a.path;
     return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
-}
-
-/* The bytes that forward_backward wants: for mean the counts come before the rows. */
-LK_HOST size_t lk_cross_entropy_forward_backward_bytes(const lk_cross_entropy_forward_backward_args *a)
-{
-    return lk_cross_entropy_bytes(a, a->reduction == LK_REDUCTION_MEAN);
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op,
-                                                              const lk_cross_entropy_forward_backward_args *args, size_t *bytes)
-{
-    lk_cross_entropy_forward_backward_args a = {};
-    const lk_status status = lk_cross_entropy_gradient_check<T>(op, args, LK_CROSS_ENTROPY_QUERY, &a);
-    if (!status && bytes) *bytes = lk_cross_entropy_forward_backward_bytes(&a);
-    return status;
 }
 
 /* For mean the count comes first, since the gradients are divided by it, unless no row can be ignored; where clusters can make
  * it beside few short rows, inside their launch. Who asks for it gets it from the sum then. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_forward_backward_args *args,
-                                                    cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
     lk_cross_entropy_gradient_plan plan = {};
-    lk_cross_entropy_forward_backward_args &a = plan.a;
+    lk_cross_entropy_args &a = plan.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_gradient_check<T>(op, args, error ? 90 : device.arch, &a);
-    if (status) return status;
-    if (error) return lk_asked_device(op, error);
-    const size_t bytes = lk_cross_entropy_forward_backward_bytes(&a);
-    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, bytes);
-    if (!status) status = lk_cross_entropy_check_inputs<T>(op, &a);
-    if (!status) status = lk_cross_entropy_check_outputs(op, &a, bytes);
-    if (!status) status = lk_cross_entropy_check_gradients<T>(op, &a);
+    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BOTH, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
@@ -2318,7 +2105,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
                   lk_cross_entropy_short<T>(&a);
     const bool before = mean && !known && !plan.inside;
     lk_ce_tally *tally = before ? (lk_ce_tally *)a.workspace : NULL;
-    const lk_cross_entropy_forward_backward_args given = a;
+    const lk_cross_entropy_args given = a;
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;
     if (before || asked) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
@@ -2328,35 +2115,11 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     return status;
 }
 
-/* Emits the six functions of LK_DECLARE_CROSS_ENTROPY(T). */
 #define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \
-    LK_API lk_status lk_cross_entropy_forward_##T(const lk_cross_entropy_forward_args *args, cudaStream_t stream)              \
-    {                                                                                                                          \
-        return lk_cross_entropy_forward<lk_##T>("lk_cross_entropy_forward_" #T, args, stream);                                 \
-    }                                                                                                                          \
-    LK_API lk_status lk_cross_entropy_backward_##T(const lk_cross_entropy_backward_args *args, cudaStream_t stream)            \
-    {                                                                                                                          \
-        return lk_cross_entropy_backward<lk_##T>("lk_cross_entropy_backward_" #T, args, stream);                               \
-    }                                                                                                                          \
-    LK_API lk_status lk_cross_entropy_forward_workspace_bytes_##T(const lk_cross_entropy_forward_args *args, size_t *bytes)    \
-    {                                                                                                                          \
-        return lk_cross_entropy_forward_workspace<lk_##T>("lk_cross_entropy_forward_" #T, args, bytes);                        \
-    }                                                                                                                          \
-    LK_API lk_status lk_cross_entropy_backward_workspace_bytes_##T(const lk_cross_entropy_backward_args *args, size_t *bytes)  \
-    {                                                                                                                          \
-        return lk_cross_entropy_backward_workspace<lk_##T>("lk_cross_entropy_backward_" #T, args, bytes);                      \
-    }                                                                                                                          \
-    LK_API lk_status lk_cross_entropy_forward_backward_##T(const lk_cross_entropy_forward_backward_args *args,                 \
-                                                           cudaStream_t stream)                                                \
-    {                                                                                                                          \
-        return lk_cross_entropy_forward_backward<lk_##T>("lk_cross_entropy_forward_backward_" #T, args, stream);               \
-    }                                                                                                                          \
-    LK_API lk_status lk_cross_entropy_forward_backward_workspace_bytes_##T(                                                    \
-        const lk_cross_entropy_forward_backward_args *args, size_t *bytes)                                                     \
-    {                                                                                                                          \
-        return lk_cross_entropy_forward_backward_workspace<lk_##T>("lk_cross_entropy_forward_backward_" #T, args, bytes);      \
-    }
+    LK_EMIT(cross_entropy, forward, T)                                                                                         \
+    LK_EMIT(cross_entropy, backward, T)                                                                                        \
+    LK_EMIT(cross_entropy, forward_backward, T)
 
 #else
 #define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY")

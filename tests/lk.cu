@@ -156,7 +156,7 @@ static lk_status logsumexp_backward(work *w, size_t *bytes)
 static lk_status cross_entropy_forward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_cross_entropy_forward_args a = {};
+    lk_cross_entropy_args a = {};
     a.logits = tensor_of(w, "logits", IN_T, rows * cols);
     a.target = tensor_of(w, "target", IN_TARGETS, rows, cols);
     a.loss = (float *)tensor_of(w, "loss", OUT, 1, 0, 4);
@@ -170,10 +170,10 @@ static lk_status cross_entropy_forward(work *w, size_t *bytes)
 static lk_status cross_entropy_backward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_cross_entropy_backward_args a = {};
+    lk_cross_entropy_args a = {};
     a.logits = tensor_of(w, "logits", IN_T, rows * cols);
     a.target = tensor_of(w, "target", IN_TARGETS, rows, cols);
-    a.lse = (const float *)tensor_of(w, "lse", IN_F32, rows);
+    a.lse = (float *)tensor_of(w, "lse", IN_F32, rows);
     a.upstream = (const float *)tensor_of(w, "upstream", IN_F32, 1);
     a.dlogits = tensor_of(w, "dlogits", OUT, rows * cols);
     a.rows = rows_of(w), a.vocab = cols;
@@ -184,7 +184,7 @@ static lk_status cross_entropy_backward(work *w, size_t *bytes)
 static lk_status cross_entropy_forward_backward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_cross_entropy_forward_backward_args a = {};
+    lk_cross_entropy_args a = {};
     a.logits = tensor_of(w, "logits", IN_T, rows * cols);
     a.target = tensor_of(w, "target", IN_TARGETS, rows, cols);
     a.loss = (float *)tensor_of(w, "loss", OUT, 1, 0, 4);
