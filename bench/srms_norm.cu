@@ -280,10 +280,10 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     if (!gives_y(s)) BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
 }
 
-static lk_srms_norm_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
+static lk_srms_norm_args forward_args(const bench_case *c, const bench_buffers *set, int path)
 {
     const shape *s = (const shape *)c->context;
-    lk_srms_norm_forward_args args = {};
+    lk_srms_norm_args args = {};
     args.x = set->read, args.y = set->write, args.rstd = rstd_of(s, set);
     if (s->residual) args.residual = set->read + tensor_bytes(s), args.residual_out = set->write + tensor_bytes(s);
     if (s->weight) args.weight = set->in;
@@ -292,10 +292,10 @@ static lk_srms_norm_forward_args forward_args(const bench_case *c, const bench_b
     return args;
 }
 
-static lk_srms_norm_backward_args backward_args(const bench_case *c, const bench_buffers *set, int path)
+static lk_srms_norm_args backward_args(const bench_case *c, const bench_buffers *set, int path)
 {
     const shape *s = (const shape *)c->context;
-    lk_srms_norm_backward_args args = {};
+    lk_srms_norm_args args = {};
     if (s->residual) args.residual_out = set->read, args.dresidual_out = set->read + 2 * tensor_bytes(s);
     else args.x = set->read;
     args.dy = set->read + tensor_bytes(s), args.rstd = rstd_of(s, set), args.dx = dx_of(s, set);
@@ -310,11 +310,11 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
 {
     const shape *s = (const shape *)c->context;
     if (gives_y(s)) {
-        const lk_srms_norm_forward_args args = forward_args(c, set, path);
+        const lk_srms_norm_args args = forward_args(c, set, path);
         const lk_status status = OF_TYPE(s, lk_srms_norm_forward, &args, stream);
         if (status || !gives_dx(s)) return status;
     }
-    const lk_srms_norm_backward_args args = backward_args(c, set, path);
+    const lk_srms_norm_args args = backward_args(c, set, path);
     return OF_TYPE(s, lk_srms_norm_backward, &args, stream);
 }
 
@@ -464,7 +464,7 @@ static size_t workspace(const bench_case *c, int path)
     const shape *s = (const shape *)c->context;
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
-    const lk_srms_norm_backward_args args = backward_args(c, &set, path);
+    const lk_srms_norm_args args = backward_args(c, &set, path);
     size_t bytes = 0;
     const lk_status status = OF_TYPE(s, lk_srms_norm_backward_workspace_bytes, &args, &bytes);
     return status ? 0 : bytes;

@@ -137,35 +137,33 @@ int main(void)
     check("rung 2", lk_launch(rung_2_kernel, ROWS, 32, 0, NULL, args));
     show("rung 2: a warp a row", y, ROWS, y_right, NULL);
 
-    lk_srms_norm_forward_args forward = {};
-    forward.x = x, forward.y = y, forward.rows = ROWS, forward.cols = COLS, forward.eps = EPS;
-    check("lk", lk_srms_norm_forward_f32(&forward, NULL));
+    lk_srms_norm_args a = {};
+    a.x = x, a.y = y, a.rows = ROWS, a.cols = COLS, a.eps = EPS;
+    check("lk", lk_srms_norm_forward_f32(&a, NULL));
     show("lk: SRMSNorm", y, ROWS, y_right, NULL);
 
-    forward.residual = residual, forward.residual_out = residual_out;
-    check("lk", lk_srms_norm_forward_f32(&forward, NULL));
+    a.residual = residual, a.residual_out = residual_out;
+    check("lk", lk_srms_norm_forward_f32(&a, NULL));
     show("lk: with a residual, the sum", residual_out, ROWS, sum_right, NULL);
     show("lk: with a residual, y", y, ROWS, sum_y_right, NULL);
 
-    forward.residual = NULL, forward.residual_out = NULL, forward.weight = weight, forward.rstd = rstd;
-    check("lk", lk_srms_norm_forward_f32(&forward, NULL));
+    a.residual = NULL, a.residual_out = NULL, a.weight = weight, a.rstd = rstd;
+    check("lk", lk_srms_norm_forward_f32(&a, NULL));
     show("lk: with a weight, that is RMSNorm", y, ROWS, weighted_right, NULL);
 
-    lk_srms_norm_backward_args backward = {};
-    backward.x = x, backward.weight = weight, backward.rstd = rstd; /* dy stays NULL: 1, for the gradient of the sum of y */
-    backward.dx = dx, backward.dweight = dweight, backward.rows = ROWS, backward.cols = COLS;
-    check("lk", lk_srms_norm_backward_workspace_bytes_f32(&backward, &backward.workspace_bytes));
-    check("cudaMalloc", backward.workspace_bytes ? cudaMalloc(&backward.workspace, backward.workspace_bytes) : cudaSuccess);
-    check("lk", lk_srms_norm_backward_f32(&backward, NULL));
+    a.dx = dx, a.dweight = dweight; /* backward reads x and rstd; dy stays NULL: 1, for the gradient of the sum of y */
+    check("lk", lk_srms_norm_backward_workspace_bytes_f32(&a, &a.workspace_bytes));
+    check("cudaMalloc", a.workspace_bytes ? cudaMalloc(&a.workspace, a.workspace_bytes) : cudaSuccess);
+    check("lk", lk_srms_norm_backward_f32(&a, NULL));
     show("lk: its gradient dx", dx, ROWS, dx_right, dx_largest);
     show("lk: its gradient dweight", dweight, 1, dweight_right, dweight_largest);
 
-    forward.cols = 0; /* a wrong argument is a sentence, and nothing is launched */
-    const lk_status status = lk_srms_norm_forward_f32(&forward, NULL);
+    a.cols = 0; /* a wrong argument is a sentence, and nothing is launched */
+    const lk_status status = lk_srms_norm_forward_f32(&a, NULL);
     printf("cols = 0: %s, %s\n", lk_status_string(status), lk_last_error());
 
     cudaFree(x), cudaFree(residual), cudaFree(weight), cudaFree(y), cudaFree(residual_out), cudaFree(dx), cudaFree(dweight);
-    cudaFree(rstd), cudaFree(backward.workspace);
+    cudaFree(rstd), cudaFree(a.workspace);
     printf(failures ? "%d failures\n" : "all as expected\n", failures);
     return failures != 0;
 }

@@ -58,55 +58,41 @@ enum {
     LK_SRMS_NORM_CLUSTER = 3 /* sm_90 and later: a row by a cluster of blocks */
 };
 
+/* One struct for both calls: a training step fills it once. F: forward, B: backward. A call ignores the fields of the other. */
 typedef struct {
-    const void *x;               /* in   T [rows, cols] */
-    const void *residual;        /* in   residual_dtype [rows, cols]; NULL: none */
-    const void *weight;          /* in   weight_dtype [cols]; NULL means 1 */
-    void *y;                     /* out  T [rows, cols]; may be x, with its stride; NULL to skip */
-    void *residual_out;          /* out  residual_dtype [rows, cols], s; may be residual, with its stride; NULL to skip */
-    float *rstd;                 /* out  f32 [rows]; NULL to skip, but not all three */
-    int64_t rows;                /* at least 0 */
-    int64_t cols;                /* 1 to 2^30 */
-    int64_t x_stride;            /* elements between rows; 0 means packed, cols */
-    int64_t residual_stride;     /* likewise */
-    int64_t y_stride;            /* likewise */
-    int64_t residual_out_stride; /* likewise */
-    float eps;                   /* used as given; finite, at least 0 */
-    int residual_dtype;          /* LK_DTYPE_*: T or f32; 0 means T */
-    int weight_dtype;            /* LK_DTYPE_*: T or f32; 0 means T */
-    int path;                    /* LK_SRMS_NORM_*; 0 chooses */
-} lk_srms_norm_forward_args;
-
-typedef struct {
-    const void *x;                /* in   T [rows, cols]; NULL when residual_out is given */
-    const void *residual;         /* in   residual_dtype [rows, cols], with x: s is their sum; NULL: none */
-    const void *residual_out;     /* in   residual_dtype [rows, cols], s as forward wrote it, instead of x and residual */
-    const float *rstd;            /* in   f32 [rows] from forward; NULL: computed again from s and eps */
-    const void *weight;           /* in   weight_dtype [cols]; NULL means 1 */
-    const void *dy;               /* in   T [rows, cols]; NULL means 1, not 0 */
-    const void *dresidual_out;    /* in   residual_dtype [rows, cols], the gradient that reaches residual_out; NULL: none */
-    void *dx;                     /* out  T [rows, cols]; may be dy or dresidual_out, with its stride; NULL to skip */
-    void *dresidual;              /* out  residual_dtype [rows, cols], the float of dx rounded to it; may be dresidual_out, with
-                                          its stride; NULL to skip */
-    void *dweight;                /* out  dweight_dtype [cols]; NULL to skip, but not all three */
-    void *workspace;              /* scratch of at least the queried bytes, aligned to LK_WORKSPACE_ALIGNMENT; NULL when 0 */
-    size_t workspace_bytes;
-    int64_t rows;                 /* at least 0 */
-    int64_t cols;                 /* 1 to 2^30 */
-    int64_t x_stride;             /* elements between rows; 0 means packed, cols */
-    int64_t residual_stride;      /* likewise */
-    int64_t residual_out_stride;  /* likewise */
-    int64_t dy_stride;            /* likewise */
-    int64_t dresidual_out_stride; /* likewise */
-    int64_t dx_stride;            /* likewise */
-    int64_t dresidual_stride;     /* likewise */
-    float eps;                    /* used as given, when rstd is NULL; finite, at least 0 */
-    int residual_dtype;           /* LK_DTYPE_*: T or f32; 0 means T */
-    int weight_dtype;             /* LK_DTYPE_*: T or f32; 0 means T */
-    int dweight_dtype;            /* LK_DTYPE_*: T or f32; 0 means T */
-    int accumulate;               /* not 0: dweight += instead of = */
-    int path;                     /* LK_SRMS_NORM_*; 0 chooses */
-} lk_srms_norm_backward_args;
+    const void *x;                /* F B in        T [rows, cols]; B: ignored where residual_out is given */
+    const void *residual;         /* F B in        residual_dtype [rows, cols]; NULL: none; B: ignored likewise */
+    void *residual_out;           /* F out, B in   residual_dtype [rows, cols], s; F: may be residual; NULL to skip;
+                                                   B: s as forward wrote it; NULL: s is x + residual */
+    float *rstd;                  /* F out, B in   f32 [rows]; F: NULL to skip; B: NULL: computed again from s and eps */
+    const void *weight;           /* F B in        weight_dtype [cols]; NULL means 1 */
+    void *y;                      /* F out         T [rows, cols]; may be x; NULL to skip */
+    const void *dy;               /* B in          T [rows, cols], the gradient of y; NULL means 1, not 0 */
+    const void *dresidual_out;    /* B in          residual_dtype [rows, cols], the other gradient of s, which reaches
+                                                   residual_out; NULL: none */
+    void *dx;                     /* B out         T [rows, cols]; may be dy, or dresidual_out of the same type; NULL to skip */
+    void *dresidual;              /* B out         residual_dtype [rows, cols], the float of dx rounded to it; may be
+                                                   dresidual_out; NULL to skip */
+    void *dweight;                /* B out         dweight_dtype [cols]; NULL to skip */
+    void *workspace;              /* B             scratch memory, aligned to LK_WORKSPACE_ALIGNMENT; NULL where none is needed */
+    size_t workspace_bytes;       /* B             at least what the query answers */
+    int64_t rows;                 /* F B           at least 0 */
+    int64_t cols;                 /* F B           1 to 2^30 */
+    int64_t x_stride;             /* F B           elements between rows; 0 means packed, cols */
+    int64_t residual_stride;      /* F B           likewise */
+    int64_t residual_out_stride;  /* F B           likewise, or where it is residual that one's stride */
+    int64_t y_stride;             /* F             likewise, or where it is x that one's stride */
+    int64_t dy_stride;            /* B             elements between rows; 0 means packed, cols */
+    int64_t dresidual_out_stride; /* B             likewise */
+    int64_t dx_stride;            /* B             likewise, or in place the other's stride */
+    int64_t dresidual_stride;     /* B             likewise */
+    float eps;                    /* F B           used as given; finite, at least 0; B: without rstd */
+    int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual, residual_out and their gradients */
+    int weight_dtype;             /* F B           likewise */
+    int dweight_dtype;            /* B             likewise */
+    int accumulate;               /* B             not 0: dweight += instead of = */
+    int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
+} lk_srms_norm_args;
 
 /* Errors, in the order of the checks:
  *   LK_ERR_NULL       args; x (forward); y, residual_out and rstd all three (forward); x and residual_out both (backward); dx,
@@ -128,10 +114,8 @@ typedef struct {
  * Backward is fastest with dy, one source of s, cols a multiple of 16 bytes, and a weight of type T where there is one. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
-    LK_API lk_status lk_srms_norm_forward_##T(const lk_srms_norm_forward_args *args, cudaStream_t stream);                     \
-    LK_API lk_status lk_srms_norm_backward_##T(const lk_srms_norm_backward_args *args, cudaStream_t stream);                   \
-    LK_API lk_status lk_srms_norm_forward_workspace_bytes_##T(const lk_srms_norm_forward_args *args, size_t *bytes);           \
-    LK_API lk_status lk_srms_norm_backward_workspace_bytes_##T(const lk_srms_norm_backward_args *args, size_t *bytes);
+    LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
+    LK_PROTOTYPES(srms_norm, backward, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -426,8 +410,18 @@ LK_DEVICE int lk_srms_norm_first(void)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
+/* A kernel's part of the arguments. */
 typedef struct {
-    lk_srms_norm_forward_args a;
+    const void *x, *residual, *weight;
+    void *y, *residual_out;
+    float *rstd;
+    int64_t rows, cols, x_stride, residual_stride, y_stride, residual_out_stride;
+    float eps;
+    int residual_dtype, weight_dtype, path;
+} lk_srms_norm_forward_call;
+
+typedef struct {
+    lk_srms_norm_forward_call a;
     lk_srms_norm_plan p;
 } lk_srms_norm_forward_plan;
 
@@ -574,7 +568,19 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
 
 typedef struct {
-    lk_srms_norm_backward_args a;
+    const void *x, *residual, *residual_out;
+    const float *rstd;
+    const void *weight, *dy, *dresidual_out;
+    void *dx, *dresidual, *dweight, *workspace;
+    size_t workspace_bytes;
+    int64_t rows, cols, x_stride, residual_stride, residual_out_stride, dy_stride, dresidual_out_stride, dx_stride;
+    int64_t dresidual_stride;
+    float eps;
+    int residual_dtype, weight_dtype, dweight_dtype, accumulate, path;
+} lk_srms_norm_backward_call;
+
+typedef struct {
+    lk_srms_norm_backward_call a;
     lk_srms_norm_plan p;
     int64_t partials; /* rows of the workspace, f32 [partials, pitch], of sums for dweight: one a team, and as many elements
                          behind a boundary as the team's rows start, so that the sums of their vectors are vectors too */
@@ -932,68 +938,75 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
 
-/* A tensor of rows, as the checks see it. */
+/* The tensors of a call, for the checks and for the layout: first those of rows, the ones that kernels read before the others. */
+#define LK_SRMS_NORM_ROW_TENSORS 8
 typedef struct {
-    const char *name;
-    const void *pointer;
-    int64_t *stride;
-    size_t element;
-} lk_srms_norm_tensor;
+    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 3];
+} lk_srms_norm_table;
 
-LK_HOST lk_status lk_srms_norm_check_shape(const char *op, int64_t rows, int64_t cols, const lk_srms_norm_tensor *tensors,
-                                           int count)
+template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
 {
-    if (rows < 0) return lk_fail(LK_ERR_SHAPE, op, "rows is %lld; it must be at least 0", (long long)rows);
-    if (cols < 1 || cols > (int64_t)1 << 30)
-        return lk_fail(LK_ERR_SHAPE, op, "cols is %lld; it must be 1 to 2^30", (long long)cols);
-    for (int i = 0; i < count; i++) {
-        int64_t *stride = tensors[i].stride;
-        if (*stride != 0 && *stride < cols)
-            return lk_fail(LK_ERR_SHAPE, op, "%s_stride is %lld; it must be 0 or at least cols, %lld", tensors[i].name,
-                           (long long)*stride, (long long)cols);
-        if (*stride == 0 || rows <= 1) *stride = cols;
-        if (rows > 1 && *stride > ((int64_t)1 << 62) / rows)
-            return lk_fail(LK_ERR_SHAPE, op, "%s, with %s_stride %lld, spans more than 2^62 elements", tensors[i].name,
-                           tensors[i].name, (long long)*stride);
-    }
-    return LK_OK;
+    const int own = sizeof(T), stream = lk_dtype_bytes<T>(a->residual_dtype);
+    const bool summed = backward && a->residual_out; /* s is given: x and residual are not looked at */
+    const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
+    const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
+    const int64_t rows = a->rows, cols = a->cols;
+    return {{
+        {"x", a->x, own, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
+        {"residual", a->residual, stream, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
+        {"residual_out", a->residual_out, stream, summed ? LK_REQUIRED : backward ? LK_IN : LK_OUT, cols,
+         {{rows, &a->residual_out_stride, "residual_out_stride"}}, {backward ? NULL : "residual"}},
+        {"dy", a->dy, own, backward_in, cols, {{rows, &a->dy_stride, "dy_stride"}}},
+        {"dresidual_out", a->dresidual_out, stream, backward_in, cols,
+         {{rows, &a->dresidual_out_stride, "dresidual_out_stride"}}},
+        {"y", a->y, own, forward_out, cols, {{rows, &a->y_stride, "y_stride"}}, {"x"}},
+        {"dx", a->dx, own, backward_out, cols, {{rows, &a->dx_stride, "dx_stride"}},
+         {"dy", stream == own ? "dresidual_out" : NULL}},
+        {"dresidual", a->dresidual, stream, backward_out, cols, {{rows, &a->dresidual_stride, "dresidual_stride"}},
+         {"dresidual_out"}},
+        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? cols : 0},
+        {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
+        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, cols},
+    }};
 }
 
-/* For lk_check_memory. */
-LK_HOST lk_tensor lk_srms_norm_memory(lk_srms_norm_tensor t, int64_t rows, int64_t cols)
+#define LK_SRMS_NORM_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
+
+/* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+template <class T>
+LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, bool backward, int arch,
+                                     lk_srms_norm_args *a)
 {
-    return {t.name, t.pointer, (int)t.element, rows > 0 ? (rows - 1) * *t.stride + cols : 0};
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    const bool query = arch == LK_QUERY;
+    lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
+    lk_tensor *const list = table.list;
+    const int count = lk_used_tensors(list, LK_COUNT(table.list));
+    lk_status status = query ? LK_OK : lk_check_null(op, list, count);
+    if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
+    if (!status) status = lk_check_size(op, "cols", a->cols, 1, (int64_t)1 << 30);
+    if (!status) status = lk_check_shapes(op, list, count, query);
+    if (!status) status = lk_check_number(op, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
+    if (!status) status = lk_check_dtype<T>(op, "residual_dtype", a->residual_dtype);
+    if (!status) status = lk_check_dtype<T>(op, "weight_dtype", a->weight_dtype);
+    if (!status && backward) status = lk_check_dtype<T>(op, "dweight_dtype", a->dweight_dtype);
+    if (!status) status = lk_check_enum(op, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
+    if (status) return status;
+    if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
+        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    if (a->path == LK_SRMS_NORM_CLUSTER && arch < 90)
+        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (query) return LK_OK;
+    status = lk_check_alignment(op, list, count);
+    if (status) return status;
+    lk_check_warn(op, a->rows == 0, backward ? "rows is 0; dweight alone is written, where it is given"
+                                             : "rows is 0; nothing is computed");
+    lk_check_warn(op, a->eps == 0.0f && !(backward && a->rstd), "eps is 0; a row of zeros gives NaN");
+    return lk_check_allocations(op, list, count);
 }
 
-LK_HOST lk_status lk_srms_norm_check_shared(const char *op, lk_srms_norm_tensor out, lk_srms_norm_tensor in)
-{
-    if (!out.pointer || out.pointer != in.pointer) return LK_OK;
-    if (*out.stride != *in.stride)
-        return lk_fail(LK_ERR_SHAPE, op, "%s is %s, but their strides differ", out.name, in.name);
-    return LK_OK;
-}
-
-LK_HOST lk_status lk_srms_norm_check_dtype(const char *op, const char *field, int dtype, int own)
-{
-    if (dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own) return LK_OK;
-    return lk_fail(LK_ERR_VALUE, op, "%s is %d; it must be T (0) or f32 (%d)", field, dtype, LK_DTYPE_F32);
-}
-
-LK_HOST lk_status lk_srms_norm_check_options(const char *op, float eps, int path, int64_t rows)
-{
-    if (!(eps >= 0.0f && eps <= 3.402823466e38f))
-        return lk_fail(LK_ERR_VALUE, op, "eps is %g; it must be finite and at least 0", (double)eps);
-    if (path < LK_SRMS_NORM_AUTO || path > LK_SRMS_NORM_CLUSTER)
-        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_SRMS_NORM_*", path);
-    if (path >= LK_SRMS_NORM_BLOCK && rows > (int64_t)1 << 27)
-        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", path, (long long)rows);
-    return LK_OK;
-}
-
-/* T's own number, and whether a field names f32 while T is another type. */
-LK_HOST int lk_srms_norm_own(lk_f32) { return LK_DTYPE_F32; }
-LK_HOST int lk_srms_norm_own(lk_f16) { return LK_DTYPE_F16; }
-LK_HOST int lk_srms_norm_own(lk_bf16) { return LK_DTYPE_BF16; }
+/* Whether a field names f32 while T is another type. */
 template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
 {
     return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
@@ -1012,33 +1025,42 @@ typedef struct {
     int threads, cluster;
     int64_t grid;
     bool edges, few; /* rows have single elements at their ends; the kernel for few rows takes them */
+    size_t smem, workspace;
 } lk_srms_norm_layout;
 
 /* Most bytes of shared memory that are asked for; every architecture has that much. */
 #define LK_SRMS_NORM_SMEM (92 * 1024)
 
-/* Fills in the plan's inputs from tensors[0 .. 4) (x, r, dy, dr) and shares the rows out; N is LK_VEC<T>. */
-LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int path, int64_t rows, int64_t cols, int N,
-                                                 lk_srms_norm_traits traits, const lk_srms_norm_tensor *tensors, int count)
+/* Fills in the plan's inputs and shares the rows out; N is LK_VEC<T>. */
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const lk_srms_norm_args *a, int N,
+                                                 lk_srms_norm_traits traits, const lk_srms_norm_table &table)
 {
     lk_srms_norm_layout l = {};
     l.cluster = 1;
     lk_srms_norm_plan *p = &l.p;
-    lk_srms_norm_input *const inputs[4] = {&p->x, &p->r, &p->dy, &p->dr};
-    p->inverse_cols = 1.0f / (float)cols;
+    lk_srms_norm_input *const inputs[] = {&p->x, &p->r, &p->r, &p->dy, &p->dr}; /* of the table's first tensors */
+    p->inverse_cols = 1.0f / (float)a->cols;
     p->aligned = 1;
-    int base = 0; /* the first tensor of T, where there is one: the others' vectors are no longer */
-    for (int i = 1; i < count; i++)
-        if (tensors[i].pointer && (!tensors[base].pointer || tensors[i].element < tensors[base].element)) base = i;
-    p->offset = (int)((uintptr_t)tensors[base].pointer / tensors[base].element % (unsigned)N);
-    p->offset_step = (int)(*tensors[base].stride % N);
-    for (int i = 0; i < count; i++) {
-        if (!tensors[i].pointer) continue;
-        const int element = (int)tensors[i].element, vec = 16 / element;
-        const int64_t offset = (int64_t)((uintptr_t)tensors[i].pointer / (size_t)element), stride = *tensors[i].stride;
-        if ((offset - p->offset) % vec || (stride - p->offset_step) % vec) p->aligned = 0;
-        if (i < 4) *inputs[i] = {tensors[i].pointer, stride, p->parts}, p->parts += N / vec;
+    const lk_tensor *given[LK_SRMS_NORM_ROW_TENSORS], *base = NULL; /* base: the first of T, else of f32 */
+    int count = 0;
+    for (int i = 0; i < LK_SRMS_NORM_ROW_TENSORS; i++) {
+        const lk_tensor *const t = &table.list[i];
+        if (!t->pointer || t->use & LK_UNUSED || lk_in_place_of(table.list, t)) continue; /* in place: as the other */
+        given[count++] = t;
+        if (!base || t->bytes < base->bytes) base = t;
+        if (t->use & LK_OUT) continue;
+        *inputs[i] = {t->pointer, *t->dim[0].stride, p->parts};
+        p->parts += N * t->bytes / 16;
     }
+    if (base) p->offset = (int)((uintptr_t)base->pointer / (unsigned)base->bytes % (unsigned)N);
+    if (base) p->offset_step = (int)(*base->dim[0].stride % N);
+    for (int i = 0; i < count; i++) {
+        const int vec = 16 / given[i]->bytes;
+        const int64_t offset = (int64_t)((uintptr_t)given[i]->pointer / (unsigned)given[i]->bytes);
+        if ((offset - p->offset) % vec || (*given[i]->dim[0].stride - p->offset_step) % vec) p->aligned = 0;
+    }
+    const int64_t rows = a->rows, cols = a->cols;
+    int path = a->path;
     l.edges = p->offset || p->offset_step || cols % N;
     const int64_t units = p->aligned ? lk_ceil_div(cols, N) : cols;
     l.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* of few rows */
@@ -1054,7 +1076,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     int64_t most = traits.most_threads;
     if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
     if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * wanted || rows > (int64_t)1 << 27 ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        path = units <= 32 * wanted || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
         if (path == LK_SRMS_NORM_BLOCK && units > most * traits.held && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
     }
     p->segment = (int)cols;
@@ -1081,46 +1103,6 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, int pa
     return l;
 }
 
-/* The tensors of rows: those that are read first, x and residual, then y and residual_out. */
-template <class T> LK_HOST void lk_srms_norm_tensors(lk_srms_norm_forward_args *a, lk_srms_norm_tensor (&to)[4])
-{
-    const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    to[0] = {"x", a->x, &a->x_stride, sizeof(T)};
-    to[1] = {"residual", a->residual, &a->residual_stride, element};
-    to[2] = {"y", a->y, &a->y_stride, sizeof(T)};
-    to[3] = {"residual_out", a->residual_out, &a->residual_out_stride, element};
-}
-
-/* Validates; a becomes the arguments with every default filled in. query: sizes and options alone, whatever the pointers. */
-template <class T>
-LK_HOST lk_status lk_srms_norm_forward_check(const char *op, const lk_srms_norm_forward_args *args,
-                                             lk_srms_norm_forward_args *a, bool query)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    *a = *args;
-    if (!query && a->rows != 0) {
-        if (!a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-        if (!a->y && !a->residual_out && !a->rstd)
-            return lk_fail(LK_ERR_NULL, op, "y, residual_out and rstd are all NULL");
-    }
-    lk_srms_norm_tensor tensors[4];
-    lk_srms_norm_tensors<T>(a, tensors);
-    lk_status status = lk_srms_norm_check_shape(op, a->rows, a->cols, tensors, 4);
-    if (!status) status = lk_srms_norm_check_shared(op, tensors[2], tensors[0]);
-    if (!status) status = lk_srms_norm_check_shared(op, tensors[3], tensors[1]);
-    if (!status) status = lk_srms_norm_check_options(op, a->eps, LK_SRMS_NORM_AUTO, 0);
-    if (!status) status = lk_srms_norm_check_dtype(op, "residual_dtype", a->residual_dtype, lk_srms_norm_own(T()));
-    if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
-    if (!status) status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
-    if (query) return status;
-    for (int i = 0; i < 4 && !status; i++)
-        status = lk_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
-    const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    if (!status) status = lk_check_aligned(op, "weight", a->weight, weight_element);
-    if (!status) status = lk_check_aligned(op, "rstd", a->rstd, sizeof(float));
-    return status;
-}
-
 template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(bool held))(lk_srms_norm_forward_plan)
 {
     if constexpr (sizeof(T) == 2) {
@@ -1129,49 +1111,34 @@ template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_cho
     return lk_srms_norm_forward_kernel<T, R, PACKED, false>;
 }
 
-template <class T>
-LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forward_args *args, cudaStream_t stream)
+template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
 {
-    lk_srms_norm_forward_plan plan = {};
-    lk_srms_norm_forward_args *a = &plan.a;
-    lk_status status = lk_srms_norm_forward_check<T>(op, args, a, false);
-    if (status) return status;
-    lk_device device;
+    lk_srms_norm_args a = {};
+    lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    if (a->path == LK_SRMS_NORM_CLUSTER && device.arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
-    lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
-    lk_check_warn(op, a->eps == 0.0f, "eps is 0; a row of zeros gives NaN");
-    if (a->rows == 0) return LK_OK;
+    lk_status status = lk_srms_norm_check<T>(op, args, false, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || a.rows == 0) return status;
 
-    const bool other = lk_srms_norm_other<T>(a->residual_dtype);
-    int64_t none = 0;
-    lk_srms_norm_tensor own[4];
-    lk_srms_norm_tensors<T>(a, own);
-    const lk_srms_norm_tensor missing = {"", NULL, &none, sizeof(T)};
-    const lk_srms_norm_tensor tensors[] = {own[0], own[1], missing, missing, own[2], own[3]};
-    lk_tensor memory[6] = {{"weight", a->weight, a->weight_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a->cols},
-                           {"rstd", a->rstd, 4, a->rows}};
-    for (int i = 0; i < 4; i++) memory[2 + i] = lk_srms_norm_memory(own[i], a->rows, a->cols);
-    status = lk_check_memory(op, memory, 6);
-    if (status) return status;
-    const bool packed = !other && !a->residual, bare = !a->residual && !a->residual_out && !a->weight && a->y;
-    const int64_t vecs = a->cols / LK_VEC<T>;
+    const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
+    const bool bare = !a.residual && !a.residual_out && !a.weight && a.y;
+    const int64_t vecs = a.cols / LK_VEC<T>;
     /* Measured on an H200, bf16: 131072 columns 0.976 of the ceiling by 1024 threads, 0.926 by 512, but 256 rows of them 0.835
      * and 0.882; 32768 with a residual, two blocks an SM in turn, 0.875 by 256 threads and 0.81 by 512. */
     int most = LK_SRMS_NORM_THREADS;
-    if (packed && device.arch == 90 && vecs > 8192 && a->rows >= 4 * device.sms) most = 1024;
+    if (packed && device.arch == 90 && vecs > 8192 && a.rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
-    const bool weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
-    const bool plain = !weight_is_f32 && (uintptr_t)a->weight % 16 == 0;
-    const bool held = sizeof(T) == 2 && a->weight && plain && (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
+    const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
+    const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
+    const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* Measured on an H200, without a weight and before BARE: up to 2048 threads an SM the kernel for few rows takes 0.63 to
      * 1.00 of the other's time, then 1.06 to 1.24; backward's up to 256 threads 0.86 to 1.01, then 0.89 to 1.50. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
-    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, a->path, a->rows, a->cols, LK_VEC<T>, traits, tensors, 6);
-    plan.p = l.p;
+    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, &a, LK_VEC<T>, traits, lk_srms_norm_tensors<T>(&a, false));
+    lk_srms_norm_forward_plan plan = {
+        {a.x, a.residual, a.weight, a.y, a.residual_out, a.rstd, a.rows, a.cols, a.x_stride, a.residual_stride, a.y_stride,
+         a.residual_out_stride, a.eps, a.residual_dtype, a.weight_dtype, a.path}, l.p};
     plan.p.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
                          l.few && bare    ? lk_srms_norm_forward_few_kernel<T, T, true>
@@ -1183,108 +1150,43 @@ LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_forwar
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
-/* The tensors of rows: x, residual, dy and dresidual_out, then dx and dresidual, then residual_out. */
-template <class T> LK_HOST void lk_srms_norm_tensors(lk_srms_norm_backward_args *a, lk_srms_norm_tensor (&to)[7])
-{
-    const size_t element = a->residual_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    to[0] = {"x", a->x, &a->x_stride, sizeof(T)};
-    to[1] = {"residual", a->residual, &a->residual_stride, element};
-    to[2] = {"dy", a->dy, &a->dy_stride, sizeof(T)};
-    to[3] = {"dresidual_out", a->dresidual_out, &a->dresidual_out_stride, element};
-    to[4] = {"dx", a->dx, &a->dx_stride, sizeof(T)};
-    to[5] = {"dresidual", a->dresidual, &a->dresidual_stride, element};
-    to[6] = {"residual_out", a->residual_out, &a->residual_out_stride, element};
-}
-
-/* Validates and fills in defaults; query: as in forward. */
+/* Lays the launch of checked arguments out. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_backward_check(const char *op, const lk_srms_norm_backward_args *args,
-                                              lk_srms_norm_backward_args *a, bool query)
+LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a,
+                                                          lk_srms_norm_backward_plan *plan)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    *a = *args;
-    if (!query && a->rows != 0) {
-        if (!a->x && !a->residual_out) return lk_fail(LK_ERR_NULL, op, "x and residual_out are both NULL");
-        if (!a->dx && !a->dresidual && !a->dweight)
-            return lk_fail(LK_ERR_NULL, op, "dx, dresidual and dweight are all NULL");
-    }
-    lk_srms_norm_tensor tensors[7];
-    lk_srms_norm_tensors<T>(a, tensors);
-    lk_status status = lk_srms_norm_check_shape(op, a->rows, a->cols, tensors, 7);
-    if (!status) status = lk_srms_norm_check_shared(op, tensors[4], tensors[2]);
-    if (!status) status = lk_srms_norm_check_shared(op, tensors[4], tensors[3]);
-    if (!status) status = lk_srms_norm_check_shared(op, tensors[5], tensors[3]);
-    if (!status) status = lk_srms_norm_check_options(op, a->eps, LK_SRMS_NORM_AUTO, 0);
-    if (!status) status = lk_srms_norm_check_dtype(op, "residual_dtype", a->residual_dtype, lk_srms_norm_own(T()));
-    if (!status) status = lk_srms_norm_check_dtype(op, "weight_dtype", a->weight_dtype, lk_srms_norm_own(T()));
-    if (!status) status = lk_srms_norm_check_dtype(op, "dweight_dtype", a->dweight_dtype, lk_srms_norm_own(T()));
-    if (status) return status;
-    if (a->residual_out && (a->x || a->residual))
-        return lk_fail(LK_ERR_VALUE, op, "residual_out is given together with %s; it stands instead of x and residual",
-                       a->x ? "x" : "residual");
-    if (a->dx && a->dx == a->dresidual_out && tensors[3].element != sizeof(T))
-        return lk_fail(LK_ERR_VALUE, op, "dx is dresidual_out, but their types differ");
-    status = lk_srms_norm_check_options(op, a->eps, a->path, a->rows);
-    if (query) return status;
-    for (int i = 0; i < 7 && !status; i++)
-        status = lk_check_aligned(op, tensors[i].name, tensors[i].pointer, tensors[i].element);
-    if (!status) status = lk_check_aligned(op, "rstd", a->rstd, sizeof(float));
-    const size_t weight_element = a->weight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    const size_t dweight_element = a->dweight_dtype == LK_DTYPE_F32 ? sizeof(float) : sizeof(T);
-    if (!status) status = lk_check_aligned(op, "weight", a->weight, weight_element);
-    if (!status) status = lk_check_aligned(op, "dweight", a->dweight, dweight_element);
-    return status;
-}
-
-LK_HOST lk_status lk_srms_norm_backward_device(const char *op, int path, lk_device *device)
-{
-    const cudaError_t error = lk_current_device(device);
-    if (error) return lk_asked_device(op, error);
-    if (path == LK_SRMS_NORM_CLUSTER && device->arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", path);
-    return LK_OK;
-}
-
-/* Lays the launch of checked arguments, plan->a, out. */
-template <class T>
-LK_HOST void lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_layout *l, lk_srms_norm_backward_plan *plan,
-                                           size_t *smem, size_t *workspace)
-{
-    lk_srms_norm_backward_args *a = &plan->a;
-    lk_srms_norm_tensor tensors[7];
-    lk_srms_norm_tensors<T>(a, tensors);
-    constexpr int N = LK_VEC<T>;
-    if (a->residual_out) tensors[1] = tensors[6]; /* where s comes from */
+    constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
     const int few = a->dweight || weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 256; /* measured: see forward */
-    const int vecs = LK_SRMS_NORM_BACKWARD_VECS, part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
+    const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
-    *l = lk_srms_norm_lay_out(device, a->path, a->rows, a->cols, N, traits, tensors, 6);
-    *smem = l->few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l->p.parts * l->threads);
-    *workspace = 0;
-    if (weight && !l->few && a->rows > 0) { /* persistent blocks, as many as fit; each team has a row of the workspace */
+    lk_srms_norm_layout l = lk_srms_norm_lay_out(device, a, N, traits, lk_srms_norm_tensors<T>(a, true));
+    l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l.p.parts * l.threads);
+    if (weight && !l.few && a->rows > 0) { /* persistent blocks, as many as fit; each team has a row of the workspace */
         plan->vec = N, plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
-        const int64_t room = 220 * 1024 / ((int64_t)*smem + 5 * 1024);
-        const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l->threads;
+        const int64_t room = 220 * 1024 / ((int64_t)l.smem + 5 * 1024);
+        const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l.threads;
         const int64_t most = (resident < room ? resident : room) * device->sms;
         const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
-        const int64_t teams = l->p.team_log2 < 0 ? 1 : l->threads >> l->p.team_log2;
-        int64_t blocks = l->grid / l->cluster;
-        if (l->grid > most) blocks = lk_ceil_div(most, l->cluster);
+        const int64_t teams = l.p.team_log2 < 0 ? 1 : l.threads >> l.p.team_log2;
+        int64_t blocks = l.grid / l.cluster;
+        if (l.grid > most) blocks = lk_ceil_div(most, l.cluster);
         if (blocks * teams > cap) blocks = cap / teams; /* 64 MiB and two rows at most */
-        const int64_t turn = l->p.offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
-        if (blocks * teams < a->rows && blocks < turn) l->p.aligned = 0;
+        const int64_t turn = l.p.offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
+        if (blocks * teams < a->rows && blocks < turn) l.p.aligned = 0;
         else if (blocks * teams < a->rows) blocks -= blocks % turn;
-        l->grid = blocks * l->cluster;
+        l.grid = blocks * l.cluster;
         plan->partials = blocks * teams;
-        if (a->dweight) *workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
+        if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
     }
-    plan->p = l->p;
+    plan->p = l.p;
     plan->p.weight_is_f32 = weight_is_f32;
-    const bool held = !l->few && l->p.aligned && l->p.stretch <= 32 * vecs &&
-                      (l->p.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l->p.team_log2);
-    plan->hot = held && a->dy && !a->residual && (!weight || (a->weight && !weight_is_f32));
-    if (plan->hot && !plan->p.x.rows) plan->p.x = plan->p.r, plan->p.r.rows = NULL; /* the one source of s */
+    const bool held = !l.few && l.p.aligned && l.p.stretch <= 32 * vecs &&
+                      (l.p.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l.p.team_log2);
+    const bool one = !l.p.x.rows || !l.p.r.rows; /* source of s */
+    plan->hot = held && a->dy && one && (!weight || (a->weight && !weight_is_f32));
+    if (plan->hot && !plan->p.x.rows) plan->p.x = plan->p.r, plan->p.r.rows = NULL;
+    return l;
 }
 
 template <class T, class R, class S, bool WEIGHT>
@@ -1304,107 +1206,86 @@ LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p,
                                      : lk_srms_norm_backward_choose<T, R, S, false>(p.hot, l.edges);
 }
 
-template <class T>
-LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_backward_args *args, cudaStream_t stream)
+template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
 {
-    lk_srms_norm_backward_plan plan = {};
-    lk_srms_norm_layout l;
-    lk_device device;
-    size_t smem, workspace;
-    lk_srms_norm_backward_args *a = &plan.a;
-    lk_status status = lk_srms_norm_backward_check<T>(op, args, a, false);
-    if (!status) status = lk_srms_norm_backward_device(op, a->path, &device);
+    lk_srms_norm_args a = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_srms_norm_check<T>(op, args, true, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    lk_srms_norm_backward_lay_out<T>(&device, &l, &plan, &smem, &workspace);
-    status = lk_check_workspace(op, a->workspace, a->workspace_bytes, workspace);
-    if (status) return status;
-    lk_check_warn(op, a->rows == 0, "rows is 0; dweight alone is written, where it is given");
-    lk_check_warn(op, a->eps == 0.0f && !a->rstd, "eps is 0; a row of zeros gives NaN");
-    lk_srms_norm_tensor tensors[7];
-    lk_srms_norm_tensors<T>(a, tensors);
-    lk_tensor memory[11] = {{"rstd", a->rstd, 4, a->rows},
-                            {"weight", a->weight, a->weight_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a->rows ? a->cols : 0},
-                            {"dweight", a->dweight, a->dweight_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a->cols},
-                            {"workspace", a->workspace, 1, (int64_t)workspace}};
-    for (int i = 0; i < 7; i++) memory[4 + i] = lk_srms_norm_memory(tensors[i], a->rows, a->cols);
-    status = lk_check_memory(op, memory, 11);
-    if (status) return status;
-    const bool other = lk_srms_norm_other<T>(a->residual_dtype);
+    lk_srms_norm_backward_plan plan = {
+        {a.x, a.residual, a.residual_out, a.rstd, a.weight, a.dy, a.dresidual_out, a.dx, a.dresidual, a.dweight, a.workspace,
+         a.workspace_bytes, a.rows, a.cols, a.x_stride, a.residual_stride, a.residual_out_stride, a.dy_stride,
+         a.dresidual_out_stride, a.dx_stride, a.dresidual_stride, a.eps, a.residual_dtype, a.weight_dtype, a.dweight_dtype,
+         a.accumulate, a.path}, {}, 0, 0, 0, false};
+    const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
+    const lk_tensor scratch = {"workspace", a.workspace, 1, LK_OUT, (int64_t)l.workspace};
+    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, l.workspace);
+    if (!status) status = lk_check_allocations(op, &scratch, 1);
     /* Persistent blocks of more rows start once the grid in front has ended. Measured on an H200, bf16, with a weight, forward
      * and backward in turn: 131072 rows of 2048 643 us, with programmatic dependent launch 764; 8192 of 2048 53.4 and 57.6;
      * backward alone 391 and 394, and 35.2 and 34.8. */
-    const bool pdl = device.arch >= 90 && (plan.partials == 0 || a->rows <= 4 * plan.partials);
-    if (a->rows > 0)
+    const bool pdl = device.arch >= 90 && (plan.partials == 0 || a.rows <= 4 * plan.partials);
+    const bool other = lk_srms_norm_other<T>(a.residual_dtype);
+    if (!status && a.rows > 0)
         status = lk_launch_blocks(op, pdl,
-                                  !other            ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
-                                  : a->residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
-                                                    : lk_srms_norm_backward_choose<T, float, T>(plan, l),
-                                  l.grid, l.cluster, l.threads, smem, stream, plan);
-    if (status || !a->dweight) return status;
-    const bool f32 = lk_srms_norm_other<T>(a->dweight_dtype);
+                                  !other           ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
+                                  : a.residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
+                                                   : lk_srms_norm_backward_choose<T, float, T>(plan, l),
+                                  l.grid, l.cluster, l.threads, l.smem, stream, plan);
+    if (status || !a.dweight) return status;
+    const bool f32 = lk_srms_norm_other<T>(a.dweight_dtype);
     return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
-                         lk_ceil_div(a->cols, 32), 1, 1024, 0, stream, plan);
+                         lk_ceil_div(a.cols, 32), 1, 1024, 0, stream, plan);
+}
+
+/* No workspace. */
+template <class T> LK_HOST lk_status lk_srms_norm_forward_workspace(const char *op, const lk_srms_norm_args *args, size_t *bytes)
+{
+    lk_srms_norm_args a = {};
+    return lk_no_workspace(lk_srms_norm_check<T>(op, args, false, LK_QUERY, &a), bytes);
 }
 
 /* With x or residual_out the answer is for just these tensors. With neither it is the most that a call needs with any tensors
- * of these sizes and types: with x, x and residual or residual_out, with dy and dresidual_out or without; on 16 bytes, all off
- * by an element, or each at an offset of its own. */
-template <class T>
-LK_HOST lk_status lk_srms_norm_backward_query(const char *op, const lk_srms_norm_backward_args *args, size_t *bytes)
+ * of these sizes and types: s from x, from x and residual or from residual_out, each other tensor given or not (an output in
+ * place is as one that is not given); on 16 bytes, all off by an element, or each at an offset of its own. */
+template <class T> LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_norm_args *args, size_t *bytes)
 {
-    lk_srms_norm_backward_args given;
-    lk_device device;
-    lk_status status = lk_srms_norm_backward_check<T>(op, args, &given, true);
+    lk_srms_norm_args given = {};
+    lk_device device = {};
+    lk_status status = lk_srms_norm_check<T>(op, args, true, LK_QUERY, &given);
     if (status || !given.dweight || given.rows == 0) return lk_no_workspace(status, bytes);
-    status = lk_srms_norm_backward_device(op, given.path, &device);
+    status = lk_asked_device(op, lk_current_device(&device));
     if (status) return status;
     const bool known = given.x || given.residual_out;
     size_t most = 0;
-    for (int i = 0; i < (known ? 1 : 36); i++) {
-        lk_srms_norm_backward_plan plan = {};
-        plan.a = given;
+    for (int i = 0; i < (known ? 1 : 3 * 3 * 16); i++) {
+        lk_srms_norm_args a = given;
         if (!known) {
-            const int source = i % 3, shift = i / 3 % 3;
-            const size_t own = shift ? sizeof(T) : 0, residual = shift == 0                             ? 0
-                                                                 : given.residual_dtype == LK_DTYPE_F32 ? sizeof(float)
-                                                                                                        : sizeof(T);
+            const int source = i % 3, shift = i / 3 % 3, which = i / 9;
+            const int own = shift ? (int)sizeof(T) : 0, stream = shift ? lk_dtype_bytes<T>(given.residual_dtype) : 0;
             char *const address = (char *)(uintptr_t)4096;
-            plan.a.x = source < 2 ? address + own : NULL;
-            plan.a.residual = source == 1 ? address + residual : NULL;
-            plan.a.residual_out = source == 2 ? address + residual : NULL;
-            plan.a.dy = i / 9 % 2 ? address + own : NULL;
-            plan.a.dresidual_out = i / 18 ? address + residual : NULL;
-            plan.a.dx = address + (shift == 1 ? own : 0);
+            a.x = source < 2 ? address + own : NULL;
+            a.residual = source == 1 ? address + stream : NULL;
+            a.residual_out = source == 2 ? address + stream : NULL;
+            a.dy = which & 1 ? address + own : NULL;
+            a.dresidual_out = which & 2 ? address + stream : NULL;
+            a.dx = which & 4 ? 2 * 4096 + address + (shift == 1 ? own : 0) : NULL;
+            a.dresidual = which & 8 ? 4096 + address + (shift == 1 ? stream : 0) : NULL;
         }
-        lk_srms_norm_layout l;
-        size_t smem, needed;
-        lk_srms_norm_backward_lay_out<T>(&device, &l, &plan, &smem, &needed);
-        if (needed > most) most = needed;
+        lk_srms_norm_backward_plan plan = {};
+        const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
+        if (l.workspace > most) most = l.workspace;
     }
     if (bytes) *bytes = most;
     return LK_OK;
 }
 
-/* Emits the four functions of LK_DECLARE_SRMS_NORM(T). */
 #define LK_DEFINE_SRMS_NORM(T)                                                                                                 \
     LK_DECLARE_SRMS_NORM(T)                                                                                                    \
-    LK_API lk_status lk_srms_norm_forward_##T(const lk_srms_norm_forward_args *args, cudaStream_t stream)                      \
-    {                                                                                                                          \
-        return lk_srms_norm_forward<lk_##T>("lk_srms_norm_forward_" #T, args, stream);                                         \
-    }                                                                                                                          \
-    LK_API lk_status lk_srms_norm_backward_##T(const lk_srms_norm_backward_args *args, cudaStream_t stream)                    \
-    {                                                                                                                          \
-        return lk_srms_norm_backward<lk_##T>("lk_srms_norm_backward_" #T, args, stream);                                       \
-    }                                                                                                                          \
-    LK_API lk_status lk_srms_norm_forward_workspace_bytes_##T(const lk_srms_norm_forward_args *args, size_t *bytes)            \
-    {                                                                                                                          \
-        lk_srms_norm_forward_args a = {};                                                                                      \
-        return lk_no_workspace(lk_srms_norm_forward_check<lk_##T>("lk_srms_norm_forward_" #T, args, &a, true), bytes);         \
-    }                                                                                                                          \
-    LK_API lk_status lk_srms_norm_backward_workspace_bytes_##T(const lk_srms_norm_backward_args *args, size_t *bytes)          \
-    {                                                                                                                          \
-        return lk_srms_norm_backward_query<lk_##T>("lk_srms_norm_backward_" #T, args, bytes);                                  \
-    }
+    LK_EMIT(srms_norm, forward, T)                                                                                             \
+    LK_EMIT(srms_norm, backward, T)
 
 #else
 #define LK_DEFINE_SRMS_NORM(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM")

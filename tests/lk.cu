@@ -289,7 +289,7 @@ static lk_status md_lrpe_cosine_backward(work *w, size_t *bytes)
 static lk_status srms_norm_forward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_srms_norm_forward_args a = {};
+    lk_srms_norm_args a = {};
     a.x = tensor_of(w, "x", IN_T, rows * cols);
     a.weight = tensor_of(w, "weight", IN_T, cols);
     a.y = tensor_of(w, "y", OUT, rows * cols);
@@ -302,7 +302,7 @@ static lk_status srms_norm_forward(work *w, size_t *bytes)
 static lk_status srms_norm_backward(work *w, size_t *bytes)
 {
     const int64_t rows = test.small ? 2 : 4, cols = cols_of(w);
-    lk_srms_norm_backward_args a = {};
+    lk_srms_norm_args a = {};
     a.x = tensor_of(w, "x", IN_T, rows * cols);
     a.weight = tensor_of(w, "weight", IN_T, cols);
     a.dy = tensor_of(w, "dy", IN_T, rows * cols);

@@ -29,21 +29,14 @@ LK_DECLARE_SRMS_NORM(f16)
 LK_DECLARE_SRMS_NORM(bf16)
 #endif
 
-typedef lk_srms_norm_forward_args forward_args;
-typedef lk_srms_norm_backward_args backward_args;
-typedef lk_status (*forward_function)(const forward_args *, cudaStream_t);
-typedef lk_status (*backward_function)(const backward_args *, cudaStream_t);
-typedef lk_status (*forward_query)(const forward_args *, size_t *);
-typedef lk_status (*backward_query)(const backward_args *, size_t *);
-static const forward_function forward_of[] = {lk_srms_norm_forward_f32, lk_srms_norm_forward_f16, lk_srms_norm_forward_bf16};
-static const backward_function backward_of[] = {lk_srms_norm_backward_f32, lk_srms_norm_backward_f16,
-                                                lk_srms_norm_backward_bf16};
-static const forward_query forward_query_of[] = {lk_srms_norm_forward_workspace_bytes_f32,
-                                                 lk_srms_norm_forward_workspace_bytes_f16,
-                                                 lk_srms_norm_forward_workspace_bytes_bf16};
-static const backward_query backward_query_of[] = {lk_srms_norm_backward_workspace_bytes_f32,
-                                                   lk_srms_norm_backward_workspace_bytes_f16,
-                                                   lk_srms_norm_backward_workspace_bytes_bf16};
+typedef lk_status (*call)(const lk_srms_norm_args *, cudaStream_t);
+typedef lk_status (*query)(const lk_srms_norm_args *, size_t *);
+static const call forward_of[] = {lk_srms_norm_forward_f32, lk_srms_norm_forward_f16, lk_srms_norm_forward_bf16};
+static const call backward_of[] = {lk_srms_norm_backward_f32, lk_srms_norm_backward_f16, lk_srms_norm_backward_bf16};
+static const query forward_query_of[] = {lk_srms_norm_forward_workspace_bytes_f32, lk_srms_norm_forward_workspace_bytes_f16,
+                                         lk_srms_norm_forward_workspace_bytes_bf16};
+static const query backward_query_of[] = {lk_srms_norm_backward_workspace_bytes_f32, lk_srms_norm_backward_workspace_bytes_f16,
+                                          lk_srms_norm_backward_workspace_bytes_bf16};
 
 static int pick(int full, int small)
 {
@@ -143,6 +136,12 @@ static layout layout_of(const problem *p, int t)
     return {type, p->rows, p->cols, stride ? stride : p->cols};
 }
 
+/* Whether the stride of a tensor in place is given as 0. */
+static bool stride_of_other(const problem *p, int t)
+{
+    return p->has[t] && p->home[t] != t && p->seed >> t & 1;
+}
+
 /* ---- Counts of what ran: the names are collected by the first call --------------------------------------------------- */
 
 static const char *did_name[TEST_MOST_OPTIONS];
@@ -166,7 +165,7 @@ static void count(const problem *p)
     const int vec = 16 / test_type_bytes[p->type], at = p->direction * PATHS + p->path;
     const bool f32 = layout_of(p, RESIDUAL).type == TEST_F32, sum = p->has[X] && p->has[RESIDUAL];
     const bool stream = p->has[RESIDUAL] || p->has[RESIDUAL_OUT] || p->has[DRESIDUAL_OUT] || p->has[DRESIDUAL];
-    bool off = false, alike = true, aligned = true, odd_gaps = false, gaps = false, own = false;
+    bool off = false, alike = true, aligned = true, odd_gaps = false, gaps = false, own = false, other = false;
     int64_t first = 0;
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
@@ -177,6 +176,7 @@ static void count(const problem *p)
         gaps |= l.stride != l.cols && l.stride % vec == 0, odd_gaps |= l.stride != l.cols && l.stride % vec != 0;
         if (!first) first = l.stride;
         own |= first != l.stride;
+        other |= stride_of_other(p, t) && l.stride != l.cols;
     }
     int i = 0;
     counts.runs[at]++;
@@ -193,6 +193,7 @@ static void count(const problem *p)
     DID(BOTH, "rows off alike", p->rows > 1 && off && alike && aligned), DID(BOTH, "rows off, each its own", off && !alike);
     DID(BOTH, "packed odd rows", p->rows > 1 && p->cols % vec && !gaps && !odd_gaps), DID(BOTH, "aligned gaps", gaps);
     DID(BOTH, "odd gaps", odd_gaps), DID(BOTH, "strides differ", own);
+    DID(BOTH, "gaps of another", other);
     DID(BOTH, "eps 0", p->eps == 0), DID(BOTH, "eps 1e-30", p->eps == 1e-30f), DID(BOTH, "around 1e4", fabs(p->offset) == 1e4);
     for (int s = 1; s < SPECIALS; s++) DID(BOTH, special_name[s], p->special == s && p->rows);
     for (int w = 0; w < WHERES; w++) DID(BOTH, where_name[w], p->special && p->where == w && p->rows);
@@ -216,7 +217,7 @@ static void count(const problem *p)
     DID(BACKWARD, "dx = dresidual_out", p->has[DX] && p->home[DX] == DRESIDUAL_OUT);
     DID(BACKWARD, "dresidual = dresidual_out", p->has[DRESIDUAL] && p->home[DRESIDUAL] == DRESIDUAL_OUT);
 #undef DID
-    static_assert(TEST_MOST_OPTIONS >= 63, "the list above");
+    static_assert(TEST_MOST_OPTIONS >= 64, "the list above");
     counts.option_count = i;
 }
 
@@ -378,10 +379,22 @@ static void fill(const problem *p, int t)
         }
 }
 
-static forward_args forward;
-static backward_args backward;
+static lk_srms_norm_args forward, backward;
 
-/* Fills and uploads everything for a run, and the two args structs. With rstd given, eps must not matter. */
+/* What a call must not look at: pointers that nothing may follow, strides and types that no check accepts. */
+static lk_srms_norm_args garbage(void)
+{
+    lk_srms_norm_args a = {};
+    a.x = a.residual = a.weight = a.dy = a.dresidual_out = (const void *)1;
+    a.residual_out = a.y = a.dx = a.dresidual = a.dweight = a.workspace = (void *)1, a.rstd = (float *)1;
+    a.x_stride = a.residual_stride = a.residual_out_stride = a.y_stride = a.dy_stride = -3;
+    a.dresidual_out_stride = a.dx_stride = a.dresidual_stride = -3;
+    a.dweight_dtype = a.accumulate = -3, a.workspace_bytes = 7;
+    return a;
+}
+
+/* Fills and uploads everything for a run, and the two args structs. With rstd given, eps must not matter. A tensor in place has
+ * the other's stride, given or as 0. With residual_out, backward ignores x and residual, which may be that one. */
 static bool setup(const problem *p, int run)
 {
     void *at[TENSORS] = {};
@@ -405,12 +418,28 @@ static bool setup(const problem *p, int run)
         }
         at[t] = test_buffer_device(&buffers[home]);
     }
-    forward = {at[X], at[RESIDUAL], at[WEIGHT], at[Y], at[RESIDUAL_OUT], (float *)at[RSTD], p->rows, p->cols, strides[X],
-               strides[RESIDUAL], strides[Y], strides[RESIDUAL_OUT], p->eps, p->residual_dtype, p->weight_dtype, p->path};
-    backward = {at[X], at[RESIDUAL], at[RESIDUAL_OUT], (const float *)at[RSTD], at[WEIGHT], at[DY], at[DRESIDUAL_OUT], at[DX],
-                at[DRESIDUAL], at[DWEIGHT], NULL, 0, p->rows, p->cols, strides[X], strides[RESIDUAL], strides[RESIDUAL_OUT],
-                strides[DY], strides[DRESIDUAL_OUT], strides[DX], strides[DRESIDUAL], p->has[RSTD] ? 3.0f : p->eps,
-                p->residual_dtype, p->weight_dtype, p->dweight_dtype, p->accumulate, p->path};
+    for (int t = 0; t < TENSORS; t++)
+        if (stride_of_other(p, t)) strides[t] = 0;
+    forward = backward = garbage();
+    forward.x = at[X], forward.residual = at[RESIDUAL], forward.weight = at[WEIGHT], forward.y = at[Y];
+    forward.residual_out = at[RESIDUAL_OUT], forward.rstd = (float *)at[RSTD], forward.rows = p->rows, forward.cols = p->cols;
+    forward.x_stride = strides[X], forward.residual_stride = strides[RESIDUAL], forward.y_stride = strides[Y];
+    forward.residual_out_stride = strides[RESIDUAL_OUT], forward.eps = p->eps, forward.residual_dtype = p->residual_dtype;
+    forward.weight_dtype = p->weight_dtype, forward.path = p->path;
+    if (!p->has[RESIDUAL_OUT]) {
+        backward.x = at[X], backward.residual = at[RESIDUAL];
+        backward.x_stride = strides[X], backward.residual_stride = strides[RESIDUAL];
+    } else if (p->seed & 1) {
+        backward.residual = at[RESIDUAL_OUT];
+    }
+    backward.residual_out = at[RESIDUAL_OUT], backward.rstd = (float *)at[RSTD], backward.weight = at[WEIGHT];
+    backward.dy = at[DY], backward.dresidual_out = at[DRESIDUAL_OUT], backward.dx = at[DX], backward.dresidual = at[DRESIDUAL];
+    backward.dweight = at[DWEIGHT], backward.rows = p->rows, backward.cols = p->cols;
+    backward.residual_out_stride = strides[RESIDUAL_OUT], backward.dy_stride = strides[DY];
+    backward.dresidual_out_stride = strides[DRESIDUAL_OUT], backward.dx_stride = strides[DX];
+    backward.dresidual_stride = strides[DRESIDUAL], backward.eps = p->has[RSTD] ? 3.0f : p->eps;
+    backward.residual_dtype = p->residual_dtype, backward.weight_dtype = p->weight_dtype;
+    backward.dweight_dtype = p->dweight_dtype, backward.accumulate = p->accumulate, backward.path = p->path;
     size_t bytes = 12345;
     const lk_status status =
         p->direction == FORWARD ? forward_query_of[p->type](&forward, &bytes) : backward_query_of[p->type](&backward, &bytes);
@@ -828,10 +857,15 @@ static void sequence(int type)
         b.has[RESIDUAL_OUT] = b.has[RSTD] = b.has[WEIGHT] = b.has[DY] = b.has[DRESIDUAL_OUT] = true;
         b.has[DX] = b.has[DRESIDUAL] = b.has[DWEIGHT] = true;
         setup(&f, 0);
-        const forward_args first = forward;
+        const lk_srms_norm_args first = forward;
         collect(&f);  /* which lets go of the buffers that both have */
         setup(&b, 0); /* its residual_out and rstd are about to be overwritten */
         forward = first;
+        if (i % 2) { /* one struct for both calls */
+            backward.x = first.x, backward.residual = first.residual, backward.y = first.y, backward.eps = first.eps;
+            backward.x_stride = first.x_stride, backward.residual_stride = first.residual_stride;
+            backward.y_stride = first.y_stride, forward = backward;
+        }
         /* No wait between the two: with programmatic launch the second may start early, and must still see the first's. */
         const lk_status status = launch(&f);
         const bool ran = launched(&b, status ? status : launch(&b));
@@ -928,19 +962,17 @@ static void few_rows(int type, int direction)
 static void boundaries(void)
 {
     for (int i = 0; i < 32; i++) {
-        lk_srms_norm_backward_args a = {};
-        a.rows = 5, a.cols = 1000, a.residual_dtype = LK_DTYPE_F32; /* rows of 1004 floats, of 1000 or 1004 bf16 */
-        a.residual_out = (const void *)(uintptr_t)(4096 + 4 * i), a.residual_out_stride = 1004;
-        a.dy = a.dx = (void *)(uintptr_t)8192;
-        a.dy_stride = a.dx_stride = i % 3 ? 1000 : 1004;
-        a.dresidual = (void *)(uintptr_t)(16384 + 16 * (i % 3));
-        lk_device device;
-        lk_srms_norm_layout l;
+        lk_srms_norm_args given = {}, a;
+        given.rows = 5, given.cols = 1000, given.residual_dtype = LK_DTYPE_F32; /* rows of 1004 floats, 1000 or 1004 bf16 */
+        given.residual_out = (void *)(uintptr_t)(4096 + 4 * i), given.residual_out_stride = 1004;
+        given.dy = given.dx = (void *)(uintptr_t)65536;
+        given.dy_stride = i % 3 ? 1000 : 1004; /* and that of dx */
+        given.dresidual = (void *)(uintptr_t)(131072 + 16 * (i % 3));
+        lk_device device = {};
         lk_srms_norm_backward_plan plan = {};
-        size_t smem, workspace;
-        lk_status status = lk_srms_norm_backward_check<lk_bf16>("op", &a, &plan.a, false);
-        if (!status) status = lk_srms_norm_backward_device("op", a.path, &device);
-        if (!status) lk_srms_norm_backward_lay_out<lk_bf16>(&device, &l, &plan, &smem, &workspace);
+        lk_status status = lk_asked_device("op", lk_current_device(&device));
+        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
+        if (!status) lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a, &plan);
         if (!test_that(!status && plan.p.aligned == (i % 4 == 0)))
             test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), plan.p.aligned);
     }
@@ -996,7 +1028,7 @@ static void limits(int type, int path)
         forward.residual_dtype = backward.residual_dtype = as ? LK_DTYPE_F32 : LK_DTYPE_T;
         forward.rows = backward.rows = KINDS, forward.cols = backward.cols = cols;
         forward.eps = backward.eps = eps, forward.path = backward.path = path;
-        backward.x = as ? NULL : forward.x, backward.residual_out = as ? forward.residual : NULL;
+        backward.x = as ? NULL : forward.x, backward.residual_out = as ? test_buffer_device(&buffers[RESIDUAL]) : NULL;
         backward.dy = test_buffer_device(&buffers[DY]), backward.dx = test_buffer_device(&buffers[DX]);
         backward.dresidual_out = test_buffer_device(&buffers[DRESIDUAL_OUT]);
         backward.rstd = i % 3 ? forward.rstd : NULL;
@@ -1062,14 +1094,15 @@ static void queries(int type)
             for (int k = 0; k < 2 * 2 * 2 * 4 * 3 * 3; k++) { /* from 144 on, rows of x start at another offset each */
                 const int path = k % 4, source = k / 4 % 3, shift = k / 12 % 3;
                 if (!path_here(path)) continue;
-                forward_args f = {};
+                lk_srms_norm_args f = {};
                 f.rows = rows[i], f.cols = cols[j];
                 size_t most = 12345, needed = 0, none = 12345;
                 lk_status status = forward_query_of[type](&f, &most);
                 if (!test_that(status == LK_OK && most == 0)) test_detail("forward: %s", lk_last_error());
-                backward_args a = {};
+                lk_srms_norm_args a = {};
                 a.rows = rows[i], a.cols = cols[j], a.path = path, a.residual_dtype = k / 36 % 2 ? LK_DTYPE_F32 : LK_DTYPE_T;
                 a.x_stride = k < 144 ? 0 : cols[j] + 1;
+                a.dy_stride = k % 3 ? 0 : a.x_stride; /* then dx is dy where there is one */
                 status = backward_query_of[type](&a, &none);
                 if (!test_that(status == LK_OK && none == 0))
                     test_detail("without dweight: %s, %zu bytes", lk_last_error(), none);
@@ -1080,6 +1113,7 @@ static void queries(int type)
                 a.x = source < 2 ? (void *)(4096 + t) : NULL, a.residual = source == 1 ? (void *)(8192 + r) : NULL;
                 a.residual_out = source == 2 ? (void *)(8192 + r) : NULL, a.dx = (void *)(12288 + (shift == 2 ? 0 : t));
                 a.dy = k / 72 % 2 ? (void *)(16384 + t) : NULL, a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
+                if (k % 3 == 0 && a.dy) a.dx = (void *)a.dy;
                 const lk_status exact = backward_query_of[type](&a, &needed);
                 if (!test_that(status == LK_OK && exact == LK_OK && needed > 0 && needed <= most))
                     test_detail("%lld rows of %lld, path %s, source %d, shift %d: %s, %zu bytes, at most %zu",
@@ -1130,8 +1164,9 @@ static void good_calls(int type)
     backward.workspace = test_buffer_device(&buffers[WORKSPACE]);
 }
 
-/* What the query of the next call may say instead of what the call says; it looks at no pointer's alignment and at no NULL. */
-static lk_status queried;
+/* What the query of the next call must say; it looks at no pointer. */
+enum { LIKE_THE_CALL = 1 };
+static lk_status queried = LIKE_THE_CALL;
 
 /* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the pointers. */
 static void expect_error(int type, int direction, lk_status want, const char *field)
@@ -1142,19 +1177,18 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
     const lk_status status = launch(&p);
     snprintf(said, sizeof said, "%s", lk_last_error());
     size_t asked = 12345;
-    const lk_status query =
+    const lk_status answer =
         direction == FORWARD ? forward_query_of[type](&forward, &asked) : backward_query_of[type](&backward, &asked);
     if (!test_that(status == want))
         test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
     if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
     const bool pointers = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT || want == LK_ERR_WORKSPACE;
-    /* A query without dweight asks no device, so that it does not mind if its code has no clusters. */
-    const bool device = strstr(said, "sm_90") && (direction == FORWARD || !backward.dweight);
-    const lk_status right = queried ? queried : pointers || device ? LK_OK : want;
-    queried = LK_OK;
-    if (!test_that(query == right && (asked == 12345) == (query != LK_OK)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(query), asked);
+    const bool device = strstr(said, "sm_90");
+    const lk_status right = queried != LIKE_THE_CALL ? queried : pointers || device ? LK_OK : want;
+    queried = LIKE_THE_CALL;
+    if (!test_that(answer == right && (asked == 12345) == (answer != LK_OK)))
+        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int t = 0; t <= TENSORS; t++) {
         test_buffer_download(&buffers[t]);
@@ -1166,15 +1200,23 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
 #define BAD(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
 #define BAD_QUERIED(status, field, query, ...) (queried = query, BAD(status, field, __VA_ARGS__))
 
+/* Many rows with gaps, and no vector of rows: packed tensors of this size would overlap here. */
+static void many_with_gaps(lk_srms_norm_args *a, int64_t rows)
+{
+    a->rows = rows, a->rstd = NULL;
+    a->x_stride = a->residual_stride = a->residual_out_stride = a->y_stride = 9;
+    a->dy_stride = a->dresidual_out_stride = a->dx_stride = a->dresidual_stride = 9;
+}
+
 static void forward_errors(int type)
 {
     const int direction = FORWARD;
     const int64_t big = (int64_t)1 << 62;
-    forward_args &a = forward;
+    lk_srms_norm_args &a = forward;
     BAD(LK_OK, "nothing", a.path = 0);
     BAD(LK_ERR_NULL, "x", a.x = NULL);
-    BAD(LK_ERR_NULL, "rstd", (a.y = a.residual_out = NULL, a.rstd = NULL));
-    BAD(LK_ERR_NULL, "y", (a.y = a.residual_out = NULL, a.rstd = NULL));
+    BAD(LK_ERR_NULL, "every output", (a.y = a.residual_out = NULL, a.rstd = NULL));
+    BAD(LK_ERR_NULL, "every output", (a.y = a.residual_out = NULL, a.rstd = NULL, a.dx = (void *)16));
     BAD(LK_OK, "rstd alone", a.y = a.residual_out = NULL);
     BAD(LK_OK, "y alone", (a.residual_out = NULL, a.rstd = NULL));
     BAD(LK_OK, "residual_out alone", (a.y = NULL, a.rstd = NULL));
@@ -1191,14 +1233,30 @@ static void forward_errors(int type)
         BAD(LK_ERR_SHAPE, names[i], *strides[i] = 7);
         BAD(LK_ERR_SHAPE, names[i], *strides[i] = -8);
         BAD(LK_ERR_SHAPE, "2^62", *strides[i] = big);
-        BAD(LK_OK, "a large stride", (*strides[i] = 8, a.rows = 1));
+        BAD(LK_OK, "a large stride of one row", (*strides[i] = INT64_MAX, a.rows = 1));
+        BAD(LK_OK, "a small stride of one row", (*strides[i] = 3, a.rows = 1));
+        BAD(LK_ERR_SHAPE, names[i], (*strides[i] = -1, a.rows = 1));
     }
-    BAD(LK_ERR_SHAPE, "y", (a.y = (void *)a.x, a.y_stride = 9));
-    BAD(LK_ERR_SHAPE, "x", (a.y = (void *)a.x, a.x_stride = 9));
+    BAD_QUERIED(LK_ERR_SHAPE, "y_stride must be 0 or 8", LK_OK, (a.y = (void *)a.x, a.y_stride = 9));
+    BAD_QUERIED(LK_ERR_SHAPE, "y_stride must be 0 or 9", LK_OK, (a.y = (void *)a.x, a.x_stride = 9, a.y_stride = 8));
+    BAD(LK_OK, "y is x, with its gaps", (a.y = (void *)a.x, a.x_stride = 9));
     BAD(LK_OK, "y is x", (a.y = (void *)a.x, a.y_stride = a.x_stride = 9));
     BAD(LK_OK, "y is x, packed spelt out", (a.y = (void *)a.x, a.y_stride = 8));
-    BAD(LK_ERR_SHAPE, "residual_out", (a.residual_out = (void *)a.residual, a.residual_out_stride = 9));
+    BAD_QUERIED(LK_ERR_SHAPE, "residual_out_stride must be 0 or 8", LK_OK,
+                (a.residual_out = (void *)a.residual, a.residual_out_stride = 9));
     BAD(LK_OK, "one tensor", (a.residual_out = (void *)a.residual, a.residual_out_stride = a.residual_stride = 9));
+    BAD(LK_OK, "one tensor, with its gaps", (a.residual_out = (void *)a.residual, a.residual_stride = 9));
+    BAD_QUERIED(LK_ERR_SHAPE, "y and residual overlap", LK_OK, a.y = (void *)a.residual);
+    BAD_QUERIED(LK_ERR_SHAPE, "residual_out and x overlap", LK_OK, a.residual_out = (void *)a.x);
+    BAD_QUERIED(LK_ERR_SHAPE, "y and residual_out overlap", LK_OK, a.y = a.residual_out);
+    BAD_QUERIED(LK_ERR_SHAPE, "y and x overlap", LK_OK, a.y = (char *)a.x + 32);
+    BAD_QUERIED(LK_ERR_SHAPE, "weight and y overlap", LK_OK, a.weight = (char *)a.y + 32);
+    BAD_QUERIED(LK_ERR_SHAPE, "rstd and residual_out overlap", LK_OK, a.rstd = (float *)a.residual_out);
+    BAD(LK_OK, "y and x in each other's gaps", (a.y = (char *)a.x + 32, a.x_stride = a.y_stride = 16));
+    BAD(LK_OK, "x is residual", a.x = a.residual);
+    BAD(LK_OK, "what forward does not have",
+        (a.dy = a.dresidual_out = (void *)1, a.dx = a.dresidual = a.dweight = a.workspace = a.y, a.dy_stride = -1,
+         a.dx_stride = a.dresidual_stride = a.dresidual_out_stride = 3, a.dweight_dtype = 9));
     BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
     BAD(LK_ERR_VALUE, "eps", a.eps = INFINITY);
     BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
@@ -1211,8 +1269,8 @@ static void forward_errors(int type)
         }
     BAD(LK_ERR_VALUE, "path", a.path = -1);
     BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
-    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, a.rows = ((int64_t)1 << 27) + 1));
-    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, a.rows = ((int64_t)1 << 27) + 1));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
     if (!cluster_here()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
     BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
@@ -1228,21 +1286,22 @@ static void forward_errors(int type)
     BAD_QUERIED(LK_ERR_NULL, "x", LK_ERR_VALUE, (a.x = NULL, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "x", (a.x_stride = 3, a.path = 9));
-    BAD(LK_ERR_SHAPE, "y", (a.y = (void *)a.x, a.y_stride = 9, a.eps = -1));
-    BAD(LK_ERR_VALUE, "eps", (a.eps = NAN, a.path = LK_SRMS_NORM_BLOCK, a.rows = (int64_t)1 << 28));
+    BAD_QUERIED(LK_ERR_SHAPE, "y", LK_ERR_VALUE, (a.y = (void *)a.x, a.y_stride = 9, a.eps = -1));
+    BAD(LK_ERR_VALUE, "eps", (a.eps = NAN, a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, (int64_t)1 << 28)));
     BAD(LK_ERR_VALUE, "path", (a.path = 9, MOVED(a.x, 1)));
-    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, a.rows = (int64_t)1 << 28, MOVED(a.y, 1)));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, (int64_t)1 << 28), MOVED(a.y, 1)));
 }
 
 static void backward_errors(int type)
 {
     const int direction = BACKWARD, own = type + 1;
     const int64_t big = (int64_t)1 << 62;
-    backward_args &a = backward;
+    lk_srms_norm_args &a = backward;
     BAD(LK_OK, "nothing", a.path = 0);
     BAD(LK_ERR_NULL, "x", (a.x = NULL, a.residual = NULL));
-    BAD(LK_ERR_NULL, "residual_out", (a.x = NULL));
-    BAD(LK_ERR_NULL, "dweight", a.dx = a.dresidual = a.dweight = NULL);
+    BAD(LK_ERR_NULL, "x", (a.x = NULL));
+    BAD(LK_ERR_NULL, "every output", a.dx = a.dresidual = a.dweight = NULL);
+    BAD(LK_ERR_NULL, "every output", (a.residual_out = (void *)a.x, a.dx = a.dresidual = a.dweight = NULL, a.y = (void *)16));
     BAD(LK_OK, "dweight alone", a.dx = a.dresidual = NULL);
     BAD(LK_OK, "inputs that may be NULL",
              (a.rstd = NULL, a.weight = a.dy = a.dresidual_out = a.residual = NULL));
@@ -1257,14 +1316,28 @@ static void backward_errors(int type)
         BAD(LK_ERR_SHAPE, names[i], *strides[i] = 7);
         BAD(LK_ERR_SHAPE, names[i], *strides[i] = -8);
         BAD(LK_ERR_SHAPE, "2^62", *strides[i] = big);
+        BAD(LK_OK, "a small stride of one row", (*strides[i] = 3, a.rows = 1));
     }
-    BAD(LK_ERR_SHAPE, "residual_out", (a.residual_out = a.x, a.x = a.residual = NULL, a.residual_out_stride = 7));
-    BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dy, a.dx_stride = 9));
+    BAD(LK_ERR_SHAPE, "residual_out", (a.residual_out = (void *)a.x, a.x = a.residual = NULL, a.residual_out_stride = 7));
+    BAD_QUERIED(LK_ERR_SHAPE, "dx_stride must be 0 or 8", LK_OK, (a.dx = (void *)a.dy, a.dx_stride = 9));
     BAD(LK_OK, "dx is dy", (a.dx = (void *)a.dy, a.dx_stride = a.dy_stride = 9));
-    BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dresidual_out, a.dresidual_out_stride = 9));
+    BAD(LK_OK, "dx is dy, with its gaps", (a.dx = (void *)a.dy, a.dy_stride = 9));
+    BAD(LK_OK, "dx is dresidual_out, with its gaps", (a.dx = (void *)a.dresidual_out, a.dresidual_out_stride = 9));
     BAD(LK_OK, "dx is dresidual_out", (a.dx = (void *)a.dresidual_out, a.dx_stride = 8));
-    BAD(LK_ERR_SHAPE, "dresidual", (a.dresidual = (void *)a.dresidual_out, a.dresidual_stride = 9));
+    BAD_QUERIED(LK_ERR_SHAPE, "dx_stride must be 0 or 9", LK_OK,
+                (a.dx = (void *)a.dresidual_out, a.dresidual_out_stride = 9, a.dx_stride = 8));
+    BAD_QUERIED(LK_ERR_SHAPE, "dresidual_stride must be 0 or 8", LK_OK,
+                (a.dresidual = (void *)a.dresidual_out, a.dresidual_stride = 9));
     BAD(LK_OK, "dresidual is dresidual_out", (a.dresidual = (void *)a.dresidual_out, a.dresidual_out_stride = 8));
+    BAD_QUERIED(type == TEST_F32 ? LK_OK : LK_ERR_SHAPE, "dx and dresidual_out overlap", LK_OK,
+                (a.dx = (void *)a.dresidual_out, a.residual_dtype = LK_DTYPE_F32));
+    BAD_QUERIED(LK_ERR_SHAPE, "dx and x overlap", LK_OK, a.dx = (void *)a.x);
+    BAD_QUERIED(LK_ERR_SHAPE, "dresidual and dx overlap", LK_OK, a.dresidual = a.dx);
+    BAD_QUERIED(LK_ERR_SHAPE, "dresidual and dx overlap", LK_OK, a.dx = a.dresidual = (void *)a.dresidual_out);
+    BAD_QUERIED(LK_ERR_SHAPE, "dx and dy overlap", LK_OK, a.dx = (char *)a.dy + 32);
+    BAD_QUERIED(LK_ERR_SHAPE, "dweight and weight overlap", LK_OK, a.dweight = (void *)a.weight);
+    BAD_QUERIED(LK_ERR_SHAPE, "rstd and dresidual overlap", LK_OK, a.rstd = (float *)a.dresidual);
+    BAD(LK_OK, "dx and dy in each other's gaps", (a.dx = (char *)a.dy + 32, a.dx_stride = a.dy_stride = 16));
     BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
     BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
     int *const dtypes[] = {&a.residual_dtype, &a.weight_dtype, &a.dweight_dtype};
@@ -1274,18 +1347,20 @@ static void backward_errors(int type)
             const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own;
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
-    BAD(LK_ERR_VALUE, "residual_out", (a.residual_out = a.dy, a.residual = NULL));
-    BAD(LK_ERR_VALUE, "residual_out", (a.residual_out = a.dy, a.x = NULL));
-    BAD(type == TEST_F32 ? LK_OK : LK_ERR_VALUE, "dx",
-             (a.dx = (void *)a.dresidual_out, a.residual_dtype = LK_DTYPE_F32));
+    /* With residual_out, x and residual are not looked at. They may be what forward had there, or NULL. */
+    BAD(LK_OK, "residual_out beside x", (a.residual_out = (void *)a.residual, a.x_stride = a.residual_stride = -1));
+    BAD(LK_OK, "residual_out beside anything", (a.residual_out = (void *)a.residual, a.x = a.dx, MOVED(a.residual, 1)));
+    BAD(LK_OK, "residual_out alone", (a.residual_out = (void *)a.x, a.x = a.residual = NULL));
+    BAD(LK_OK, "what backward does not have", (a.y = a.dx, a.y_stride = -1));
+    BAD_QUERIED(LK_ERR_SHAPE, "dx and residual_out overlap", LK_OK, a.residual_out = a.dx);
     BAD(LK_ERR_VALUE, "path", a.path = -1);
     BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
-    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, a.rows = ((int64_t)1 << 27) + 1));
-    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, a.rows = ((int64_t)1 << 27) + 1));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
     if (!cluster_here()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
     BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
-    BAD(LK_ERR_ALIGNMENT, "residual_out", (a.residual_out = a.x, a.x = a.residual = NULL, MOVED(a.residual_out, 1)));
+    BAD(LK_ERR_ALIGNMENT, "residual_out", (a.residual_out = (void *)a.x, a.x = a.residual = NULL, MOVED(a.residual_out, 1)));
     BAD(LK_ERR_ALIGNMENT, "rstd", MOVED(a.rstd, 2));
     BAD(LK_ERR_ALIGNMENT, "weight", (MOVED(a.weight, 2), a.weight_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "dy", MOVED(a.dy, 1));
@@ -1301,14 +1376,14 @@ static void backward_errors(int type)
     BAD(LK_OK, "more than is asked", a.workspace_bytes += 1);
     BAD(LK_OK, "none where none is needed", (a.dweight = NULL, a.workspace = NULL, a.workspace_bytes = 0));
     /* Two rules broken at once: the earlier one speaks. */
-    BAD_QUERIED(LK_ERR_NULL, "residual_out", LK_ERR_SHAPE, (a.x = NULL, a.cols = 0));
-    BAD_QUERIED(LK_ERR_NULL, "dx", LK_ERR_VALUE, (a.dx = a.dresidual = a.dweight = NULL, a.eps = NAN));
+    BAD_QUERIED(LK_ERR_NULL, "x", LK_ERR_SHAPE, (a.x = NULL, a.rows = -1));
+    BAD_QUERIED(LK_ERR_NULL, "every output", LK_ERR_VALUE, (a.dx = a.dresidual = a.dweight = NULL, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.residual_dtype = 9));
-    BAD(LK_ERR_SHAPE, "dx", (a.dx = (void *)a.dy, a.dx_stride = 9, a.eps = -1));
+    BAD_QUERIED(LK_ERR_SHAPE, "dx", LK_ERR_VALUE, (a.dx = (void *)a.dy, a.dx_stride = 9, a.eps = -1));
     BAD(LK_ERR_SHAPE, "dy", (a.dy_stride = 3, a.workspace = NULL));
     BAD(LK_ERR_VALUE, "eps", (a.eps = NAN, MOVED(a.x, 1)));
     BAD(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));
-    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, a.rows = (int64_t)1 << 28, MOVED(a.dx, 1)));
+    BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, many_with_gaps(&a, (int64_t)1 << 28), MOVED(a.dx, 1)));
     BAD(LK_ERR_ALIGNMENT, "dweight", (MOVED(a.dweight, 1), a.workspace_bytes = 0));
 }
 
@@ -1334,7 +1409,7 @@ static void workspaces(int type)
             for (int path = 0; path < PATHS; path++) {
                 if (!path_here(path) || (path >= LK_SRMS_NORM_BLOCK && rows[i] > (int64_t)1 << 27)) continue;
                 size_t with = 12345, without = 12345;
-                backward_args a = backward;
+                lk_srms_norm_args a = backward;
                 a.rows = rows[i], a.cols = cols[j], a.path = path;
                 const lk_status first = backward_query_of[type](&a, &with);
                 a.dweight = NULL;
