@@ -162,46 +162,40 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     free(theta);
 }
 
-/* What both directions have; of [batch, tokens, heads, width], strides are spelt out. */
-template <class Args> static void set_common(const shape *s, int path, Args *args)
-{
-    args->batch = s->batch, args->heads = s->heads, args->dim = s->dim, args->prefix = s->prefix, args->axes = s->axes;
-    for (int i = 0; i < s->axes; i++) args->shape[i] = s->shape[i];
-    args->theta_dtype = LK_DTYPE_F32, args->activation = s->activation, args->path = path;
-}
-
+/* Of [batch, tokens, heads, width], strides are spelt out. */
 static void set_strides(const shape *s, int64_t width, int64_t *batch_stride, int64_t *head_stride, int64_t *token_stride)
 {
     if (!s->bnhd) return;
     *head_stride = width, *token_stride = s->heads * width, *batch_stride = tokens_of(s) * s->heads * width;
 }
 
-static lk_md_lrpe_cosine_backward_args backward_of(const shape *s, const bench_buffers *set, int path)
+static lk_md_lrpe_cosine_args args_of(const bench_case *c, const bench_buffers *set, int path)
 {
-    lk_md_lrpe_cosine_backward_args args = {};
-    set_common(s, path, &args);
-    args.dy = set->read, args.x = reads_x(s) ? x_of(s, set) : NULL, args.theta = set->in, args.dx = set->write;
-    args.dtheta = s->dtheta ? (float *)set->out : NULL;
-    set_strides(s, 2 * s->dim, &args.dy_batch_stride, &args.dy_head_stride, &args.dy_token_stride);
+    const shape *s = (const shape *)c->context;
+    lk_md_lrpe_cosine_args args = {};
+    args.batch = s->batch, args.heads = s->heads, args.dim = s->dim, args.prefix = s->prefix, args.axes = s->axes;
+    for (int i = 0; i < s->axes; i++) args.shape[i] = s->shape[i];
+    args.theta_dtype = LK_DTYPE_F32, args.activation = s->activation, args.path = path, args.theta = set->in;
     set_strides(s, s->dim, &args.x_batch_stride, &args.x_head_stride, &args.x_token_stride);
-    set_strides(s, s->dim, &args.dx_batch_stride, &args.dx_head_stride, &args.dx_token_stride);
+    if (is_backward(c)) {
+        args.dy = set->read, args.x = reads_x(s) ? x_of(s, set) : NULL, args.dx = set->write;
+        args.dtheta = s->dtheta ? (float *)set->out : NULL;
+        args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
+        set_strides(s, 2 * s->dim, &args.dy_batch_stride, &args.dy_head_stride, &args.dy_token_stride);
+        set_strides(s, s->dim, &args.dx_batch_stride, &args.dx_head_stride, &args.dx_token_stride);
+    } else {
+        args.x = set->read, args.y = set->write;
+        set_strides(s, 2 * s->dim, &args.y_batch_stride, &args.y_head_stride, &args.y_token_stride);
+    }
     return args;
 }
 
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
-    const shape *s = (const shape *)c->context;
-    if (is_backward(c)) {
-        lk_md_lrpe_cosine_backward_args args = backward_of(s, set, path);
-        args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
-        return s->f32 ? lk_md_lrpe_cosine_backward_f32(&args, stream) : lk_md_lrpe_cosine_backward_bf16(&args, stream);
-    }
-    lk_md_lrpe_cosine_forward_args args = {};
-    set_common(s, path, &args);
-    args.x = set->read, args.theta = set->in, args.y = set->write;
-    set_strides(s, s->dim, &args.x_batch_stride, &args.x_head_stride, &args.x_token_stride);
-    set_strides(s, 2 * s->dim, &args.y_batch_stride, &args.y_head_stride, &args.y_token_stride);
-    return s->f32 ? lk_md_lrpe_cosine_forward_f32(&args, stream) : lk_md_lrpe_cosine_forward_bf16(&args, stream);
+    const lk_md_lrpe_cosine_args args = args_of(c, set, path);
+    const bool f32 = ((const shape *)c->context)->f32;
+    if (is_backward(c)) return (f32 ? lk_md_lrpe_cosine_backward_f32 : lk_md_lrpe_cosine_backward_bf16)(&args, stream);
+    return (f32 ? lk_md_lrpe_cosine_forward_f32 : lk_md_lrpe_cosine_forward_bf16)(&args, stream);
 }
 
 /* act(x) and act'(x) of a row, elementwise; softmax's slope is left to its caller. */
@@ -297,7 +291,7 @@ static size_t workspace(const bench_case *c, int path)
     char *const anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     const shape *s = (const shape *)c->context;
-    const lk_md_lrpe_cosine_backward_args args = backward_of(s, &set, path);
+    const lk_md_lrpe_cosine_args args = args_of(c, &set, path);
     size_t bytes = 0;
     const lk_status status = s->f32 ? lk_md_lrpe_cosine_backward_workspace_bytes_f32(&args, &bytes)
                                     : lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &bytes);

@@ -131,19 +131,16 @@ int main(void)
     check("rung 2", lk_launch(rung_2_kernel, (N / BATCH + 31) / 32, 32, 0, NULL, args));
     show("rung 2: an angle serves the batch", args);
 
-    lk_md_lrpe_cosine_forward_args forward = {};
-    forward.x = x_device, forward.theta = theta_device, forward.y = y;
-    forward.batch = BATCH, forward.heads = HEADS, forward.dim = DIM, forward.prefix = PREFIX;
-    forward.axes = 2, forward.shape[0] = ROWS, forward.shape[1] = COLS;
-    check("lk", lk_md_lrpe_cosine_forward_f32(&forward, NULL));
+    lk_md_lrpe_cosine_args call = {};
+    call.x = x_device, call.theta = theta_device, call.y = y;
+    call.batch = BATCH, call.heads = HEADS, call.dim = DIM, call.prefix = PREFIX;
+    call.axes = 2, call.shape[0] = ROWS, call.shape[1] = COLS;
+    check("lk", lk_md_lrpe_cosine_forward_f32(&call, NULL));
     show("lk", args);
 
-    check("lk", lk_md_lrpe_cosine_forward_f32(&forward, NULL));
-    lk_md_lrpe_cosine_backward_args backward = {};
-    backward.dy = y, backward.theta = theta_device, backward.dx = dx_device;
-    backward.batch = BATCH, backward.heads = HEADS, backward.dim = DIM, backward.prefix = PREFIX;
-    backward.axes = 2, backward.shape[0] = ROWS, backward.shape[1] = COLS;
-    check("lk", lk_md_lrpe_cosine_backward_f32(&backward, NULL));
+    check("lk", lk_md_lrpe_cosine_forward_f32(&call, NULL));
+    call.dy = y, call.dx = dx_device; /* the same struct serves both directions */
+    check("lk", lk_md_lrpe_cosine_backward_f32(&call, NULL));
     check("lk", cudaMemcpy(dx, dx_device, sizeof dx, cudaMemcpyDeviceToHost));
     printf("lk's dx of that y, token (1, 2):");
     for (int f = 0; f < DIM; f++) printf(" %.5f", (double)dx[(PREFIX + COLS + 2) * DIM + f]);
@@ -151,8 +148,8 @@ int main(void)
 
     /* A million tokens on, a float product of position and theta is off by up to 0.06; lk's angle is right. One token, decoded
      * by its offset. */
-    forward.prefix = 0, forward.axes = 1, forward.shape[0] = 1, forward.offset[0] = 1000001, forward.batch = 1;
-    check("lk", lk_md_lrpe_cosine_forward_f32(&forward, NULL));
+    call.prefix = 0, call.axes = 1, call.shape[0] = 1, call.offset[0] = 1000001, call.batch = 1;
+    check("lk", lk_md_lrpe_cosine_forward_f32(&call, NULL));
     float far[2 * DIM];
     check("lk", cudaMemcpy(far, y, sizeof far, cudaMemcpyDeviceToHost));
     const double phi = 1000001.0 * (double)quarter;
@@ -160,8 +157,8 @@ int main(void)
            sin(phi));
     failures += !(fabs((double)far[0] - cos(phi)) <= 1e-6 && fabs((double)far[DIM] - sin(phi)) <= 1e-6);
 
-    forward.axes = 9; /* a wrong argument is a sentence, and nothing is launched */
-    const lk_status status = lk_md_lrpe_cosine_forward_f32(&forward, NULL);
+    call.axes = 9; /* a wrong argument is a sentence, and nothing is launched */
+    const lk_status status = lk_md_lrpe_cosine_forward_f32(&call, NULL);
     printf("axes = 9: %s, %s\n", lk_status_string(status), lk_last_error());
 
     cudaFree(x_device), cudaFree(theta_device), cudaFree(y), cudaFree(dx_device);

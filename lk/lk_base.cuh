@@ -399,7 +399,7 @@ LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int co
         const int64_t span = lk_span(t);
         int64_t elements = t->width;
         for (int d = 0; d < 3; d++)
-            if (t->dim[d].stride) elements *= t->dim[d].size;
+            if (t->dim[d].stride) elements = lk_count(elements, t->dim[d].size); /* may be more than the span */
         const uintptr_t first = (uintptr_t)t->pointer;
         range[n++] = {t, first, first + (uintptr_t)span * (uintptr_t)t->bytes, elements == span};
         for (int j = 0; j < n - 1; j++) {

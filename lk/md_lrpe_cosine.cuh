@@ -18,11 +18,11 @@
  *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
  *                LK_DEFINE_MD_LRPE_COSINE(bf16)            LK_DECLARE_MD_LRPE_COSINE(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_md_lrpe_cosine_forward_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
+ *                lk_md_lrpe_cosine_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
  *                    .axes = 2, .shape = {64, 64}, .theta_dtype = LK_DTYPE_F32};
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an H200. It depends
- *            on the device's number of SMs, so that this query needs a device.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an
+ *            H200. It depends on the device's number of SMs, so that this query needs a device.
  * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. A NULL dy means 1
  *            everywhere, not 0.
  * Numerics   The angle is right at any length: theta / 2 pi is kept as 64-bit fixed-point turns, whose product with s drops
@@ -65,79 +65,57 @@ enum {
     LK_MD_LRPE_COSINE_SOFTMAX = 4 /* over dim */
 };
 
+/* One struct for both calls, so that a training step fills it once. F: forward, B: backward. Fields that a call does not have are
+ * not looked at, and neither is x in a backward without dtheta and activation. */
 typedef struct {
-    const void *x;          /* in   T [batch, heads, tokens, dim] */
-    const void *theta;      /* in   theta_dtype [heads, e] packed, radians a step of the position */
-    void *y;                /* out  T [batch, heads, tokens, 2 dim] */
-    int64_t batch;          /* at least 0 */
-    int64_t heads;          /* at least 0 */
-    int64_t dim;            /* features of x, 1 to 2^30 */
-    int64_t e;              /* features an axis turns, e axes >= dim; 0 means dim / axes rounded up */
-    int64_t prefix;         /* tokens before the grid, at least 0 */
-    int axes;               /* of the grid, 1 to 8; 0 means 1 */
-    int64_t shape[8];       /* of the grid, each at least 0; tokens = prefix + their product */
-    int64_t offset[8];      /* added to grid indices; every position is in (-2^31, 2^31) */
-    int64_t x_batch_stride; /* elements between batches; 0 means packed: heads x_head_stride */
-    int64_t x_head_stride;  /* 0 means packed: tokens x_token_stride */
-    int64_t x_token_stride; /* 0 means packed: dim */
-    int64_t y_batch_stride; /* likewise, with 2 dim */
+    const void *x;           /* F B in    T [batch, heads, tokens, dim]; B: only with dtheta or an activation */
+    const void *theta;       /* F B in    theta_dtype [heads, e] packed, radians a step of the position */
+    void *y;                 /* F out     T [batch, heads, tokens, 2 dim] */
+    const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
+    void *dx;                /* B out     T [batch, heads, tokens, dim]; NULL to skip, but not both */
+    float *dtheta;           /* B out     f32 [heads, e] packed; NULL to skip */
+    void *workspace;         /* B         scratch of at least the queried bytes, aligned to LK_WORKSPACE_ALIGNMENT; NULL when 0 */
+    size_t workspace_bytes;  /* B */
+    int64_t batch;           /* at least 0 */
+    int64_t heads;           /* at least 0 */
+    int64_t dim;             /* features of x, 1 to 2^30 */
+    int64_t e;               /* features an axis turns, e axes >= dim; 0 means dim / axes rounded up */
+    int64_t prefix;          /* tokens before the grid, at least 0 */
+    int axes;                /* of the grid, 1 to 8; 0 means 1 */
+    int64_t shape[8];        /* of the grid, each at least 0; tokens = prefix + their product */
+    int64_t offset[8];       /* added to grid indices; every position is in (-2^31, 2^31) */
+    int64_t x_batch_stride;  /* elements between batches; 0 means packed: heads x_head_stride */
+    int64_t x_head_stride;   /* 0 means packed: tokens x_token_stride */
+    int64_t x_token_stride;  /* 0 means packed: dim */
+    int64_t y_batch_stride;  /* F: likewise, with 2 dim */
     int64_t y_head_stride;
     int64_t y_token_stride;
-    int theta_dtype;        /* LK_DTYPE_*: T or f32; 0 means T */
-    int activation;         /* LK_MD_LRPE_COSINE_NONE to SOFTMAX */
-    int path;               /* LK_MD_LRPE_COSINE_*; 0 chooses */
-} lk_md_lrpe_cosine_forward_args;
-
-typedef struct {
-    const void *dy;          /* in   T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
-    const void *x;           /* in   T [batch, heads, tokens, dim]; may be NULL without dtheta and activation */
-    const void *theta;       /* in   theta_dtype [heads, e] packed */
-    void *dx;                /* out  T [batch, heads, tokens, dim]; NULL to skip */
-    float *dtheta;           /* out  f32 [heads, e] packed; NULL to skip, but not both */
-    void *workspace;         /* scratch of at least the queried bytes, aligned to LK_WORKSPACE_ALIGNMENT; NULL when 0 */
-    size_t workspace_bytes;
-    int64_t batch;           /* as in forward, down to theta_dtype */
-    int64_t heads;
-    int64_t dim;
-    int64_t e;
-    int64_t prefix;
-    int axes;
-    int64_t shape[8];
-    int64_t offset[8];
-    int64_t dy_batch_stride; /* 0 means packed, as for y */
+    int64_t dy_batch_stride; /* B: likewise, with 2 dim */
     int64_t dy_head_stride;
     int64_t dy_token_stride;
-    int64_t x_batch_stride;  /* 0 means packed */
-    int64_t x_head_stride;
-    int64_t x_token_stride;
-    int64_t dx_batch_stride; /* 0 means packed */
+    int64_t dx_batch_stride; /* B: likewise, with dim */
     int64_t dx_head_stride;
     int64_t dx_token_stride;
-    int theta_dtype;
-    int activation;          /* as in forward */
-    int accumulate;          /* not 0: dtheta is added to what is there */
+    int theta_dtype;         /* LK_DTYPE_*: T or f32; 0 means T */
+    int activation;          /* LK_MD_LRPE_COSINE_NONE to SOFTMAX */
+    int accumulate;          /* B: not 0: dtheta is added to what is there */
     int path;                /* LK_MD_LRPE_COSINE_*; 0 chooses */
-} lk_md_lrpe_cosine_backward_args;
+} lk_md_lrpe_cosine_args;
 
-/* Errors, in the order of the checks:
- *   LK_ERR_NULL       args; x, y (forward); x where it is needed, dx and dtheta both (backward); theta. Tensors without
- *                     elements may be NULL, and theta where there is no token
+/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
+ *   LK_ERR_NULL       theta; forward: x, y; backward: x where it is read. Every output
  *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans
- *                     more than 2^62 elements; a workspace of more than 2^62 bytes; strides with which elements of y or dx
- *                     overlap, whether dx is NULL or not
+ *                     more than 2^62 elements; a workspace of more than 2^62 bytes; elements of y or dx that overlap
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its
  *                     enum
  *   LK_ERR_PATH       VECTOR where dim, a stride or a pointer is no multiple of 16 bytes, or softmax with dim above 512 bytes
- *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
  * The queries look at sizes and options alone: tensors may be NULL there, and a NULL dtheta means that it is not wanted.
  * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
-    LK_API lk_status lk_md_lrpe_cosine_forward_##T(const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream);           \
-    LK_API lk_status lk_md_lrpe_cosine_backward_##T(const lk_md_lrpe_cosine_backward_args *args, cudaStream_t stream);         \
-    LK_API lk_status lk_md_lrpe_cosine_forward_workspace_bytes_##T(const lk_md_lrpe_cosine_forward_args *args, size_t *bytes); \
-    LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args, size_t *bytes);
+    LK_PROTOTYPES(md_lrpe_cosine, forward, T)                                                                                  \
+    LK_PROTOTYPES(md_lrpe_cosine, backward, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -1147,259 +1125,169 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_
 #define LK_LRPE_FEW_BATCHES 2
 #define LK_LRPE_DTHETA_FILL 384
 
-/* A tensor [batch, heads, tokens, width]: fills in packed strides and checks them. Distinct elements of a tensor that is
- * written must have distinct addresses: each stride spans what the smaller ones reach. */
-LK_HOST lk_status lk_lrpe_check_strides(const char *op, const char *name, const int64_t (&size)[3], int64_t width,
-                                        int64_t *batch_stride, int64_t *head_stride, int64_t *token_stride, bool written)
+/* prefix + the product of shape; INT64_MAX where that is more. */
+LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
 {
-    int64_t *const stride[3] = {batch_stride, head_stride, token_stride};
-    static const char *const axis[3] = {"batch", "head", "token"};
-    __extension__ typedef __int128 wide;
-    const wide limit = (wide)1 << 62;
-    wide packed = width, span = width;
-    for (int i = 2; i >= 0; i--) {
-        if (*stride[i] < 0)
-            return lk_fail(LK_ERR_SHAPE, op, "%s_%s_stride is %lld; it must be at least 0", name, axis[i],
-                           (long long)*stride[i]);
-        if (*stride[i] == 0 || size[i] <= 1) *stride[i] = (int64_t)packed; /* of a single one it does not matter */
-        packed = (wide)*stride[i] * (size[i] > 0 ? size[i] : 1);
-        span += (wide)*stride[i] * (size[i] > 0 ? size[i] - 1 : 0);
-        if (packed > limit || span > limit)
-            return lk_fail(LK_ERR_SHAPE, op, "%s spans more than 2^62 elements at %s_%s_stride", name, name, axis[i]);
-    }
-    if (!written || size[0] == 0 || size[1] == 0 || size[2] == 0) return LK_OK;
-    wide reach = width;
-    bool done[3] = {};
-    for (int round = 0; round < 3; round++) {
-        int least = -1;
-        for (int i = 0; i < 3; i++)
-            if (!done[i] && size[i] > 1 && (least < 0 || *stride[i] < *stride[least])) least = i;
-        if (least < 0) return LK_OK;
-        if (*stride[least] < reach)
-            return lk_fail(LK_ERR_SHAPE, op, "with %s_%s_stride %lld elements overlap", name, axis[least],
-                           (long long)*stride[least]);
-        reach += (wide)*stride[least] * (size[least] - 1);
-        done[least] = true;
-    }
-    return LK_OK;
+    int64_t cells = 1, tokens;
+    for (int i = 0; i < a->axes; i++) cells = lk_count(cells, a->shape[i]);
+    return __builtin_add_overflow(cells, a->prefix, &tokens) ? INT64_MAX : tokens;
 }
 
-/* Elements from the first to one past the last of a tensor whose strides are checked. */
-LK_HOST int64_t lk_lrpe_span(const int64_t (&size)[3], int64_t width, int64_t batch_stride, int64_t head_stride,
-                             int64_t token_stride)
-{
-    if (size[0] == 0 || size[1] == 0 || size[2] == 0) return 0;
-    return (size[0] - 1) * batch_stride + (size[1] - 1) * head_stride + (size[2] - 1) * token_stride + width;
-}
-
-/* What both directions have; a's defaults are filled in. */
-template <class Args> LK_HOST lk_status lk_lrpe_check_shape(const char *op, Args *a, int64_t *tokens)
-{
-    if (a->axes < 0 || a->axes > 8) return lk_fail(LK_ERR_SHAPE, op, "axes is %d; it must be 0 to 8", a->axes);
-    if (a->axes == 0) a->axes = 1;
-    if (a->batch < 0) return lk_fail(LK_ERR_SHAPE, op, "batch is %lld; it must be at least 0", (long long)a->batch);
-    if (a->heads < 0) return lk_fail(LK_ERR_SHAPE, op, "heads is %lld; it must be at least 0", (long long)a->heads);
-    if (a->dim < 1) return lk_fail(LK_ERR_SHAPE, op, "dim is %lld; it must be at least 1", (long long)a->dim);
-    if (a->dim > (int64_t)1 << 30) return lk_fail(LK_ERR_SHAPE, op, "dim is %lld; it must be at most 2^30", (long long)a->dim);
-    if (a->prefix < 0) return lk_fail(LK_ERR_SHAPE, op, "prefix is %lld; it must be at least 0", (long long)a->prefix);
-    if (a->e == 0) a->e = lk_ceil_div(a->dim, a->axes);
-    __extension__ typedef __int128 wide;
-    if (a->e < 0 || (wide)a->e * a->axes < a->dim)
-        return lk_fail(LK_ERR_SHAPE, op, "e is %lld; times axes %d it must reach dim %lld", (long long)a->e, a->axes,
-                       (long long)a->dim);
-    if ((wide)a->e * (a->heads > 0 ? a->heads : 1) > (wide)1 << 62)
-        return lk_fail(LK_ERR_SHAPE, op, "theta, heads x e, spans more than 2^62 elements");
-    wide cells = 1;
-    bool empty = false;
-    for (int i = 0; i < a->axes; i++) {
-        if (a->shape[i] < 0)
-            return lk_fail(LK_ERR_SHAPE, op, "shape[%d] is %lld; it must be at least 0", i, (long long)a->shape[i]);
-        empty = empty || a->shape[i] == 0;
-        if (cells <= (wide)1 << 62) cells *= a->shape[i] > 0 ? a->shape[i] : 1;
-    }
-    if (empty) cells = 0;
-    if (cells + a->prefix > (wide)1 << 62) return lk_fail(LK_ERR_SHAPE, op, "shape and prefix make more than 2^62 tokens");
-    *tokens = (int64_t)cells + a->prefix;
-    return LK_OK;
-}
-
-/* Whether there are tokens; before the sizes are known to be good. */
-template <class Args> LK_HOST bool lk_lrpe_has_tokens(const Args *a)
-{
-    bool cells = true;
-    for (int i = 0; i < (a->axes > 1 ? a->axes : 1) && i < 8; i++) cells = cells && a->shape[i] != 0;
-    return a->batch != 0 && a->heads != 0 && (cells || a->prefix != 0);
-}
-
-template <class Args> LK_HOST void lk_lrpe_warn(const char *op, const Args &a, int64_t tokens)
-{
-    lk_check_warn(op, a.batch == 0, "batch is 0; nothing is computed");
-    lk_check_warn(op, a.heads == 0, "heads is 0; nothing is computed");
-    lk_check_warn(op, tokens == 0, "there are no tokens; nothing is computed");
-}
-
-LK_HOST bool lk_lrpe_is_dtype(const lk_f32 *, int dtype)
-{
-    return dtype == LK_DTYPE_F32;
-}
-LK_HOST bool lk_lrpe_is_dtype(const lk_f16 *, int dtype)
-{
-    return dtype == LK_DTYPE_F16;
-}
-LK_HOST bool lk_lrpe_is_dtype(const lk_bf16 *, int dtype)
-{
-    return dtype == LK_DTYPE_BF16;
-}
-
-template <class T, class Args> LK_HOST lk_status lk_lrpe_check_values(const char *op, const Args *a)
-{
-    const int64_t limit = (int64_t)1 << 31;
-    bool empty = false;
-    for (int i = 0; i < a->axes; i++) empty = empty || a->shape[i] == 0;
-    for (int i = 0; i < a->axes && !empty; i++)
-        if (a->offset[i] <= -limit || a->offset[i] >= limit || a->shape[i] > limit || a->offset[i] + a->shape[i] > limit)
-            return lk_fail(LK_ERR_VALUE, op, "offset[%d] %lld and shape[%d] %lld make a position outside (-2^31, 2^31)", i,
-                           (long long)a->offset[i], i, (long long)a->shape[i]);
-    if (a->theta_dtype != LK_DTYPE_T && a->theta_dtype != LK_DTYPE_F32 && !lk_lrpe_is_dtype((const T *)NULL, a->theta_dtype))
-        return lk_fail(LK_ERR_VALUE, op, "theta_dtype is %d; it must be T or f32", a->theta_dtype);
-    if (a->activation < LK_MD_LRPE_COSINE_NONE || a->activation > LK_MD_LRPE_COSINE_SOFTMAX)
-        return lk_fail(LK_ERR_VALUE, op, "activation is %d; it must be LK_MD_LRPE_COSINE_NONE to SOFTMAX", a->activation);
-    if (a->path < LK_MD_LRPE_COSINE_AUTO || a->path > LK_MD_LRPE_COSINE_ROW)
-        return lk_fail(LK_ERR_VALUE, op, "path is %d; it must be one of LK_MD_LRPE_COSINE_*", a->path);
-    return LK_OK;
-}
-
-/* Whether a tensor's vectors are aligned; dim is known to be. */
-template <class T>
-LK_HOST bool lk_lrpe_aligned(const void *pointer, int64_t batch_stride, int64_t head_stride, int64_t token_stride)
-{
-    return ((uintptr_t)pointer % 16 | (uint64_t)(batch_stride | head_stride | token_stride) % LK_VEC<T>) == 0;
-}
-
-/* Resolves path 0, given that the tensors are aligned. */
-template <class T, class Args> LK_HOST lk_status lk_lrpe_choose_path(const char *op, Args *a, bool aligned)
-{
-    const bool vector =
-        aligned && a->dim % LK_VEC<T> == 0 && (a->activation != LK_MD_LRPE_COSINE_SOFTMAX || a->dim <= 32 * LK_VEC<T>);
-    if (a->path == LK_MD_LRPE_COSINE_VECTOR && !vector)
-        return lk_fail(LK_ERR_PATH, op, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s",
-                       a->path, a->activation == LK_MD_LRPE_COSINE_SOFTMAX ? ", and for softmax dim of 512 bytes at most" : "");
-    if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
-    return LK_OK;
-}
-
-/* Validates; a becomes the arguments with every default filled in. query: sizes and options alone, whatever the pointers. */
-template <class T>
-LK_HOST lk_status lk_lrpe_forward_check(const char *op, const lk_md_lrpe_cosine_forward_args *args,
-                                        lk_md_lrpe_cosine_forward_args *a, int64_t *tokens, bool query)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    *a = *args;
-    if (query) a->x = a->theta = a->y = NULL;
-    const bool some = !query && lk_lrpe_has_tokens(a);
-    if (some && !a->x) return lk_fail(LK_ERR_NULL, op, "x is NULL");
-    if (some && !a->y) return lk_fail(LK_ERR_NULL, op, "y is NULL");
-    if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
-    lk_status status = lk_lrpe_check_shape(op, a, tokens);
-    if (status) return status;
-    const int64_t size[3] = {a->batch, a->heads, *tokens};
-    status = lk_lrpe_check_strides(op, "x", size, a->dim, &a->x_batch_stride, &a->x_head_stride, &a->x_token_stride, false);
-    if (!status)
-        status =
-            lk_lrpe_check_strides(op, "y", size, 2 * a->dim, &a->y_batch_stride, &a->y_head_stride, &a->y_token_stride, true);
-    if (!status) status = lk_lrpe_check_values<T>(op, a);
-    if (!status)
-        status = lk_lrpe_choose_path<T>(op, a,
-                                        lk_lrpe_aligned<T>(a->x, a->x_batch_stride, a->x_head_stride, a->x_token_stride) &&
-                                            lk_lrpe_aligned<T>(a->y, a->y_batch_stride, a->y_head_stride, a->y_token_stride));
-    if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
-    if (!status) status = lk_check_aligned(op, "y", a->y, sizeof(T));
-    return status;
-}
-
-/* How much of the work an item does. Many tokens and batches of a head an item where dtheta is wanted, so that its partial
- * sums, `dim` floats for each of `slots` items of a head, are few. */
+/* How much of the work an item does where dtheta is wanted: many tokens and batches of a head, so that its partial sums, `dim`
+ * floats for each of `slots` items of a head, are few. */
 typedef struct {
     int64_t token_step, stretch, slots;
-} lk_lrpe_share;
+    size_t bytes; /* of the partial sums: the workspace */
+} lk_lrpe_split;
 
-/* needed: bytes of the partial sums. */
-LK_HOST lk_status lk_lrpe_share_dtheta(const char *op, int sms, int64_t batch, int64_t heads, int64_t tokens, int64_t dim,
-                                       lk_lrpe_share *to, size_t *needed)
+LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
 {
-    lk_lrpe_share share = {1, 1, 0};
-    *to = share, *needed = 0;
-    if (batch == 0 || heads == 0 || tokens == 0) return LK_OK;
-    const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
-    int64_t slots = heads > features / dim ? 1 : lk_ceil_div(features, heads * dim);
+    const int64_t tokens = lk_lrpe_tokens(a), features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
+    *split = {};
+    if (!a->dtheta || a->batch == 0 || a->heads == 0 || tokens == 0) return LK_OK;
+    int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
     while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
-    share.token_step = tokens < slots ? tokens : slots;
-    int64_t splits = slots / share.token_step;
-    if (splits > batch) splits = batch;
-    share.stretch = lk_ceil_div(batch, splits);
-    if (share.stretch >= 1 << 30) share.stretch = 1 << 30;
-    share.slots = share.token_step * lk_ceil_div(batch, share.stretch);
-    if (share.slots > ((int64_t)1 << 60) / heads / dim)
+    split->token_step = tokens < slots ? tokens : slots;
+    const int64_t splits = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
+    split->stretch = lk_ceil_div(a->batch, splits);
+    if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
+    split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
+    if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
         return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
-                       (long long)share.slots);
-    *to = share, *needed = (size_t)(share.slots * heads * dim) * sizeof(float);
+                       (long long)split->slots);
+    split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
     return LK_OK;
 }
 
+#define LK_LRPE_TENSOR(name, use, width)                                                                                       \
+    {#name, a->name, sizeof(T), use, width,                                                                                    \
+     {{a->batch, &a->name##_batch_stride, #name "_batch_stride"}, {a->heads, &a->name##_head_stride, #name "_head_stride"},    \
+      {tokens, &a->name##_token_stride, #name "_token_stride"}}}
+
+/* Validates; a becomes the arguments with every default filled in, the path too, and NULL for what the call does not read. sms:
+ * lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_lrpe_backward_check(const char *op, const lk_md_lrpe_cosine_backward_args *args,
-                                         lk_md_lrpe_cosine_backward_args *a, int64_t *tokens, bool query)
+LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, int sms,
+                                          lk_md_lrpe_cosine_args *a, lk_lrpe_split *split)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    if (query) a->dy = a->x = a->theta = a->dx = NULL;
-    const bool some = !query && lk_lrpe_has_tokens(a);
-    if (some && !a->x && (a->dtheta || a->activation))
-        return lk_fail(LK_ERR_NULL, op, "x is NULL; dtheta and activations need it");
-    if (some && !a->theta) return lk_fail(LK_ERR_NULL, op, "theta is NULL");
-    if (some && !a->dx && !a->dtheta) return lk_fail(LK_ERR_NULL, op, "dx and dtheta are both NULL");
-    lk_status status = lk_lrpe_check_shape(op, a, tokens);
-    if (status) return status;
-    const int64_t size[3] = {a->batch, a->heads, *tokens};
-    status =
-        lk_lrpe_check_strides(op, "dy", size, 2 * a->dim, &a->dy_batch_stride, &a->dy_head_stride, &a->dy_token_stride, false);
+    const bool query = sms == LK_QUERY;
+    a->axes = a->axes < 1 ? 1 : a->axes > 8 ? 8 : a->axes; /* what was given is checked below */
+    if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
+    if (!backward) a->dtheta = NULL;
+    const bool reads_x = !backward || a->dtheta || a->activation;
+    if (!reads_x) a->x = NULL;
+    const int64_t tokens = lk_lrpe_tokens(a), theta = lk_count(a->heads, a->e), wide = lk_count(2, a->dim);
+    lk_tensor list[] = {
+        LK_LRPE_TENSOR(x, reads_x ? LK_REQUIRED | LK_MAY_OVERLAP : LK_UNUSED, a->dim),
+        {"theta", a->theta, lk_dtype_bytes<T>(a->theta_dtype), LK_REQUIRED, a->batch && tokens ? theta : 0},
+        LK_LRPE_TENSOR(y, backward ? LK_UNUSED : LK_OUT | LK_REQUIRED, wide),
+        LK_LRPE_TENSOR(dy, backward ? LK_MAY_OVERLAP : LK_UNUSED, wide),
+        LK_LRPE_TENSOR(dx, backward ? LK_OUT : LK_UNUSED, a->dim),
+        {"dtheta", a->dtheta, 4, backward ? LK_OUT : LK_UNUSED, theta},
+        {"workspace", a->workspace, 1, backward ? LK_IN : LK_UNUSED, 0}, /* its size is known below */
+    };
+    static const char *const shape[8] = {"shape[0]", "shape[1]", "shape[2]", "shape[3]",
+                                         "shape[4]", "shape[5]", "shape[6]", "shape[7]"};
+    const int count = lk_used_tensors(list, LK_COUNT(list));
+    lk_status status = query ? LK_OK : lk_check_null(op, list, count);
+    if (!status) status = lk_check_size(op, "axes", args->axes, 0, 8);
+    if (!status) status = lk_check_size(op, "batch", a->batch, 0, INT64_MAX);
+    if (!status) status = lk_check_size(op, "heads", a->heads, 0, INT64_MAX);
+    if (!status) status = lk_check_size(op, "dim", a->dim, 1, (int64_t)1 << 30);
+    if (!status) status = lk_check_size(op, "e", a->e, lk_ceil_div(a->dim, a->axes), INT64_MAX);
+    if (!status) status = lk_check_size(op, "prefix", a->prefix, 0, INT64_MAX);
+    for (int i = 0; i < a->axes && !status; i++) status = lk_check_size(op, shape[i], a->shape[i], 0, INT64_MAX);
+    if (!status) status = lk_check_shapes(op, list, count, query);
+    const int64_t limit = (int64_t)1 << 31;
+    for (int i = 0; i < a->axes && !status && tokens > a->prefix; i++) /* a grid without cells has no positions */
+        if (a->offset[i] <= -limit || a->offset[i] >= limit || a->shape[i] > limit || a->offset[i] + a->shape[i] > limit)
+            status = lk_fail(LK_ERR_VALUE, op, "offset[%d] %lld and shape[%d] %lld make a position outside (-2^31, 2^31)", i,
+                             (long long)a->offset[i], i, (long long)a->shape[i]);
+    if (!status) status = lk_check_dtype<T>(op, "theta_dtype", a->theta_dtype);
     if (!status)
-        status = lk_lrpe_check_strides(op, "x", size, a->dim, &a->x_batch_stride, &a->x_head_stride, &a->x_token_stride, false);
-    if (!status)
-        status =
-            lk_lrpe_check_strides(op, "dx", size, a->dim, &a->dx_batch_stride, &a->dx_head_stride, &a->dx_token_stride, true);
-    if (!status) status = lk_lrpe_check_values<T>(op, a);
+        status = lk_check_enum(op, "activation", a->activation, LK_MD_LRPE_COSINE_SOFTMAX, "LK_MD_LRPE_COSINE_NONE to SOFTMAX");
+    if (!status) status = lk_check_enum(op, "path", a->path, LK_MD_LRPE_COSINE_ROW, "LK_MD_LRPE_COSINE_*");
     if (status) return status;
-    const bool aligned = lk_lrpe_aligned<T>(a->dy, a->dy_batch_stride, a->dy_head_stride, a->dy_token_stride) &&
-                         lk_lrpe_aligned<T>(a->x, a->x_batch_stride, a->x_head_stride, a->x_token_stride) &&
-                         lk_lrpe_aligned<T>(a->dx, a->dx_batch_stride, a->dx_head_stride, a->dx_token_stride);
-    status = lk_lrpe_choose_path<T>(op, a, aligned);
-    if (!status) status = lk_check_aligned(op, "dy", a->dy, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "x", a->x, sizeof(T));
-    if (!status) status = lk_check_aligned(op, "theta", a->theta, a->theta_dtype == LK_DTYPE_F32 ? 4 : sizeof(T));
-    if (!status) status = lk_check_aligned(op, "dx", a->dx, sizeof(T));
-    if (!status && !query) status = lk_check_aligned(op, "dtheta", a->dtheta, sizeof(float));
-    return status;
+    const bool softmax = a->activation == LK_MD_LRPE_COSINE_SOFTMAX;
+    bool vector = a->dim % LK_VEC<T> == 0 && !(softmax && a->dim > 32 * LK_VEC<T>);
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < 3 && list[i].dim[d].stride; d++)
+            vector = vector && *list[i].dim[d].stride % LK_VEC<T> == 0 && (query || (uintptr_t)list[i].pointer % 16 == 0);
+    if (a->path == LK_MD_LRPE_COSINE_VECTOR && !vector)
+        return lk_fail(LK_ERR_PATH, op, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s",
+                       a->path, softmax ? ", and for softmax dim of 512 bytes at most" : "");
+    if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
+    if (query) return LK_OK;
+    status = lk_check_alignment(op, list, count);
+    if (!status) status = lk_lrpe_split_dtheta(op, a, sms, split);
+    if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, split->bytes);
+    if (status) return status;
+    lk_check_warn(op, a->batch == 0, "batch is 0; nothing is computed");
+    lk_check_warn(op, a->heads == 0, "heads is 0; nothing is computed");
+    lk_check_warn(op, tokens == 0, "there are no tokens; nothing is computed");
+    if (backward) list[count - 1].width = (int64_t)split->bytes;
+    return lk_check_allocations(op, list, count);
 }
 
-/* Who owns what. groups: threads that share a vector of a token and take turns over the batch. */
-template <class T, class Args>
-LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, int sms, bool walk_tokens,
-                                const lk_lrpe_share *dtheta, int groups)
+LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, int64_t token)
+{
+    to[0] = batch, to[1] = head, to[2] = token;
+}
+
+/* The tensors, theta and the grid. */
+template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, bool backward)
+{
+    p->tokens = lk_lrpe_tokens(&a);
+    if (backward) {
+        p->read_dy = a.dy, p->read_x = a.x, p->write_dx = a.dx;
+        p->partial = a.dtheta ? (float *)a.workspace : NULL;
+        p->x = a.x ? a.x : a.dx, p->in = a.dy ? a.dy : p->x, p->out = a.dx ? a.dx : (void *)p->x;
+        lk_lrpe_set_strides(p->in_stride, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride);
+        if (a.x) lk_lrpe_set_strides(p->x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
+        lk_lrpe_set_strides(p->out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
+    } else {
+        p->in = a.x, p->out = a.y;
+        lk_lrpe_set_strides(p->in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
+        lk_lrpe_set_strides(p->out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
+    }
+    p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
+    p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
+    p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
+    for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
+    p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
+    p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
+    p->grid.prefix = a.prefix;
+    int64_t behind = 1;
+    const bool cells = p->tokens > a.prefix; /* of an empty grid nobody asks, and its other axes' product may overflow */
+    for (int i = a.axes - 1; i >= 0; i--) {
+        p->grid.behind[i] = lk_lrpe_make_divisor(behind);
+        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
+        if (cells) behind *= a.shape[i];
+    }
+    while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
+    const int64_t size = p->grid.behind[p->walk_axis].size;
+    p->walk_back = lk_ceil_div(a.prefix, size), p->walk_cells = p->walk_back * size - a.prefix;
+}
+
+/* Who owns what. groups: threads that share a vector of a token and take turns over the batch. split: of dtheta. */
+template <class T>
+LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int sms, bool walk_tokens,
+                                const lk_lrpe_split &split, int groups)
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
     p->vecs = (int)lanes;
     if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team of a power of two, some of its lanes idle */
         for (lanes = 1; lanes < p->vecs;) lanes *= 2;
-    const int64_t most_rows = (int64_t)1 << 56; /* so that no product overflows */
+    const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* so that no product overflows */
     const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
     const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* a batch */
     const int64_t behind = p->grid.behind[p->walk_axis].size;
     p->token_step = tokens, p->stretch = 1;
-    if (dtheta) {
-        p->token_step = dtheta->token_step, p->stretch = dtheta->stretch;
+    if (a.dtheta) {
+        p->token_step = split.token_step, p->stretch = split.stretch;
     } else if (walk_tokens) {
         int64_t each = threads * a.batch / fill;
         if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
@@ -1431,202 +1319,100 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const Args &a, int64_t tokens, 
                                     : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
 }
 
-template <class T, class Args> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const Args &a, int64_t tokens)
+/* The kernel of the vector path. groups 1: it walks, over tokens, or for dtheta over tokens or the batch. */
+template <class T, bool ACT>
+LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens, int groups))(lk_lrpe_plan)
 {
-    p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
-    p->heads = a.heads, p->tokens = tokens, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
-    p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
-    for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
-    p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
-    p->grid.prefix = a.prefix;
-    int64_t behind = 1;
-    const bool cells = tokens > a.prefix; /* of an empty grid nobody asks, and its other axes' product may overflow */
-    for (int i = a.axes - 1; i >= 0; i--) {
-        p->grid.behind[i] = lk_lrpe_make_divisor(behind);
-        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
-        if (cells) behind *= a.shape[i];
-    }
-    while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
-    const int64_t size = p->grid.behind[p->walk_axis].size;
-    p->walk_back = lk_ceil_div(a.prefix, size), p->walk_cells = p->walk_back * size - a.prefix;
+    if (dtheta)
+        return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
+    if (groups == 1) return backward ? lk_lrpe_backward_walk_kernel<T, ACT> : lk_lrpe_forward_walk_kernel<T, ACT>;
+    if (groups == LK_LRPE_GROUPS)
+        return backward ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
+                        : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_GROUPS>;
+    return backward ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>
+                    : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
 }
 
-/* Over a few batches angles are worth less than theta's turns, which hold for all tokens. A vector on more than two axes would
- * need too many positions: it shares its angles over a single batch too. */
-LK_HOST bool lk_lrpe_walks_tokens(const lk_lrpe_plan &p, int path)
-{
-    return path == LK_MD_LRPE_COSINE_VECTOR && p.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
-}
-
-/* Groups of a block over the batch. */
-template <class T, class Args> LK_HOST int lk_lrpe_groups(const Args &a, int64_t tokens, int sms)
-{
-    const int64_t threads = a.heads * tokens * (a.dim / LK_VEC<T>) * LK_LRPE_GROUPS;
-    return threads > (int64_t)sms * 1024 * LK_LRPE_GROUPED_WAVES ? LK_LRPE_FEW_GROUPS : LK_LRPE_GROUPS;
-}
-
-template <class T, bool ACT> LK_HOST void (*lk_lrpe_forward_batch_kernel_of(int groups))(lk_lrpe_plan)
-{
-    return groups == LK_LRPE_GROUPS ? lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
-                                    : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
-}
-
-template <class T, bool ACT> LK_HOST void (*lk_lrpe_backward_batch_kernel_of(int groups))(lk_lrpe_plan)
-{
-    return groups == LK_LRPE_GROUPS ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
-                                    : lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
-}
-
-LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, int64_t token)
-{
-    to[0] = batch, to[1] = head, to[2] = token;
-}
-
+/* Over a few batches angles are worth less than theta's turns, which hold for all tokens: a thread walks over tokens. A vector
+ * on more than two axes would need too many positions: it shares its angles over a single batch too. */
 template <class T>
-LK_HOST lk_status lk_lrpe_forward(const char *op, const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+                                 const lk_lrpe_split &split, cudaStream_t stream)
 {
-    lk_md_lrpe_cosine_forward_args a = {};
-    int64_t tokens = 0;
-    lk_status status = lk_lrpe_forward_check<T>(op, args, &a, &tokens, false);
-    if (!status) lk_lrpe_warn(op, a, tokens);
-    if (status || a.batch == 0 || a.heads == 0 || tokens == 0) return status;
-    lk_device device;
-    const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    const int64_t size[3] = {a.batch, a.heads, tokens};
-    const lk_tensor tensors[] = {
-        {"x", a.x, sizeof(T), lk_lrpe_span(size, a.dim, a.x_batch_stride, a.x_head_stride, a.x_token_stride)},
-        {"theta", a.theta, a.theta_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a.heads * a.e},
-        {"y", a.y, sizeof(T), lk_lrpe_span(size, 2 * a.dim, a.y_batch_stride, a.y_head_stride, a.y_token_stride)}};
-    status = lk_check_memory(op, tensors, 3);
-    if (status) return status;
-
     lk_lrpe_plan p = {};
-    lk_lrpe_start_plan<T>(&p, a, tokens);
-    p.in = a.x, p.out = a.y;
-    lk_lrpe_set_strides(p.in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
-    lk_lrpe_set_strides(p.out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
-    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, walk_tokens = lk_lrpe_walks_tokens(p, a.path);
-    const bool over_batch = vector && !walk_tokens, act = a.activation;
-    const int groups = over_batch ? lk_lrpe_groups<T>(a, tokens, device.sms) : 1;
-    const int block = over_batch ? LK_LRPE_BATCH_THREADS : LK_LRPE_THREADS;
-    lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, NULL, groups);
-    void (*kernel)(lk_lrpe_plan) = lk_lrpe_forward_row_kernel<T>;
-    if (over_batch)
-        kernel = act ? lk_lrpe_forward_batch_kernel_of<T, true>(groups) : lk_lrpe_forward_batch_kernel_of<T, false>(groups);
-    else if (vector) kernel = act ? lk_lrpe_forward_walk_kernel<T, true> : lk_lrpe_forward_walk_kernel<T, false>;
-    return lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, block / (vector ? groups : 32)), 1, block, 0, stream, p);
-}
-
-template <class T>
-LK_HOST lk_status lk_lrpe_backward_query(const char *op, const lk_md_lrpe_cosine_backward_args *args, size_t *bytes)
-{
-    lk_md_lrpe_cosine_backward_args a = {};
-    int64_t tokens = 0;
-    lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens, true);
-    if (status || !a.dtheta) return lk_no_workspace(status, bytes);
-    lk_device device;
-    lk_lrpe_share share;
-    size_t needed;
-    const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    status = lk_lrpe_share_dtheta(op, device.sms, a.batch, a.heads, tokens, a.dim, &share, &needed);
-    if (!status && bytes) *bytes = needed;
-    return status;
-}
-
-template <class T, bool ACT> LK_HOST void (*lk_lrpe_backward_dtheta_kernel_of(bool walk_tokens))(lk_lrpe_plan)
-{
-    return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
-}
-
-template <class T>
-LK_HOST lk_status lk_lrpe_backward(const char *op, const lk_md_lrpe_cosine_backward_args *args, cudaStream_t stream)
-{
-    lk_md_lrpe_cosine_backward_args a = {};
-    int64_t tokens = 0;
-    lk_status status = lk_lrpe_backward_check<T>(op, args, &a, &tokens, false);
-    if (status) return status;
-    lk_lrpe_warn(op, a, tokens);
-    lk_device device;
-    const cudaError_t error = lk_current_device(&device);
-    if (error) return lk_asked_device(op, error);
-    lk_lrpe_share share = {};
-    size_t needed = 0;
-    if (a.dtheta) status = lk_lrpe_share_dtheta(op, device.sms, a.batch, a.heads, tokens, a.dim, &share, &needed);
-    if (!status) status = lk_check_workspace(op, a.workspace, a.workspace_bytes, needed);
-    if (status || a.heads == 0) return status;
-    const int64_t size[3] = {a.batch, a.heads, tokens};
-    const lk_tensor tensors[] = {
-        {"dy", a.dy, sizeof(T), lk_lrpe_span(size, 2 * a.dim, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride)},
-        {"x", a.dtheta || a.activation ? a.x : NULL, sizeof(T),
-         lk_lrpe_span(size, a.dim, a.x_batch_stride, a.x_head_stride, a.x_token_stride)},
-        {"theta", a.theta, a.theta_dtype == LK_DTYPE_F32 ? 4 : (int)sizeof(T), a.batch && tokens ? a.heads * a.e : 0},
-        {"dx", a.dx, sizeof(T), lk_lrpe_span(size, a.dim, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride)},
-        {"dtheta", a.dtheta, 4, a.heads * a.e},
-        {"workspace", a.workspace, 1, (int64_t)needed}};
-    status = lk_check_memory(op, tensors, 6);
-    if (status) return status;
-
-    if (a.batch > 0 && tokens > 0) {
-        lk_lrpe_plan p = {};
-        lk_lrpe_start_plan<T>(&p, a, tokens);
-        p.read_dy = a.dy, p.read_x = a.dtheta || a.activation, p.write_dx = a.dx;
-        p.partial = a.dtheta ? (float *)a.workspace : NULL;
-        p.x = p.read_x ? a.x : a.dx, p.in = a.dy ? a.dy : p.x, p.out = a.dx ? a.dx : (void *)p.x;
-        lk_lrpe_set_strides(p.in_stride, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride);
-        if (p.read_x) lk_lrpe_set_strides(p.x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
-        lk_lrpe_set_strides(p.out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
-        const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, walk_tokens = lk_lrpe_walks_tokens(p, a.path);
-        const bool over_batch = vector && !walk_tokens && !a.dtheta, act = a.activation || !a.dy;
-        const int groups = over_batch ? lk_lrpe_groups<T>(a, tokens, device.sms) : 1;
-        lk_lrpe_share_work<T>(&p, a, tokens, device.sms, walk_tokens, a.dtheta ? &share : NULL, groups);
-        void (*kernel)(lk_lrpe_plan) = lk_lrpe_backward_row_kernel<T>;
-        int block = LK_LRPE_DTHETA_THREADS;
-        if (vector && a.dtheta) {
-            kernel = act ? lk_lrpe_backward_dtheta_kernel_of<T, true>(walk_tokens)
-                         : lk_lrpe_backward_dtheta_kernel_of<T, false>(walk_tokens);
-        } else if (over_batch) {
-            kernel = act ? lk_lrpe_backward_batch_kernel_of<T, true>(groups)
-                         : lk_lrpe_backward_batch_kernel_of<T, false>(groups);
-            block = LK_LRPE_BATCH_THREADS;
-        } else if (vector) {
-            kernel = act ? lk_lrpe_backward_walk_kernel<T, true> : lk_lrpe_backward_walk_kernel<T, false>;
-            block = LK_LRPE_THREADS;
-        }
-        const int items = block / (vector ? groups : 32);
-        status = lk_launch_pdl(op, &device, kernel, lk_ceil_div(p.items, items), 1, block, 0, stream, p);
+    lk_lrpe_start_plan<T>(&p, a, backward);
+    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
+    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
+    int groups = 1, block = backward ? LK_LRPE_DTHETA_THREADS : LK_LRPE_THREADS;
+    if (vector && !a.dtheta) {
+        const int64_t threads = a.heads * p.tokens * (a.dim / LK_VEC<T>) * LK_LRPE_GROUPS;
+        const bool few = threads > (int64_t)device->sms * 1024 * LK_LRPE_GROUPED_WAVES;
+        block = walk_tokens ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS;
+        if (!walk_tokens) groups = few ? LK_LRPE_FEW_GROUPS : LK_LRPE_GROUPS;
     }
+    lk_lrpe_share_work<T>(&p, a, device->sms, walk_tokens, split, groups);
+    void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;
+    if (vector)
+        kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens, groups)
+                     : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens, groups);
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block / (vector ? groups : 32)), 1, block, 0, stream, p);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+{
+    lk_md_lrpe_cosine_args a = {};
+    lk_lrpe_split split = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, false, device.sms, &a, &split);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || a.batch == 0 || a.heads == 0 || lk_lrpe_tokens(&a) == 0) return status;
+    return lk_lrpe_launch<T>(op, &device, a, false, split, stream);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+{
+    lk_md_lrpe_cosine_args a = {};
+    lk_lrpe_split split = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, device.sms, &a, &split);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || a.heads == 0) return status;
+    if (a.batch > 0 && lk_lrpe_tokens(&a) > 0) status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
     if (status || !a.dtheta) return status;
-    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, share.slots, a.accumulate != 0};
+    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, split.slots, a.accumulate != 0};
     return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, lk_ceil_div(a.heads * a.e, LK_LRPE_SIDE), 1, LK_LRPE_THREADS, 0,
                          stream, sum);
 }
 
-/* Emits the four functions of LK_DECLARE_MD_LRPE_COSINE(T). */
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_forward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
+{
+    lk_md_lrpe_cosine_args a = {};
+    lk_lrpe_split split = {};
+    return lk_no_workspace(lk_md_lrpe_cosine_check<T>(op, args, false, LK_QUERY, &a, &split), bytes);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_backward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
+{
+    lk_md_lrpe_cosine_args a = {};
+    lk_lrpe_split split = {};
+    lk_device device = {};
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, LK_QUERY, &a, &split);
+    if (!status && a.dtheta) status = lk_asked_device(op, lk_current_device(&device));
+    if (!status) status = lk_lrpe_split_dtheta(op, &a, device.sms, &split);
+    if (!status && bytes) *bytes = split.bytes;
+    return status;
+}
+
 #define LK_DEFINE_MD_LRPE_COSINE(T)                                                                                            \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                               \
-    LK_API lk_status lk_md_lrpe_cosine_forward_##T(const lk_md_lrpe_cosine_forward_args *args, cudaStream_t stream)            \
-    {                                                                                                                          \
-        return lk_lrpe_forward<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, stream);                                         \
-    }                                                                                                                          \
-    LK_API lk_status lk_md_lrpe_cosine_backward_##T(const lk_md_lrpe_cosine_backward_args *args, cudaStream_t stream)          \
-    {                                                                                                                          \
-        return lk_lrpe_backward<lk_##T>("lk_md_lrpe_cosine_backward_" #T, args, stream);                                       \
-    }                                                                                                                          \
-    LK_API lk_status lk_md_lrpe_cosine_forward_workspace_bytes_##T(const lk_md_lrpe_cosine_forward_args *args, size_t *bytes)  \
-    {                                                                                                                          \
-        lk_md_lrpe_cosine_forward_args a = {};                                                                                 \
-        int64_t tokens = 0;                                                                                                    \
-        return lk_no_workspace(lk_lrpe_forward_check<lk_##T>("lk_md_lrpe_cosine_forward_" #T, args, &a, &tokens, true),        \
-                               bytes);                                                                                         \
-    }                                                                                                                          \
-    LK_API lk_status lk_md_lrpe_cosine_backward_workspace_bytes_##T(const lk_md_lrpe_cosine_backward_args *args,               \
-                                                                    size_t *bytes)                                             \
-    {                                                                                                                          \
-        return lk_lrpe_backward_query<lk_##T>("lk_md_lrpe_cosine_backward_" #T, args, bytes);                                  \
-    }
+    LK_EMIT(md_lrpe_cosine, forward, T)                                                                                        \
+    LK_EMIT(md_lrpe_cosine, backward, T)
 
 #else
 #define LK_DEFINE_MD_LRPE_COSINE(T) LK_NEEDS_NVCC("LK_DEFINE_MD_LRPE_COSINE")

@@ -255,7 +255,7 @@ static int64_t lrpe_dim_of(const work *w)
     static const int64_t dims[4] = {128, 64, 33, 8};
     return dims[w->size];
 }
-template <class Args> static void lrpe_shape(const work *w, Args *a)
+static void lrpe_shape(const work *w, lk_md_lrpe_cosine_args *a)
 {
     a->batch = w->empty ? 0 : LRPE_BATCH, a->heads = LRPE_HEADS, a->dim = lrpe_dim_of(w);
     a->prefix = 3, a->axes = 2, a->shape[0] = 5, a->shape[1] = LRPE_SIDE;
@@ -264,7 +264,7 @@ template <class Args> static void lrpe_shape(const work *w, Args *a)
 static lk_status md_lrpe_cosine_forward(work *w, size_t *bytes)
 {
     const int64_t dim = lrpe_dim_of(w), rows = LRPE_BATCH * LRPE_HEADS * LRPE_TOKENS;
-    lk_md_lrpe_cosine_forward_args a = {};
+    lk_md_lrpe_cosine_args a = {};
     lrpe_shape(w, &a);
     a.x = tensor_of(w, "x", IN_T, rows * dim);
     a.theta = tensor_of(w, "theta", IN_T, LRPE_HEADS * ((dim + 1) / 2));
@@ -275,7 +275,7 @@ static lk_status md_lrpe_cosine_forward(work *w, size_t *bytes)
 static lk_status md_lrpe_cosine_backward(work *w, size_t *bytes)
 {
     const int64_t dim = lrpe_dim_of(w), rows = LRPE_BATCH * LRPE_HEADS * LRPE_TOKENS;
-    lk_md_lrpe_cosine_backward_args a = {};
+    lk_md_lrpe_cosine_args a = {};
     lrpe_shape(w, &a);
     a.dy = tensor_of(w, "dy", IN_T, rows * 2 * dim);
     a.x = tensor_of(w, "x", IN_T, rows * dim);

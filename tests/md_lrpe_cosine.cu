@@ -24,22 +24,16 @@ LK_DECLARE_MD_LRPE_COSINE(f16)
 LK_DECLARE_MD_LRPE_COSINE(bf16)
 #endif
 
-typedef lk_md_lrpe_cosine_forward_args forward_args;
-typedef lk_md_lrpe_cosine_backward_args backward_args;
-typedef lk_status (*forward_function)(const forward_args *, cudaStream_t);
-typedef lk_status (*backward_function)(const backward_args *, cudaStream_t);
-typedef lk_status (*forward_query)(const forward_args *, size_t *);
-typedef lk_status (*backward_query)(const backward_args *, size_t *);
-static const forward_function forward_of[] = {lk_md_lrpe_cosine_forward_f32, lk_md_lrpe_cosine_forward_f16,
-                                              lk_md_lrpe_cosine_forward_bf16};
-static const backward_function backward_of[] = {lk_md_lrpe_cosine_backward_f32, lk_md_lrpe_cosine_backward_f16,
-                                                lk_md_lrpe_cosine_backward_bf16};
-static const forward_query forward_query_of[] = {lk_md_lrpe_cosine_forward_workspace_bytes_f32,
-                                                 lk_md_lrpe_cosine_forward_workspace_bytes_f16,
-                                                 lk_md_lrpe_cosine_forward_workspace_bytes_bf16};
-static const backward_query backward_query_of[] = {lk_md_lrpe_cosine_backward_workspace_bytes_f32,
-                                                   lk_md_lrpe_cosine_backward_workspace_bytes_f16,
-                                                   lk_md_lrpe_cosine_backward_workspace_bytes_bf16};
+typedef lk_status (*call)(const lk_md_lrpe_cosine_args *, cudaStream_t);
+typedef lk_status (*query)(const lk_md_lrpe_cosine_args *, size_t *);
+static const call call_of[2][TEST_TYPES] = {
+    {lk_md_lrpe_cosine_forward_f32, lk_md_lrpe_cosine_forward_f16, lk_md_lrpe_cosine_forward_bf16},
+    {lk_md_lrpe_cosine_backward_f32, lk_md_lrpe_cosine_backward_f16, lk_md_lrpe_cosine_backward_bf16}};
+static const query query_of[2][TEST_TYPES] = {
+    {lk_md_lrpe_cosine_forward_workspace_bytes_f32, lk_md_lrpe_cosine_forward_workspace_bytes_f16,
+     lk_md_lrpe_cosine_forward_workspace_bytes_bf16},
+    {lk_md_lrpe_cosine_backward_workspace_bytes_f32, lk_md_lrpe_cosine_backward_workspace_bytes_f16,
+     lk_md_lrpe_cosine_backward_workspace_bytes_bf16}};
 
 #define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
@@ -155,8 +149,9 @@ static bool vector_takes(const problem *p)
 {
     const int64_t vec = 16 / test_type_bytes[p->type], size[3] = {p->batch, p->heads, tokens_of(p)};
     if (p->dim % vec || (p->activation == LK_MD_LRPE_COSINE_SOFTMAX && p->dim > 32 * vec)) return false;
-    if (p->x_at % vec || p->y_at % vec || (p->direction == BACKWARD && p->dx_at % vec)) return false;
-    for (int which = 0; which < (p->direction == BACKWARD ? 3 : 2); which++) {
+    const bool reads_x = p->direction == FORWARD || p->dtheta || p->activation;
+    if ((reads_x && p->x_at % vec) || p->y_at % vec || (p->direction == BACKWARD && p->dx_at % vec)) return false;
+    for (int which = reads_x ? 0 : 1; which < (p->direction == BACKWARD ? 3 : 2); which++) {
         const int layouts[] = {p->x_layout, p->y_layout, p->dx_layout};
         const placing a = place(p, layouts[which], which == 1 ? 2 * p->dim : p->dim);
         for (int i = 0; i < 3; i++)
@@ -378,40 +373,42 @@ static bool launched(const problem *p, lk_status status)
     return true;
 }
 
-template <class Args> static void set_common(const problem *p, Args *args)
+/* Sizes and options. */
+static lk_md_lrpe_cosine_args sizes_of(const problem *p)
 {
-    args->theta = test_buffer_device(&theta_buffer);
-    args->batch = p->batch, args->heads = p->heads, args->dim = p->dim, args->e = p->e, args->prefix = p->prefix;
-    args->axes = p->axes;
-    for (int i = 0; i < 8; i++) args->shape[i] = p->shape[i], args->offset[i] = p->offset[i];
-    args->theta_dtype = p->theta_t ? LK_DTYPE_T : LK_DTYPE_F32;
-    args->activation = p->activation, args->path = p->path;
-}
-
-static forward_args forward_of_problem(const problem *p)
-{
-    forward_args args = {};
-    set_common(p, &args);
-    const placing x = place(p, p->x_layout, p->dim), y = place(p, p->y_layout, 2 * p->dim);
-    args.x_batch_stride = x.given[0], args.x_head_stride = x.given[1], args.x_token_stride = x.given[2];
-    args.x = test_buffer_device(&x_buffer), args.y = test_buffer_device(&y_buffer);
-    args.y_batch_stride = y.given[0], args.y_head_stride = y.given[1], args.y_token_stride = y.given[2];
+    lk_md_lrpe_cosine_args args = {};
+    args.theta = test_buffer_device(&theta_buffer);
+    args.batch = p->batch, args.heads = p->heads, args.dim = p->dim, args.e = p->e, args.prefix = p->prefix;
+    args.axes = p->axes;
+    for (int i = 0; i < 8; i++) args.shape[i] = p->shape[i], args.offset[i] = p->offset[i];
+    args.theta_dtype = p->theta_t ? LK_DTYPE_T : LK_DTYPE_F32;
+    args.activation = p->activation, args.path = p->path;
     return args;
 }
 
-static backward_args backward_of_problem(const problem *p)
+static bool reads_x(const problem *p)
 {
-    backward_args args = {};
-    set_common(p, &args);
-    const placing x = place(p, p->x_layout, p->dim), dy = place(p, p->y_layout, 2 * p->dim),
-                  dx = place(p, p->dx_layout, p->dim);
+    return p->direction == FORWARD || p->dtheta || p->activation;
+}
+
+/* Of a field that a call must not look at. */
+#define GARBAGE ((char *)1)
+
+static lk_md_lrpe_cosine_args args_of(const problem *p)
+{
+    lk_md_lrpe_cosine_args args = sizes_of(p);
+    const bool back = p->direction == BACKWARD;
+    const placing x = place(p, p->x_layout, p->dim), y = place(p, p->y_layout, 2 * p->dim), dx = place(p, p->dx_layout, p->dim);
+    args.x = reads_x(p) ? test_buffer_device(&x_buffer) : GARBAGE;
     args.x_batch_stride = x.given[0], args.x_head_stride = x.given[1], args.x_token_stride = x.given[2];
-    args.dy = p->no_dy ? NULL : test_buffer_device(&y_buffer);
-    args.x = p->dtheta || p->activation ? test_buffer_device(&x_buffer) : NULL;
-    args.dx = p->no_dx ? NULL : test_buffer_device(&dx_buffer);
-    args.dtheta = p->dtheta ? (float *)test_buffer_device(&dtheta_buffer) : NULL;
-    args.dy_batch_stride = dy.given[0], args.dy_head_stride = dy.given[1], args.dy_token_stride = dy.given[2];
-    args.dx_batch_stride = dx.given[0], args.dx_head_stride = dx.given[1], args.dx_token_stride = dx.given[2];
+    args.y = back ? GARBAGE : test_buffer_device(&y_buffer);
+    args.y_batch_stride = back ? -1 : y.given[0], args.y_head_stride = y.given[1], args.y_token_stride = y.given[2];
+    args.dy = !back ? GARBAGE : p->no_dy ? NULL : test_buffer_device(&y_buffer);
+    args.dy_batch_stride = y.given[0], args.dy_head_stride = y.given[1], args.dy_token_stride = back ? y.given[2] : -1;
+    args.dx = !back ? GARBAGE : p->no_dx ? NULL : test_buffer_device(&dx_buffer);
+    args.dx_batch_stride = dx.given[0], args.dx_head_stride = back ? dx.given[1] : -1, args.dx_token_stride = dx.given[2];
+    args.dtheta = (float *)(!back ? GARBAGE : p->dtheta ? test_buffer_device(&dtheta_buffer) : NULL);
+    args.workspace = back ? NULL : GARBAGE;
     args.accumulate = p->accumulate;
     return args;
 }
@@ -463,8 +460,8 @@ static void check_forward(const problem *p)
         prepare_theta(p, run ? 0x7f : 0xff);
         test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
         if (run == 0) make_angles(p, cos_of, sin_of, s_of);
-        const forward_args args = forward_of_problem(p);
-        const bool ran = launched(p, forward_of[p->type](&args, test.stream));
+        const lk_md_lrpe_cosine_args args = args_of(p);
+        const bool ran = launched(p, call_of[FORWARD][p->type](&args, test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&y_buffer), test_buffer_download(&theta_buffer);
         if (!ran) return;
 
@@ -572,9 +569,9 @@ static void check_backward(const problem *p)
             test_put(TEST_F32, test_buffer_host(&dtheta_buffer), i, initial_dtheta(i));
         prepare_theta(p, run ? 0x7f : 0xff);
         if (run == 0) make_angles(p, cos_of, sin_of, s_of);
-        backward_args args = backward_of_problem(p);
+        lk_md_lrpe_cosine_args args = args_of(p);
         size_t needed = 12345;
-        const lk_status query = backward_query_of[p->type](&args, &needed);
+        const lk_status query = query_of[BACKWARD][p->type](&args, &needed);
         if (!test_that(query == LK_OK && (needed > 0) == (p->dtheta && p->batch * p->heads * tokens > 0)))
             test_detail("the query says %s, %zu bytes; %s", lk_status_string(query), needed, describe(p));
         if (query) return;
@@ -582,7 +579,7 @@ static void check_backward(const problem *p)
         args.workspace = needed ? test_buffer_device(&work_buffer) : NULL, args.workspace_bytes = needed;
         test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &dtheta_buffer, &work_buffer, &theta_buffer};
         for (int i = 0; i < 5; i++) test_buffer_upload(buffers[i]);
-        const bool ran = launched(p, backward_of[p->type](&args, test.stream));
+        const bool ran = launched(p, call_of[BACKWARD][p->type](&args, test.stream));
         for (int i = 0; i < 6; i++) test_buffer_download(buffers[i]);
         if (!ran) return;
 
@@ -609,8 +606,8 @@ static void check_backward(const problem *p)
                                           limit + h * e};
                         for (int64_t f = 0; f < dim; f++) {
                             const int64_t at = at_of(&ys, b, h, n) + f;
-                            r.x[f] =
-                                args.x ? (double)test_get(p->type, test_buffer_host(&x_buffer), at_of(&xs, b, h, n) + f) : 0;
+                            const int64_t x_at = at_of(&xs, b, h, n) + f;
+                            r.x[f] = reads_x(p) ? (double)test_get(p->type, test_buffer_host(&x_buffer), x_at) : 0;
                             u[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), at);
                             v[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), at + dim);
                         }
@@ -676,13 +673,13 @@ static void empty(int type, int direction, int path)
             else if (!accumulate) check(&p);
         }
     /* Tensors without elements may be NULL, and theta without tokens. */
-    forward_args f = {};
+    lk_md_lrpe_cosine_args f = {};
     f.batch = 2, f.heads = 2, f.dim = 16, f.path = path;
-    const lk_status none = forward_of[type](&f, test.stream);
+    const lk_status none = call_of[FORWARD][type](&f, test.stream);
     if (!test_that(none == LK_OK)) test_detail("no tokens and NULL tensors: %s, %s", lk_status_string(none), lk_last_error());
-    backward_args b = {};
+    lk_md_lrpe_cosine_args b = {};
     b.batch = 0, b.heads = 2, b.dim = 16, b.shape[0] = 3, b.path = path;
-    const lk_status back = backward_of[type](&b, test.stream);
+    const lk_status back = call_of[BACKWARD][type](&b, test.stream);
     if (!test_that(back == LK_OK)) test_detail("no batch and NULL tensors: %s, %s", lk_status_string(back), lk_last_error());
     /* An empty grid, whose other axes' product no integer holds, behind a prefix. */
     problem p = plain(type, direction, path, 2, 2, 0, 3 * 16 / test_type_bytes[type]);
@@ -965,8 +962,8 @@ static void sweep(int64_t offset, int theta, int64_t batch)
     for (int64_t i = 0; i < rows * p.dim; i++) ((float *)test_buffer_host(&x_buffer))[i] = 1;
     prepare_theta(&p, 0xff);
     test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
-    const forward_args args = forward_of_problem(&p);
-    const bool ran = launched(&p, forward_of[TEST_F32](&args, test.stream));
+    const lk_md_lrpe_cosine_args args = args_of(&p);
+    const bool ran = launched(&p, call_of[FORWARD][TEST_F32](&args, test.stream));
     test_buffer_download(&x_buffer), test_buffer_download(&y_buffer), test_buffer_download(&theta_buffer);
     const float *y = (const float *)test_buffer_back(&y_buffer);
     for (int64_t row = 0; row < rows && ran; row++)
@@ -1105,16 +1102,17 @@ static void places(void)
         problem q = plain(TEST_BF16, FORWARD, LK_MD_LRPE_COSINE_VECTOR, cases[i].batch, heads, cases[i].shape[0], cases[i].dim);
         q.prefix = prefix, q.axes = 2, q.shape[1] = width, q.offset[0] = -5, q.e = q.dim;
         test_buffer_size(&x_buffer, N * 8, 0, 0), test_buffer_size(&y_buffer, 7 * N * 8, 0, 0x5a);
-        int64_t *const item = (int64_t *)test_buffer_host(&x_buffer), tokens = 0;
-        forward_args f = {}, filled = {};
-        set_common(&q, &f);
-        f.x = f.theta = item, f.y = item; /* nobody touches them */
-        const lk_status status = lk_lrpe_forward_check<lk_bf16>("places", &f, &filled, &tokens, false);
+        int64_t *const item = (int64_t *)test_buffer_host(&x_buffer);
+        const lk_md_lrpe_cosine_args f = sizes_of(&q);
+        lk_md_lrpe_cosine_args filled = {};
+        lk_lrpe_split split = {};
+        const lk_status status = lk_md_lrpe_cosine_check<lk_bf16>("places", &f, false, LK_QUERY, &filled, &split);
         if (!test_that(status == LK_OK)) test_detail("%s; %s", lk_last_error(), describe(&q));
         place_plan p = {};
-        lk_lrpe_start_plan<lk_bf16>(&p.plan, filled, tokens);
+        lk_lrpe_start_plan<lk_bf16>(&p.plan, filled, false);
+        const int64_t tokens = p.plan.tokens;
         p.plan.in_stride[1] = 2 * (i % 2), p.plan.in_stride[2] = 1; /* heads outside of tokens, or inside */
-        lk_lrpe_share_work<lk_bf16>(&p.plan, filled, tokens, test.sms, walks, NULL, walks ? 1 : LK_LRPE_GROUPS);
+        lk_lrpe_share_work<lk_bf16>(&p.plan, filled, test.sms, walks, split, walks ? 1 : LK_LRPE_GROUPS);
         large += !p.plan.grid.small;
         for (int n = 0; n < N; n++)
             item[n] = n % 2 ? test_below(&random, p.plan.items) : p.plan.items - 1 - n / 2 % p.plan.items;
@@ -1173,14 +1171,14 @@ static void decoding(int type, int path)
     unsigned char *whole = (unsigned char *)malloc(y_buffer.bytes);
     memcpy(whole, kept, y_buffer.bytes);
     for (int64_t n = 0; n < 6; n++) {
-        forward_args args = forward_of_problem(&p);
+        lk_md_lrpe_cosine_args args = args_of(&p);
         args.x = (const char *)args.x + n * p.dim * bytes;
         args.y = (char *)args.y + n * 2 * p.dim * bytes;
         args.shape[0] = 1, args.offset[0] = p.offset[0] + n;
         args.x_head_stride = 6 * p.dim, args.x_batch_stride = p.heads * args.x_head_stride;
         args.y_head_stride = 12 * p.dim, args.y_batch_stride = p.heads * args.y_head_stride;
         test_buffer_upload(&y_buffer); /* poison */
-        if (!launched(&p, forward_of[type](&args, test.stream))) break;
+        if (!launched(&p, call_of[FORWARD][type](&args, test.stream))) break;
         test_buffer_download(&y_buffer);
         for (int64_t row = 0; row < p.batch * p.heads; row++) {
             const int64_t at = (row * 6 + n) * 2 * p.dim * bytes;
@@ -1247,11 +1245,11 @@ static void compensated(int type, int path, int which)
 {
     const int bytes = test_type_bytes[type], vec = 16 / bytes, many = 48;
     const int64_t dim = which == SLOTS ? vec : 256, offset = 1 << 14;
-    backward_args args = {};
+    lk_md_lrpe_cosine_args args = {};
     args.batch = args.heads = args.axes = 1, args.dim = dim, args.shape[0] = (int64_t)1 << 24, args.offset[0] = offset;
     args.dtheta = (float *)4096, args.path = path;
     size_t needed = 0;
-    const lk_status asked = backward_query_of[type](&args, &needed);
+    const lk_status asked = query_of[BACKWARD][type](&args, &needed);
     const int64_t slots = (int64_t)(needed / 4) / dim; /* the most; item i owns tokens i, i + slots, ... */
     if (!test_that(asked == LK_OK && slots > 0)) {
         test_detail("query: %s", lk_last_error());
@@ -1259,7 +1257,7 @@ static void compensated(int type, int path, int which)
     }
     const int64_t tokens = which == WALKED ? many * slots : slots, batch = which == STACKED ? many : 1;
     args.batch = batch, args.shape[0] = tokens;
-    const lk_status again = backward_query_of[type](&args, &needed);
+    const lk_status again = query_of[BACKWARD][type](&args, &needed);
     if (!test_that(again == LK_OK && (int64_t)needed == slots * dim * 4))
         test_detail("%lld tokens, %lld batches: %zu bytes for %lld slots", (long long)tokens, (long long)batch, needed,
                     (long long)slots);
@@ -1287,7 +1285,7 @@ static void compensated(int type, int path, int which)
     args.theta = test_buffer_device(&theta_buffer), args.theta_dtype = LK_DTYPE_F32;
     args.dtheta = (float *)test_buffer_device(&dtheta_buffer);
     args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = needed;
-    const lk_status status = backward_of[type](&args, test.stream);
+    const lk_status status = call_of[BACKWARD][type](&args, test.stream);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_download(buffers[i]);
     if (!test_that(status == LK_OK)) test_detail("%s: %s", lk_status_string(status), lk_last_error());
@@ -1309,13 +1307,12 @@ static void graphs(int type, int direction, int path)
     test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
     if (direction == FORWARD) test_buffer_size(&y_buffer, y_buffer.bytes, 0, 0x33);
     else test_buffer_size(&dx_buffer, dx_buffer.bytes, 0, 0x33);
-    const forward_args f = forward_of_problem(&p);
-    backward_args b = backward_of_problem(&p);
-    b.workspace = test_buffer_device(&work_buffer), b.workspace_bytes = work_buffer.bytes;
+    lk_md_lrpe_cosine_args args = args_of(&p);
+    if (direction == BACKWARD) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
     cudaGraph_t graph;
     cudaGraphExec_t replay;
     TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
-    const lk_status status = direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream);
+    const lk_status status = call_of[direction][type](&args, test.stream);
     TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
     if (!test_that(status == LK_OK))
         test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
@@ -1359,20 +1356,33 @@ static void all_sequences(void)
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
-/* A change to good arguments that makes them bad. Pointers move by bytes, or become NULL with -1. */
+/* A change to good arguments that makes them bad. Pointers move by bytes, or elsewhere where they are negative. */
 typedef struct {
     lk_status want, query; /* of the call and of the query, which looks at no pointer but dtheta */
     const char *field;     /* what lk_last_error must name */
-    int x, y, theta, dx, dtheta, workspace, workspace_bytes;
+    int x, y, theta, dx, dtheta, workspace, workspace_bytes; /* y: dy in backward */
     problem p; /* good but for what is changed */
     int64_t x_stride[3], y_stride[3], dx_stride[3];
     int theta_dtype;
-    bool no_args;
+    bool no_args, garbage; /* garbage: in the other direction's fields */
 } bad_call;
 
 static void *moved(test_buffer *b, int by)
 {
-    return by == -1 ? NULL : (char *)test_buffer_device(b) + by;
+    switch (by) {
+    case -1: return NULL;
+    case -2: return test_buffer_device(&x_buffer);
+    case -3: return (char *)test_buffer_device(&x_buffer) + 16;
+    case -4: return test_buffer_device(&theta_buffer);
+    case -5: return test_buffer_device(&dx_buffer);
+    case -6: return test_buffer_device(&y_buffer);
+    }
+    return (char *)test_buffer_device(b) + by;
+}
+
+static void set_strides(int64_t *batch_stride, int64_t *head_stride, int64_t *token_stride, const int64_t (&stride)[3])
+{
+    *batch_stride = stride[0], *head_stride = stride[1], *token_stride = stride[2];
 }
 
 static void expect_error(const bad_call *bad)
@@ -1383,31 +1393,29 @@ static void expect_error(const bad_call *bad)
     char op[64], said[512];
     snprintf(op, sizeof op, "lk_md_lrpe_cosine_%s_%s", direction_name[p->direction], test_type_name[p->type]);
     size_t asked = 12345;
-    lk_status status, query;
-    if (p->direction == FORWARD) {
-        forward_args f = {};
-        set_common(p, &f);
-        f.x = moved(&x_buffer, bad->x), f.y = moved(&y_buffer, bad->y), f.theta = moved(&theta_buffer, bad->theta);
-        f.x_batch_stride = bad->x_stride[0], f.x_head_stride = bad->x_stride[1], f.x_token_stride = bad->x_stride[2];
-        f.y_batch_stride = bad->y_stride[0], f.y_head_stride = bad->y_stride[1], f.y_token_stride = bad->y_stride[2];
-        f.theta_dtype = bad->theta_dtype;
-        status = forward_of[p->type](bad->no_args ? NULL : &f, test.stream);
-        snprintf(said, sizeof said, "%s", lk_last_error());
-        query = forward_query_of[p->type](bad->no_args ? NULL : &f, &asked);
+    const bool back = p->direction == BACKWARD;
+    const int64_t wrong[3] = {-1, INT64_MIN, INT64_MAX}, none[3] = {};
+    lk_md_lrpe_cosine_args a = sizes_of(p);
+    a.x = moved(&x_buffer, bad->x), a.theta = moved(&theta_buffer, bad->theta), a.theta_dtype = bad->theta_dtype;
+    set_strides(&a.x_batch_stride, &a.x_head_stride, &a.x_token_stride, bad->x_stride);
+    a.y = bad->garbage ? GARBAGE : NULL;
+    a.dy = a.dx = a.workspace = a.y, a.dtheta = (float *)a.y, a.workspace_bytes = bad->garbage, a.accumulate = bad->garbage;
+    set_strides(&a.y_batch_stride, &a.y_head_stride, &a.y_token_stride, bad->garbage ? wrong : none);
+    set_strides(&a.dy_batch_stride, &a.dy_head_stride, &a.dy_token_stride, bad->garbage ? wrong : none);
+    set_strides(&a.dx_batch_stride, &a.dx_head_stride, &a.dx_token_stride, bad->garbage ? wrong : none);
+    if (back) {
+        a.dy = moved(&y_buffer, bad->y), a.dx = moved(&dx_buffer, bad->dx);
+        a.dtheta = (float *)moved(&dtheta_buffer, bad->dtheta);
+        a.workspace = moved(&work_buffer, bad->workspace), a.workspace_bytes = (size_t)bad->workspace_bytes;
+        set_strides(&a.dy_batch_stride, &a.dy_head_stride, &a.dy_token_stride, bad->y_stride);
+        set_strides(&a.dx_batch_stride, &a.dx_head_stride, &a.dx_token_stride, bad->dx_stride);
     } else {
-        backward_args b = {};
-        set_common(p, &b);
-        b.x = moved(&x_buffer, bad->x), b.dy = moved(&y_buffer, bad->y), b.theta = moved(&theta_buffer, bad->theta);
-        b.dx = moved(&dx_buffer, bad->dx), b.dtheta = (float *)moved(&dtheta_buffer, bad->dtheta);
-        b.workspace = moved(&work_buffer, bad->workspace), b.workspace_bytes = (size_t)bad->workspace_bytes;
-        b.x_batch_stride = bad->x_stride[0], b.x_head_stride = bad->x_stride[1], b.x_token_stride = bad->x_stride[2];
-        b.dy_batch_stride = bad->y_stride[0], b.dy_head_stride = bad->y_stride[1], b.dy_token_stride = bad->y_stride[2];
-        b.dx_batch_stride = bad->dx_stride[0], b.dx_head_stride = bad->dx_stride[1], b.dx_token_stride = bad->dx_stride[2];
-        b.theta_dtype = bad->theta_dtype;
-        status = backward_of[p->type](bad->no_args ? NULL : &b, test.stream);
-        snprintf(said, sizeof said, "%s", lk_last_error());
-        query = backward_query_of[p->type](bad->no_args ? NULL : &b, &asked);
+        a.y = moved(&y_buffer, bad->y);
+        set_strides(&a.y_batch_stride, &a.y_head_stride, &a.y_token_stride, bad->y_stride);
     }
+    const lk_status status = call_of[p->direction][p->type](bad->no_args ? NULL : &a, test.stream);
+    snprintf(said, sizeof said, "%s", lk_last_error());
+    const lk_status query = query_of[p->direction][p->type](bad->no_args ? NULL : &a, &asked);
     if (!test_that(status == bad->want))
         test_detail("%s, %s: status %s, want %s (%s)", op, bad->field, lk_status_string(status), lk_status_string(bad->want),
                     said);
@@ -1433,7 +1441,7 @@ static void errors(int type, int direction)
     const int bytes = test_type_bytes[type], vec = 16 / bytes;
     const bool back = direction == BACKWARD;
     const int64_t big = (int64_t)1 << 62, last = (int64_t)1 << 31;
-    static bad_call bad[160];
+    static bad_call bad[200];
     int n = 0;
     bad_call *c;
     bad_call good = {};
@@ -1442,15 +1450,18 @@ static void errors(int type, int direction)
 #define BAD(status, what) (c = &bad[n++], *c = good, c->want = status, c->query = queried(status), c->field = what, c)
     BAD(LK_OK, "nothing")->x = 0;
     BAD(LK_ERR_NULL, "args")->no_args = true, c->query = LK_ERR_NULL;
+    BAD(LK_OK, "what the other direction has")->garbage = true;
     BAD(LK_ERR_NULL, "theta")->theta = -1;
     BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.shape[0] = 0, c->p.prefix = 2;
     BAD(LK_OK, "nothing is needed without tokens")->theta = -1, c->x = -1, c->y = -1, c->dx = -1, c->p.shape[0] = 0;
     if (back) {
         BAD(LK_OK, "x is not needed")->x = -1;
+        BAD(LK_OK, "x is not looked at")->x = 1, c->x_stride[0] = -1, c->x_stride[2] = big;
+        BAD(LK_OK, "x is not looked at, whatever the path")->x = bytes, c->p.path = LK_MD_LRPE_COSINE_VECTOR;
         BAD(LK_OK, "dy NULL is 1")->y = -1;
         BAD(LK_ERR_NULL, "x")->x = -1, c->p.activation = 1;
         BAD(LK_ERR_NULL, "x")->x = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536;
-        BAD(LK_ERR_NULL, "dx and dtheta")->dx = -1;
+        BAD(LK_ERR_NULL, "every output")->dx = -1;
         BAD(LK_OK, "dtheta alone")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536;
     } else {
         BAD(LK_ERR_NULL, "x")->x = -1;
@@ -1472,22 +1483,44 @@ static void errors(int type, int direction)
     BAD(LK_ERR_SHAPE, "theta")->p.e = big;
     BAD(LK_ERR_SHAPE, "shape[0]")->p.shape[0] = -1;
     BAD(LK_ERR_SHAPE, "shape[2]")->p.shape[2] = -1, c->p.axes = 3, c->p.shape[1] = 1;
-    BAD(LK_ERR_SHAPE, "2^62 tokens")->p.shape[0] = big, c->p.shape[1] = big, c->p.axes = 2;
-    BAD(LK_ERR_SHAPE, "2^62 tokens")->p.prefix = big;
+    BAD(LK_ERR_SHAPE, "2^62 elements")->p.shape[0] = big, c->p.shape[1] = big, c->p.axes = 2;
+    BAD(LK_ERR_SHAPE, "2^62 elements")->p.prefix = big;
+    BAD(LK_ERR_SHAPE, "2^62 elements")->p.prefix = INT64_MAX, c->p.batch = 0;
     BAD(LK_ERR_SHAPE, "2^62 elements")->p.batch = INT64_MAX;
     BAD(LK_ERR_SHAPE, "2^62 elements")->p.heads = (int64_t)1 << 60;
     BAD(LK_ERR_SHAPE, "2^62 elements")->p.shape[0] = (int64_t)1 << 60;
     static const char *const axis[] = {"batch_stride", "head_stride", "token_stride"};
     for (int i = 0; i < 3; i++) {
-        BAD(LK_ERR_SHAPE, axis[i])->x_stride[i] = -1;
+        BAD(LK_ERR_SHAPE, axis[i])->x_stride[i] = -1, c->p.activation = 1;
         BAD(LK_ERR_SHAPE, axis[i])->y_stride[i] = -1;
-        BAD(LK_ERR_SHAPE, axis[i])->x_stride[i] = big;
+        BAD(LK_ERR_SHAPE, axis[i])->x_stride[i] = big, c->p.activation = 1;
         BAD(LK_ERR_SHAPE, axis[i])->y_stride[i] = big;
         if (back) BAD(LK_ERR_SHAPE, axis[i])->dx_stride[i] = -1;
         int64_t *const out = back ? BAD(LK_ERR_SHAPE, axis[i])->dx_stride : BAD(LK_ERR_SHAPE, axis[i])->y_stride;
         const int64_t width = (back ? 2 : 4) * vec;
         out[2] = width, out[1] = 4 * width, out[0] = 12 * width, out[i]--; /* packed but for one element */
-        BAD(LK_OK, "inputs may overlap")->x_stride[i] = 1, c->p.path = LK_MD_LRPE_COSINE_ROW;
+        BAD(LK_OK, "inputs may overlap")->x_stride[i] = 1, c->p.path = LK_MD_LRPE_COSINE_ROW, c->p.activation = 1;
+        if (back) BAD(LK_OK, "dy may overlap")->y_stride[i] = 1, c->p.path = LK_MD_LRPE_COSINE_ROW;
+        /* A dimension of one element has no stride. */
+        BAD(LK_OK, "one element, any stride")->x_stride[i] = big, c->y_stride[i] = big, c->dx_stride[i] = 1;
+        c->p.activation = 1, *(i == 0 ? &c->p.batch : i == 1 ? &c->p.heads : &c->p.shape[0]) = 1;
+        BAD(LK_ERR_SHAPE, axis[i])->y_stride[i] = -1, *(i == 0 ? &c->p.batch : i == 1 ? &c->p.heads : &c->p.shape[0]) = 1;
+    }
+    if (back) {
+        BAD(LK_ERR_SHAPE, "dx and x overlap")->dx = -2, c->p.activation = 1, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx and x overlap")->dx = -3, c->p.activation = 1, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx and dy overlap")->dx = -6, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx and theta overlap")->dx = -4, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dtheta and theta overlap")->dtheta = -4, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dtheta and dx overlap")->dtheta = -5, c->query = LK_OK;
+        BAD(LK_OK, "in the memory of an x that is not read")->dx = -2;
+        BAD(LK_OK, "x and dy are one tensor")->y = -2, c->p.activation = 1;
+        BAD(LK_OK, "in each other's gaps")->dx = -3, c->p.activation = 1, c->dx_stride[2] = c->x_stride[2] = 512;
+    } else {
+        BAD(LK_ERR_SHAPE, "y and x overlap")->y = -2, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "y and x overlap")->y = -3, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "y and theta overlap")->y = -4, c->query = LK_OK;
+        BAD(LK_OK, "in each other's gaps")->y = -3, c->y_stride[2] = c->x_stride[2] = 512;
     }
     BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = last - 3;
     BAD(LK_OK, "up to 2^31 - 1")->p.offset[0] = last - 4;
@@ -1506,17 +1539,17 @@ static void errors(int type, int direction)
     BAD(LK_ERR_VALUE, "path")->p.path = LK_MD_LRPE_COSINE_ROW + 1;
     BAD(LK_OK, "the vector path")->p.path = LK_MD_LRPE_COSINE_VECTOR;
     BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->p.dim = 2 * vec + 1;
-    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = bytes, c->query = LK_OK;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = bytes, c->p.activation = 1, c->query = LK_OK;
     BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y = bytes, c->query = LK_OK;
     if (back) BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->dx = bytes, c->query = LK_OK;
     for (int i = 0; i < 3; i++) {
-        BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x_stride[i] = 1000 * vec + 1;
+        BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x_stride[i] = 1000 * vec + 1, c->p.activation = 1;
         BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->y_stride[2] = 8 * vec, c->y_stride[1] = 64 * vec,
                          c->y_stride[0] = 512 * vec, c->y_stride[i]++;
     }
     BAD(LK_ERR_PATH, "512 bytes")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->p.dim = 33 * vec,
                      c->p.activation = LK_MD_LRPE_COSINE_SOFTMAX;
-    BAD(LK_ERR_ALIGNMENT, "x is")->x = 1;
+    BAD(LK_ERR_ALIGNMENT, "x is")->x = 1, c->p.activation = 1;
     BAD(LK_ERR_ALIGNMENT, back ? "dy is" : "y is")->y = 1;
     BAD(LK_ERR_ALIGNMENT, "theta is")->theta = 2;
     BAD(LK_ERR_ALIGNMENT, "theta is")->theta = 1, c->theta_dtype = 0;
@@ -1527,11 +1560,15 @@ static void errors(int type, int direction)
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0;
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 64, c->workspace_bytes = 65536;
         BAD(LK_OK, "128 bytes are enough")->dtheta = 0, c->workspace = 128, c->workspace_bytes = 65536 - 128;
-        /* x, dy and dx have 2^62 elements at most, the partial sums more bytes than can be counted. */
-        BAD(LK_ERR_SHAPE, "partial sums")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536, c->p.batch = 1,
+        /* x, dy and dx have 2^62 elements at most, the partial sums more bytes than can be counted. The query says so; theta
+         * and dtheta of a call would overlap. */
+        BAD(LK_ERR_SHAPE, "overlap")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536, c->p.batch = 1,
                          c->p.shape[0] = 1, c->p.heads = (int64_t)1 << 58, c->p.dim = 8;
         BAD(LK_ERR_SHAPE, "2^62 elements")->dx = -1, c->dtheta = 0, c->x_stride[0] = c->y_stride[0] = 2, c->p.heads = 1,
                          c->p.shape[0] = 1, c->p.batch = (int64_t)1 << 60, c->p.dim = 8;
+        /* dy has 2^63 elements, which no number holds, in a smaller span. */
+        BAD(LK_ERR_VALUE, "path")->dx = -1, c->dtheta = 0, c->x_stride[0] = c->y_stride[0] = 2, c->p.heads = 1, c->p.path = 77,
+                         c->p.shape[0] = 1, c->p.batch = (int64_t)1 << 59, c->p.dim = 8;
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4 - 1;
         BAD(LK_OK, "just enough")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4;
     }
@@ -1539,7 +1576,8 @@ static void errors(int type, int direction)
     BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.batch = -1, c->query = LK_ERR_SHAPE;
     BAD(LK_ERR_SHAPE, "dim")->p.dim = 0, c->p.path = 77;
     BAD(LK_ERR_VALUE, "activation")->p.activation = 99, c->x = 1;
-    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = 1, c->query = LK_OK;
+    BAD(LK_ERR_PATH, "path")->p.path = LK_MD_LRPE_COSINE_VECTOR, c->x = 1, c->p.activation = 1, c->query = LK_OK;
+    BAD(LK_ERR_SHAPE, "overlap")->p.path = 77, c->y = -2, c->dx = -2, c->p.activation = 1, c->query = LK_ERR_VALUE;
     if (back) BAD(LK_ERR_ALIGNMENT, "dx is")->dx = 1, c->dtheta = 0;
 #undef BAD
     if (!test_that(n <= LENGTH_OF(bad))) abort();
@@ -1549,19 +1587,18 @@ static void errors(int type, int direction)
 /* Sizes alone make the answer: what a framework asks that has no tensors yet. dtheta says whether it is wanted. */
 static void queries(int type)
 {
-    backward_args args = {};
+    lk_md_lrpe_cosine_args args = {};
     args.batch = 2, args.heads = 3, args.dim = 40, args.shape[0] = 50, args.dtheta = (float *)4096;
     size_t bytes = 0;
-    const lk_status wanted = backward_query_of[type](&args, &bytes);
+    const lk_status wanted = query_of[BACKWARD][type](&args, &bytes);
     if (!test_that(wanted == LK_OK && bytes > 0 && bytes % (3 * 40 * 4) == 0))
         test_detail("sizes alone: %s, %zu bytes (%s)", lk_status_string(wanted), bytes, lk_last_error());
     args.dtheta = NULL;
-    const lk_status skipped = backward_query_of[type](&args, &bytes);
+    const lk_status skipped = query_of[BACKWARD][type](&args, &bytes);
     if (!test_that(skipped == LK_OK && bytes == 0))
         test_detail("without dtheta: %s, %zu bytes", lk_status_string(skipped), bytes);
-    forward_args forward = {};
-    forward.batch = 2, forward.heads = 3, forward.dim = 40, forward.shape[0] = 50, bytes = 1;
-    const lk_status first = forward_query_of[type](&forward, &bytes);
+    bytes = 1;
+    const lk_status first = query_of[FORWARD][type](&args, &bytes);
     if (!test_that(first == LK_OK && bytes == 0)) test_detail("forward: %s, %zu bytes", lk_status_string(first), bytes);
 }
 
@@ -1570,15 +1607,14 @@ static void queries(int type)
  * sanitizers take a refused launch for a fault. */
 static void too_many_rows(int type, int direction)
 {
-    forward_args f = {};
-    backward_args b = {};
-    test_buffer_size(&x_buffer, 256, 0, 0), test_buffer_size(&theta_buffer, 256, 0, 0);
-    f.batch = b.batch = 1, f.dim = b.dim = 1, f.shape[0] = b.shape[0] = 1, f.path = b.path = LK_MD_LRPE_COSINE_ROW;
-    f.x = f.y = b.dx = test_buffer_device(&x_buffer), b.dy = f.x, f.theta = b.theta = test_buffer_device(&theta_buffer);
+    lk_md_lrpe_cosine_args a = {};
+    a.batch = a.dim = a.shape[0] = 1, a.path = LK_MD_LRPE_COSINE_ROW;
+    a.x_head_stride = a.dy_head_stride = 1; /* far apart, so that none of them overlap */
+    a.x = a.dy = (void *)((uintptr_t)1 << 40), a.theta = (void *)((uintptr_t)2 << 40);
+    a.y = a.dx = (void *)((uintptr_t)3 << 40);
     for (int log2 = 31; log2 <= 32; log2++) { /* blocks: CUDA has 2^31 - 1 at most, and 2^32 + 1 are 1 in 32 bits */
-        f.heads = 8 * (((int64_t)1 << log2) + 1), b.heads = f.heads / 2; /* 8 and 4 warps a block */
-        const lk_status status =
-            direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream);
+        a.heads = (direction == FORWARD ? 8 : 4) * (((int64_t)1 << log2) + 1); /* 8 and 4 warps a block */
+        const lk_status status = call_of[direction][type](&a, test.stream);
         if (!test_that(status == (lk_status)cudaErrorInvalidConfiguration))
             test_detail("2^%d blocks: status %s: %s", log2, lk_status_string(status), lk_last_error());
     }
@@ -1720,11 +1756,10 @@ static void huge(const problem *p)
     const huge_fill fill_x = {x, n};
     TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_x));
     prepare_theta(p, 0xff);
-    forward_args f = {};
-    backward_args b = {};
-    set_common(p, &f), set_common(p, &b);
-    f.x = x, f.y = y, b.dy = y, b.dx = dx;
-    const lk_status first = forward_of[TEST_BF16](&f, test.stream), second = backward_of[TEST_BF16](&b, test.stream);
+    lk_md_lrpe_cosine_args args = sizes_of(p);
+    args.x = x, args.y = y, args.dy = y, args.dx = dx;
+    const lk_status first = call_of[FORWARD][TEST_BF16](&args, test.stream);
+    const lk_status second = call_of[BACKWARD][TEST_BF16](&args, test.stream);
     uint64_t random = p->seed;
     const bool ran = launched(p, first ? first : second);
     for (int k = 0; k < 2000 && ran; k++) {
@@ -1757,10 +1792,9 @@ static void busy(int type, int direction, int path)
     test_buffer_upload(out); /* the poison again */
     test_buffer_upload(&dtheta_buffer);
     test_hold_sms();
-    const forward_args f = forward_of_problem(&p);
-    backward_args b = backward_of_problem(&p);
-    b.workspace = test_buffer_device(&work_buffer), b.workspace_bytes = work_buffer.bytes;
-    launched(&p, direction == FORWARD ? forward_of[type](&f, test.stream) : backward_of[type](&b, test.stream));
+    lk_md_lrpe_cosine_args args = args_of(&p);
+    if (direction == BACKWARD) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
+    launched(&p, call_of[direction][type](&args, test.stream));
     test_release_sms(describe(&p));
     test_buffer_download(out), test_buffer_download(&dtheta_buffer);
     bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
