@@ -40,14 +40,14 @@ typedef struct {
     float *y;               /* [BATCH, HEADS, TOKENS, 2 DIM] */
 } rung_args;
 
-/* The position that turns feature f: the row of the grid for the first E features, the column for the others. */
+/* The position on the axis of feature f: the row of the grid for the first E features, the column for the others. */
 __device__ int position(int token, int f)
 {
     const int cell = token - PREFIX;
     return f / E == 0 ? cell / COLS : cell % COLS;
 }
 
-/* Rung 1: the formula, one thread an element of x. Every thread computes a cosine and a sine for the two numbers it writes. */
+/* Rung 1: the formula, one thread per element of x. Every thread computes a cosine and a sine for the two numbers it writes. */
 __global__ void rung_1_kernel(rung_args a)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;

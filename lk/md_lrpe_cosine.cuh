@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
 /* md_lrpe_cosine.cuh - linearised relative positional encoding, cosine form, on a grid of 1 to 8 axes, forward and backward.
  *
- *   tokens     the first `prefix` stand outside the grid; token prefix + i has grid index (i_0 .. i_{axes-1}), the last axis
- *              running fastest, and position s_a = offset[a] + i_a
- *   angle      phi = s_a theta[head,t] radians, for feature f with a = f / e and t = f % e
- *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi);          prefix: y = (act(x), 0) exactly
- *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi);                         prefix: g = dy[0:dim]
- *              dx = g act'(x),  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
+ *   tokens     The first `prefix` tokens are outside the grid. Token prefix + i is cell i of the grid, with the indices
+ *              (i_0 .. i_{axes-1}); the last one changes fastest. Its position on axis a is s_a = offset[a] + i_a.
+ *   angle      phi = s_a theta[head,t] radians. Feature f belongs to axis a = f / e, and t = f % e.
+ *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi)
+ *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi)
+ *              dx = g act'(x);  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
  *              dtheta[head,t] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
- *                               over batch, tokens of the grid and the features of t
+ *                               over the batch, the tokens of the grid and the features of t
+ *   prefix     phi = 0 exactly: y = (act(x), 0) and g = dy[0:dim]; dy[dim:2 dim] is not read.
  *
- * x is [batch, heads, tokens, dim], y is [batch, heads, tokens, 2 dim], tokens = prefix + the product of shape. Strides of
- * batch, head and token are free, so [batch, tokens, heads, dim] needs no copy. A dot product of two such y depends on the
- * tokens' difference of positions only, which is what a linear attention needs; `offset` decodes one token at a time.
+ * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape. The
+ * strides of batch, head and token are free, so [batch, tokens, heads, dim] needs no copy. The dot product of two tokens' y
+ * depends on positions only by their difference, which is what a linear attention needs. `offset` decodes token by token.
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
@@ -21,25 +22,26 @@
  *                lk_md_lrpe_cosine_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
  *                    .axes = 2, .shape = {64, 64}, .theta_dtype = LK_DTYPE_F32};
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. A workspace for dtheta alone: the query says how much, about 2 MiB on an
- *            H200. It depends on the device's number of SMs, so that this query needs a device.
- * Strides    0 means packed, so a tensor that was expanded, whose stride is 0, cannot be passed as it is. A NULL dy means 1
- *            everywhere, not 0.
- * Numerics   The angle is right at any length: theta / 2 pi is kept as 64-bit fixed-point turns, whose product with s drops
- *            whole turns by wrapping. With |theta| <= 1e6 (2^24, in fact; beyond, a bit is lost for every doubling) and any s,
- *            cos(phi) and sin(phi) err by 6.5e-7 at most: 3.4e-7 are those of sin.approx and cos.approx, 3.0e-7 the reduced
- *            angle's, three roundings of a number up to pi, and over one or two batches 1.2e-8 a walk's, which adds turns
- *            rounded to 32 bits up to 15 times. So |y error| <= 8e-7 |act(x)| and |g error| <=
- *            8e-7 (|dy[f]| + |dy[dim + f]|), besides the rounding to T; f32 too. sigmoid and silu err by (|x| + 8) 2^-23
- *            relative, softmax by (max - x + log dim + 8) 2^-23. dtheta's sums are compensated: within 16 2^-24 of the sum of
- *            its terms' magnitudes, besides what cos, sin and act err in each.
- *            A theta that is not finite makes its features NaN; the prefix does not see it. NaN and infinities of x and dy pass
- *            as the formulas say, and as in PyTorch: relu(NaN) = NaN with gradient g, softmax of a row with +inf, NaN or
- *            nothing but -inf is NaN. An angle within 2^-29 turns of 0 may be 0, and infinity times its sine NaN.
- * Traffic    forward reads x and writes y once; backward reads dy and writes dx once, and reads x once where dtheta or an
- *            activation needs it. No table of cosines: over three batches and more, four threads (two of a large
- *            tensor) compute a share of a vector's angles each and take turns over the batch; over one or two a thread walks
- *            along tokens.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dtheta needs a workspace, about 2 MiB on an H200. Its query needs a
+ *            device, since the size depends on the number of SMs.
+ * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. accumulate: dtheta is added to what
+ *            is there. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0 means packed,
+ *            so an expanded tensor, whose stride is 0, must be made contiguous first.
+ * Numerics   The angle is right at any length. theta / 2 pi is a number of turns in 64-bit fixed point; its product with s
+ *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.5e-7. The
+ *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
+ *            to pi. Over 1 or 2 batches a walk along tokens adds 1.2e-8: it adds turns rounded to 32 bits up to 15 times.
+ *            Beyond 2^24 each doubling of theta loses a bit.
+ *            So |y error| <= 8e-7 |act(x)| and |g error| <= 8e-7 (|dy[f]| + |dy[dim + f]|), in f32 too, plus the rounding to T.
+ *            Relative errors: sigmoid and silu (|x| + 8) 2^-23, softmax (max - x + log dim + 8) 2^-23. Sums of dtheta are
+ *            compensated: they err by 16 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act.
+ *            A theta that is not finite makes its features NaN, except in the prefix. Infinities and NaN of x and dy follow
+ *            the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN for a row with +inf or NaN, and for
+ *            a row of only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
+ * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once for dtheta or an
+ *            activation. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its angles.
+ *            Over 3 and more, four threads (two for a large tensor) compute a vector's angles together and exchange them.
+ *            Each then processes every fourth (second) batch.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -51,12 +53,12 @@
 /* Which kernel runs. Both compute the same function with every option. */
 enum {
     LK_MD_LRPE_COSINE_AUTO = 0,
-    LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features: dim and strides are multiples of 16 bytes, tensors
-                                     start on 16 bytes; softmax: dim is at most 512 bytes */
-    LK_MD_LRPE_COSINE_ROW = 2     /* a row by a warp, element by element: any dim, stride and alignment */
+    LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features. dim and strides must be multiples of 16 bytes, and
+                                     tensors must start on 16 bytes; softmax: dim is at most 512 bytes */
+    LK_MD_LRPE_COSINE_ROW = 2     /* a warp owns a row, element by element: any dim, stride and alignment */
 };
 
-/* What is applied to x before the rotation, in the prefix too. */
+/* The function act, in the prefix too. */
 enum {
     LK_MD_LRPE_COSINE_NONE = 0,
     LK_MD_LRPE_COSINE_RELU = 1,
@@ -65,26 +67,26 @@ enum {
     LK_MD_LRPE_COSINE_SOFTMAX = 4 /* over dim */
 };
 
-/* One struct for both calls, so that a training step fills it once. F: forward, B: backward. Fields that a call does not have are
- * not looked at, and neither is x in a backward without dtheta and activation. */
+/* One struct for both calls, so that a training step fills it once. F: forward, B: backward; no letter: both. A call ignores
+ * the fields of the other one. Backward without dtheta and activation ignores x and its strides too. */
 typedef struct {
     const void *x;           /* F B in    T [batch, heads, tokens, dim]; B: only with dtheta or an activation */
-    const void *theta;       /* F B in    theta_dtype [heads, e] packed, radians a step of the position */
+    const void *theta;       /* F B in    theta_dtype [heads, e] packed, radians per position */
     void *y;                 /* F out     T [batch, heads, tokens, 2 dim] */
     const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
-    void *dx;                /* B out     T [batch, heads, tokens, dim]; NULL to skip, but not both */
+    void *dx;                /* B out     T [batch, heads, tokens, dim], not in place; NULL to skip */
     float *dtheta;           /* B out     f32 [heads, e] packed; NULL to skip */
-    void *workspace;         /* B         scratch of at least the queried bytes, aligned to LK_WORKSPACE_ALIGNMENT; NULL when 0 */
-    size_t workspace_bytes;  /* B */
+    void *workspace;         /* B         scratch, aligned to LK_WORKSPACE_ALIGNMENT; NULL without dtheta */
+    size_t workspace_bytes;  /* B         at least what the query says */
     int64_t batch;           /* at least 0 */
     int64_t heads;           /* at least 0 */
     int64_t dim;             /* features of x, 1 to 2^30 */
-    int64_t e;               /* features an axis turns, e axes >= dim; 0 means dim / axes rounded up */
+    int64_t e;               /* features per axis, e axes >= dim; 0 means dim / axes rounded up */
     int64_t prefix;          /* tokens before the grid, at least 0 */
     int axes;                /* of the grid, 1 to 8; 0 means 1 */
     int64_t shape[8];        /* of the grid, each at least 0; tokens = prefix + their product */
     int64_t offset[8];       /* added to grid indices; every position is in (-2^31, 2^31) */
-    int64_t x_batch_stride;  /* elements between batches; 0 means packed: heads x_head_stride */
+    int64_t x_batch_stride;  /* F B: elements between batches; 0 means packed: heads x_head_stride */
     int64_t x_head_stride;   /* 0 means packed: tokens x_token_stride */
     int64_t x_token_stride;  /* 0 means packed: dim */
     int64_t y_batch_stride;  /* F: likewise, with 2 dim */
@@ -103,14 +105,13 @@ typedef struct {
 } lk_md_lrpe_cosine_args;
 
 /* Errors, in the order of the checks (lk/README.md has the rules for all ops):
- *   LK_ERR_NULL       theta; forward: x, y; backward: x where it is read. Every output
+ *   LK_ERR_NULL       theta; forward: x, y; backward: x for dtheta or an activation. Every output
  *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans
  *                     more than 2^62 elements; a workspace of more than 2^62 bytes; elements of y or dx that overlap
- *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is none of its
- *                     enum
- *   LK_ERR_PATH       VECTOR where dim, a stride or a pointer is no multiple of 16 bytes, or softmax with dim above 512 bytes
- *   LK_ERR_WORKSPACE  dtheta is wanted and workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
- * The queries look at sizes and options alone: tensors may be NULL there, and a NULL dtheta means that it is not wanted.
+ *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is not in its enum
+ *   LK_ERR_PATH       VECTOR, but dim, a stride or a pointer is not a multiple of 16 bytes, or softmax has dim above 512 bytes
+ *   LK_ERR_WORKSPACE  with dtheta: workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
+ * The queries look at sizes and options alone. Tensors may be NULL there; a dtheta that is not NULL says that it is wanted.
  * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
@@ -123,9 +124,10 @@ typedef struct {
 
 /* ---- Whole numbers: division, positions --------------------------------------------------------------------------------- */
 
-/* n / size for n >= 0 without a division: with 2^log2 >= size, factor = 2^(63 + log2) / size, rounded up, exceeds the quotient
- * by less than 2^log2 / size, and n < 2^63 times that stays below 1 / size, the distance to the next whole number. Likewise in
- * 32 bits with 2^(31 + log2), a third of the instructions, for n < 2^31; for sizes above 2^30 all n below the size give 0. */
+/* n / size for 0 <= n < 2^63 without a division: n factor / 2^(63 + log2) rounded down. Here 2^log2 >= size, and factor is
+ * 2^(63 + log2) / size rounded up. That rounding adds less than n / 2^(63 + log2) < 1 / size, so no whole number is crossed.
+ * The same in 32 bits with 2^(31 + log2), for n < 2^31, takes a third of the instructions. Sizes above 2^30 have factor_32 = 0,
+ * which is right for n below the size. */
 typedef struct {
     int64_t size;
     uint64_t factor;
@@ -156,16 +158,16 @@ LK_DEVICE int lk_lrpe_divide(int n, const lk_lrpe_divisor &by)
 
 typedef struct {
     int64_t prefix;
-    lk_lrpe_divisor behind[8]; /* behind[a]: the product of the shape behind axis a */
+    lk_lrpe_divisor stride[8]; /* cells between neighbours on an axis */
     int shape[8], offset[8];
-    bool small; /* cells, and what kernels count beside them, stay below 2^30: ints do */
+    bool small; /* the numbers of cells and items stay below 2^30, so that kernels count in ints */
 } lk_lrpe_grid;
 
-/* The position on an axis of the grid's cell number `cell`, row-major. */
+/* The position of a cell on an axis. Cells are numbered row-major. */
 template <class I> LK_DEVICE int lk_lrpe_position_as(const lk_lrpe_grid &grid, I cell, int axis)
 {
-    uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.behind[axis]);
-    if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.behind[axis - 1]);
+    uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.stride[axis]);
+    if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.stride[axis - 1]);
     return (int)index + grid.offset[axis];
 }
 LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
@@ -175,25 +177,24 @@ LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
 
 /* ---- Angles ------------------------------------------------------------------------------------------------------------- */
 
-/* frac(theta / 2 pi) 2^64 as high 2^32 + low, with low signed. */
+/* theta in turns (1 turn is 2 pi), without whole ones: frac(theta / 2 pi) 2^64 = high 2^32 + low, with low signed. */
 typedef struct {
     uint32_t high;
     int low;
 } lk_lrpe_turn;
 
-/* The lower word of high 2^32 + low shifted right by `shift` modulo 32. */
+/* The lower word of (high 2^32 + low) >> (shift modulo 32). */
 LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
 {
     return (uint32_t)(((uint64_t)high << 32 | low) >> (shift & 31));
 }
 
-/* frac(theta / 2 pi) 2^64 of a float's bits, exact but for its last bit, for |theta| < 2^24. theta is mantissa 2^-shift with a
- * mantissa of 24 bits, and 1 / 2 pi is three words: the upper 86 bits of their product, words 2 to 0, are
- * floor(mantissa / 2 pi 2^64), which is then shifted into place. Beyond 2^24 it is shifted to the left, and a bit is lost for
- * every doubling. */
+/* frac(theta / 2 pi) 2^64 of a float's bits, exact except for the last bit, for |theta| < 2^24. theta is mantissa 2^-shift with
+ * 24 bits of mantissa, and 1 / 2 pi is three words. Words 2 to 0 of their product, 86 bits, are floor(mantissa / 2 pi 2^64).
+ * They are shifted right by `shift`. Beyond 2^24 they are shifted left, and each doubling of theta loses a bit. */
 LK_DEVICE uint64_t lk_lrpe_turn_bits(uint32_t theta)
 {
-    const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too, where no position makes an angle of it */
+    const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too: such a theta makes no angle at any position */
     const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
     const uint64_t upper = (uint64_t)mantissa * 0x28be60dbu + (lower >> 32);
     const uint32_t word_0 = (uint32_t)lower, word_1 = (uint32_t)upper, word_2 = (uint32_t)(upper >> 32); /* word_2 < 2^22 */
@@ -212,7 +213,7 @@ LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
 
-/* cos and sin of s turns: the product's upper word counts 2^-32 turns in [-1/2, 1/2). */
+/* cos and sin of the angle s theta. The product's upper word counts 2^-32 turns in [-1/2, 1/2). */
 LK_DEVICE void lk_lrpe_rotation(lk_lrpe_turn turn, int s, float *cos, float *sin)
 {
     const uint32_t phase = (uint32_t)s * turn.high + (uint32_t)__mulhi(s, turn.low);
@@ -221,49 +222,49 @@ LK_DEVICE void lk_lrpe_rotation(lk_lrpe_turn turn, int s, float *cos, float *sin
     *sin = lk_sin(phi);
 }
 
-/* What N features of a head need of theta. */
+/* theta of N features of a head. */
 template <int N> struct lk_lrpe_turns {
     lk_lrpe_turn of[N];
-    uint32_t wild; /* bit j: theta is not finite */
+    uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-/* cos, sin and positions at one token; `still` in the prefix, where they are 1, 0 and 0. */
+/* cos, sin and positions of N features at one token. In the prefix they are 1, 0 and 0. */
 template <int N> struct lk_lrpe_angles {
     float cos[N], sin[N];
     int s[N];
-    bool still;
+    bool in_prefix;
 };
 
 typedef struct {
     lk_lrpe_grid grid;
     const void *theta;
     bool theta_f32;
-    int dim, e, e_shift; /* e: dim where it is larger, f / e is then 0; the quotient is f e_factor / 2^e_shift */
+    int dim, e, e_shift; /* e: at most dim, since f / e is 0 then; f / e is f e_factor / 2^e_shift */
     uint32_t e_factor;
     int64_t heads, tokens, batch, theta_stride;
-    /* Who owns what: items are numbered by (stretch of the batch, outer, inner, lane), inner and outer being head and token or
-     * token and head. An item owns tokens token, token + token_step, ... of a head and a stretch of the batch, and walks over
-     * the one in `outers`, over the other in `steps`. */
+    /* An item is the work of a thread (row path: of a warp): tokens token, token + token_step, ... of a head, in `stretch`
+     * consecutive batches. Its inner loop has `steps` steps over the tokens or over the batches, its outer loop `outers` over
+     * the other. Items are numbered by (stretch, outer, inner, lane); inner and outer are head and token, or token and head. */
     lk_lrpe_divisor lanes, inner, outer;
     bool heads_inner;
     int64_t items, token_step, stretch;
     int vecs, tokens_each, steps, outers; /* vecs: lanes with features; tokens_each: tokens / token_step, rounded up */
-    /* Forward: in is x. Backward: in is dy, out is dx; what is not used stands for another tensor, so that pointers are
-     * pointers. Strides of batch, head, token, and of a step. */
+    /* Forward: in is x. Backward: in is dy, out is dx. A pointer that is not used holds another tensor's address, so that all
+     * are valid. Strides are those of batch, head, token, and of a step of the inner loop. */
     const void *in, *x;
     void *out;
     int64_t in_stride[4], x_stride[4], out_stride[4];
     bool read_dy, read_x, write_dx;
-    int activation, axes, axes_a_vector; /* axes that a vector may lie on, 3 for more than two */
+    int activation, axes, axes_a_vector; /* axes_a_vector: axes that a vector may lie on; 3 for more than two */
     float *partial;                      /* [slot, head, feature], or NULL */
-    /* A walk over tokens without dtheta: a step of token_step tokens is `walk` positions of walk_axis, the first axis longer
-     * than 1, and none of another. Token t is cell t + walk_cells of a grid that begins walk_back positions earlier, so that
-     * the prefix is in it. */
+    /* A walk over tokens, without dtheta: a step of token_step tokens is `walk` positions on walk_axis, the first axis longer
+     * than 1, and none on the others. Token t is cell t + walk_cells of a grid that begins walk_back positions earlier, so that
+     * this grid contains the prefix. */
     int64_t walk, walk_back, walk_cells;
     int walk_axis;
 } lk_lrpe_plan;
 
-/* The axis that turns feature f: f / e, as lk_lrpe_divide does it, in 32 bits. */
+/* The axis of feature f: f / e, as lk_lrpe_divide computes it in 32 bits. */
 LK_DEVICE int lk_lrpe_axis(const lk_lrpe_plan &p, int f)
 {
     return (int)((uint64_t)(uint32_t)f * p.e_factor >> p.e_shift);
@@ -275,29 +276,29 @@ template <int STEP> LK_DEVICE int lk_lrpe_feature(const lk_lrpe_plan &p, int fea
     return f < p.dim ? f : p.dim - 1;
 }
 
-/* N features of a head, STEP apart, from `feature` on. Features beyond dim, which nobody asks for, count as the last one.
- * STEP 1: a vector, which lies on one axis or on two neighbouring ones. STEP 0: a vector that may lie on more. */
+/* theta of N features of a head: every STEP-th from `feature` on. Features beyond dim, whose results are not used, count as the
+ * last one. STEP 1: a vector on one axis or on two neighbouring ones. STEP 0: a vector that may lie on more. */
 template <class T, int STEP, int N>
 LK_DEVICE void lk_lrpe_load_theta(float (&theta)[N], const lk_lrpe_plan &p, int64_t head, int feature)
 {
     const int axis = lk_lrpe_axis(p, feature), t = feature - axis * p.e, left = p.e - t;
-    int at[N];
+    int index[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        at[j] = j < left ? t + j : t + j - p.e;
+        index[j] = j < left ? t + j : t + j - p.e;
         if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
             const int f = lk_lrpe_feature<STEP>(p, feature, j);
-            at[j] = f - lk_lrpe_axis(p, f) * p.e;
+            index[j] = f - lk_lrpe_axis(p, f) * p.e;
         }
     }
     if (p.theta_f32) {
         const float *of_head = (const float *)p.theta + head * p.theta_stride;
 #pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = of_head[at[j]];
+        for (int j = 0; j < N; j++) theta[j] = of_head[index[j]];
     } else {
         const T *of_head = (const T *)p.theta + head * p.theta_stride;
 #pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[at[j]]);
+        for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[index[j]]);
     }
 }
 
@@ -306,11 +307,11 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 {
     float theta[N];
     lk_lrpe_load_theta<T, STEP>(theta, p, head, feature);
-    turns->wild = 0;
+    turns->not_finite = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
-        turns->wild |= lk_is_finite(theta[j]) ? 0u : 1u << j;
+        turns->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
     }
 }
 
@@ -333,13 +334,13 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
 
 /* The angles of N features at a token. */
 template <int STEP, int N>
-LK_DEVICE void lk_lrpe_turn_to(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
-                               int feature)
+LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
+                                 int feature)
 {
     const int64_t cell = token - p.grid.prefix;
-    angles->still = cell < 0;
-    if (p.axes == 1) { /* one position for all: not worth a select an element */
-        const int s = angles->still ? 0 : (int)cell + p.grid.offset[0];
+    angles->in_prefix = cell < 0;
+    if (p.axes == 1) { /* one position for all features, without a select for each */
+        const int s = angles->in_prefix ? 0 : (int)cell + p.grid.offset[0];
 #pragma unroll
         for (int j = 0; j < N; j++) {
             angles->s[j] = s;
@@ -348,90 +349,91 @@ LK_DEVICE void lk_lrpe_turn_to(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N>
     } else {
 #pragma unroll
         for (int j = 0; j < N; j++) angles->s[j] = 0;
-        if (!angles->still) lk_lrpe_positions<STEP>(angles->s, p, cell, feature);
+        if (!angles->in_prefix) lk_lrpe_positions<STEP>(angles->s, p, cell, feature);
 #pragma unroll
         for (int j = 0; j < N; j++) lk_lrpe_rotation(turns.of[j], angles->s[j], &angles->cos[j], &angles->sin[j]);
     }
-    if (turns.wild && !angles->still) {
+    if (turns.not_finite && !angles->in_prefix) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (turns.wild >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+            if (turns.not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
     }
 }
 
-/* Where a vector's walk over tokens begins: its first `left` features at position s[0], which grows by step[0] a step, the
- * others, on the next axis, at s[1]. In 64 bits, since the prefix may begin before -2^31. Takes nothing from memory. */
+/* Where a vector's walk over tokens begins. Its first `left` features start at position s[0], which increases by step[0] per
+ * step. The others, on the next axis, start at s[1]. 64 bits, since the prefix may begin before -2^31. It reads no memory, so
+ * it is computed before the wait. */
 typedef struct {
     int left;
     int64_t s[2], step[2];
-} lk_lrpe_stand;
+} lk_lrpe_origin;
 
-template <int N> LK_DEVICE lk_lrpe_stand lk_lrpe_find_stand(const lk_lrpe_plan &p, int64_t token, int feature)
+template <int N> LK_DEVICE lk_lrpe_origin lk_lrpe_find_origin(const lk_lrpe_plan &p, int64_t token, int feature)
 {
     const int64_t cell = token + p.walk_cells;
     const int axis = lk_lrpe_axis(p, feature);
-    lk_lrpe_stand at = {(axis + 1) * p.e - feature, {}, {}};
+    lk_lrpe_origin from = {(axis + 1) * p.e - feature, {}, {}};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int a = axis + i;
-        at.s[i] = at.s[0], at.step[i] = at.step[0];
-        if (i > 0 && (p.axes_a_vector == 1 || at.left >= N)) break;
-        at.step[i] = a == p.walk_axis ? p.walk : 0;
-        if (a > p.walk_axis) at.s[i] = lk_lrpe_position(p.grid, cell, a);
-        else at.s[i] = p.grid.offset[a]; /* all that there is on an axis before it */
+        from.s[i] = from.s[0], from.step[i] = from.step[0];
+        if (i > 0 && (p.axes_a_vector == 1 || from.left >= N)) break;
+        from.step[i] = a == p.walk_axis ? p.walk : 0;
+        if (a > p.walk_axis) from.s[i] = lk_lrpe_position(p.grid, cell, a);
+        else from.s[i] = p.grid.offset[a]; /* axes before it have length 1 */
         if (a == p.walk_axis)
-            at.s[i] += (p.grid.small ? lk_lrpe_divide((int)cell, p.grid.behind[a]) : lk_lrpe_divide(cell, p.grid.behind[a])) -
-                       p.walk_back;
+            from.s[i] += (p.grid.small ? lk_lrpe_divide((int)cell, p.grid.stride[a]) : lk_lrpe_divide(cell, p.grid.stride[a])) -
+                         p.walk_back;
     }
-    return at;
+    return from;
 }
 
-/* The angles of a vector on its walk, in 2^-32 turns, and what they grow by a step; both rounded to nearest, so the n-th step's
- * angle errs by (n + 1) / 2 of them, which is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
+/* The angles of a vector on its walk, in 2^-32 turns, and their increase per step. Both are rounded to nearest, so an angle
+ * errs by (n + 1) / 2 units at step n. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
 template <int N> struct lk_lrpe_walk {
     uint32_t phase[N], step[N];
-    uint32_t wild; /* bit j: theta is not finite */
+    uint32_t not_finite; /* bit j: theta is not finite */
 };
 
 template <class T, int N>
 LK_DEVICE void lk_lrpe_start_walk(lk_lrpe_walk<N> *walk, const lk_lrpe_plan &p, int64_t head, int feature,
-                                  const lk_lrpe_stand &at)
+                                  const lk_lrpe_origin &from)
 {
     float theta[N];
     lk_lrpe_load_theta<T, 1>(theta, p, head, feature);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const uint64_t turn = lk_lrpe_turn_bits(__float_as_uint(theta[j]));
-        const int64_t s = j < at.left ? at.s[0] : at.s[1], step = j < at.left ? at.step[0] : at.step[1];
+        const int64_t s = j < from.left ? from.s[0] : from.s[1], step = j < from.left ? from.step[0] : from.step[1];
         walk->phase[j] = (uint32_t)((turn * (uint64_t)s + 0x80000000u) >> 32);
         walk->step[j] = (uint32_t)((turn * (uint64_t)step + 0x80000000u) >> 32);
-        walk->wild |= lk_is_finite(theta[j]) ? 0u : 1u << j;
+        walk->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
     }
 }
 
-/* cos and sin here, and a step on. */
-template <int N> LK_DEVICE void lk_lrpe_walk_on(lk_lrpe_angles<N> *angles, lk_lrpe_walk<N> *walk, bool still)
+/* The angles at this step; then the walk goes on to the next one. */
+template <int N> LK_DEVICE void lk_lrpe_walk_step(lk_lrpe_angles<N> *angles, lk_lrpe_walk<N> *walk, bool in_prefix)
 {
-    const float turn = still ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
-    angles->still = still;
+    const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
+    angles->in_prefix = in_prefix;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const float phi = (float)(int)walk->phase[j] * turn;
+        const float phi = (float)(int)walk->phase[j] * unit;
         angles->cos[j] = lk_cos(phi);
         angles->sin[j] = lk_sin(phi);
         walk->phase[j] += walk->step[j];
     }
-    if (walk->wild && !still) {
+    if (walk->not_finite && !in_prefix) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (walk->wild >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+            if (walk->not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
     }
 }
 
 /* ---- Activations -------------------------------------------------------------------------------------------------------- */
 
-/* The sigmoids of x and of -x, which is what 1 - sigmoid(x) would cancel to, for one exponential and one reciprocal; neither
- * overflows, since the exponent is never positive. */
+/* The sigmoids of x and of -x, by one exponential and one reciprocal. In 1 - sigmoid(x) digits of the second would cancel.
+ * Nothing overflows, since the exponent is never positive. */
 LK_DEVICE float lk_lrpe_sigmoid(float x, float *of_minus_x)
 {
     const float e = lk_exp(-fabsf(x)), large = __fdividef(1.0f, 1.0f + e), small = e * large;
@@ -439,7 +441,7 @@ LK_DEVICE float lk_lrpe_sigmoid(float x, float *of_minus_x)
     return x >= 0.0f ? large : small;
 }
 
-/* act(x) of all but softmax. */
+/* act(x), except for softmax. */
 template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
 {
     float other;
@@ -455,7 +457,7 @@ template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
     }
 }
 
-/* g becomes g act'(x) of all but softmax. */
+/* g becomes g act'(x), except for softmax. */
 template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], const float (&x)[N])
 {
     if (activation == LK_MD_LRPE_COSINE_RELU) {
@@ -475,13 +477,13 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
 /* x becomes its softmax, given the state of its row. */
 template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
 {
-    const float share = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
+    const float inverse = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
 #pragma unroll
-    for (int j = 0; j < N; j++) x[j] = share * lk_exp(x[j] - row.max);
+    for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
 }
 
-/* act of a vector of a row whose vectors the consecutive lanes of a team hold. All 32 lanes call it; lanes that are no owner
- * add nothing. Softmax takes one exponential an element: the maximum of the row goes round before them. */
+/* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; lanes that are no owner
+ * add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
 template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool owner)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
@@ -489,7 +491,7 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
         return;
     }
     const int team = (int)p.lanes.size;
-    float max = -INFINITY, part[4] = {};
+    float max = -INFINITY, partial[4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
     if (!owner) max = -INFINITY;
@@ -497,38 +499,41 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
 #pragma unroll
-    for (int j = 0; j < N; j++) part[j % 4] += x[j] = lk_exp(x[j] - max);
-    const float sum = lk_sum_warp(owner ? (part[0] + part[1]) + (part[2] + part[3]) : 0.0f, team);
-    const float share = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
+    for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
+    const float sum = lk_sum_warp(owner ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
+    const float inverse = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
 #pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= share;
+    for (int j = 0; j < N; j++) x[j] *= inverse;
 }
 
-/* A sum whose additions' roundings are taken along (Kahan). */
+/* sum += term. `lost` keeps what the additions round off, for the next one (Kahan). */
 LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
 {
     term -= *lost;
-    const float grown = *sum + term;
-    *lost = lk_is_finite(grown) ? (grown - *sum) - term : 0.0f; /* an infinite sum stays one */
-    *sum = grown;
+    const float total = *sum + term;
+    *lost = lk_is_finite(total) ? (total - *sum) - term : 0.0f; /* an infinite sum stays one */
+    *sum = total;
 }
 
-/* What a kernel does with N features of one token: (u, v) = dy[f], dy[dim + f]; x is act(x). */
+/* g of N features of one token; u is dy[f], v is dy[dim + f]. */
 template <int N>
-LK_DEVICE void lk_lrpe_turn_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
+LK_DEVICE void lk_lrpe_rotate_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
 {
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
 }
-/* Terms of dtheta: sums and what their additions lost. */
+
+/* Sums of dtheta's terms, and what their additions lost. */
 template <int N> struct lk_lrpe_sums {
     float of[N], lost[N];
 };
+
+/* Adds the terms of one token; x is act(x). */
 template <int N>
 LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N> &angles, const float (&x)[N],
                                   const float (&u)[N], const float (&v)[N])
 {
-    if (angles.still) return;
+    if (angles.in_prefix) return;
 #pragma unroll
     for (int j = 0; j < N; j++)
         lk_lrpe_add(&sums->of[j], &sums->lost[j],
@@ -537,61 +542,58 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------------ */
 
-/* Vectors are loaded and stored by what the caches may keep: of 32768 tokens, batch 12, backward takes 842 us on an H200, and by
- * streaming accesses 842 to 898, as tensors happen to lie in memory. */
+/* bench/results/choices.md has the alternatives to these choices, with figures. Loads and stores of vectors are ld.ca and
+ * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
 
-/* Threads a block: of walks over tokens and of rows, over the batch, and where dtheta is wanted. */
+/* Threads per block: of walks over tokens and of rows; of loops over the batch; of kernels with dtheta. */
 #define LK_LRPE_THREADS 256
 #define LK_LRPE_BATCH_THREADS 128
 #define LK_LRPE_DTHETA_THREADS 128
-/* Over the batch: groups of a block that share angles, and vectors a thread loads before it uses the first. With 4 groups of 32
- * vectors and 3 loads (2 in backward with an activation, which takes registers) forward at 256 tokens is at 0.94 of the
- * ceiling, measured on an H200, 4 groups of 64 vectors at 0.90, and threads that compute all their angles at 0.87; on
- * 4 x 4 x 4 cells 0.85, 0.83 and 0.59. */
+/* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. A
+ * group is whole warps. */
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
-/* Where 4 groups are more than so many waves of 1024 threads an SM, there are 2, which compute fewer indices a vector: at 8192
- * tokens with silu 0.72 of the ceiling backward instead of 0.69. */
+/* If a launch with 4 groups would be more than GROUPED_WAVES waves of 1024 threads per SM, it has 2 groups. Then fewer indices
+ * are computed per vector. */
 #define LK_LRPE_FEW_GROUPS 2
 #define LK_LRPE_GROUPED_WAVES 4
-/* Blocks an SM, which is what bounds a thread's registers. Walks wait for their loads: with 4 blocks forward at batch 1 is at
- * 0.92 of the ceiling on an H200, with 3 at 0.88; backward 0.92 and 0.84. Code for sm_100 and up takes more registers, and an
- * SM of sm_120 runs 1536 threads. */
+/* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
+ * later takes more registers, and an SM of sm_120 runs 1536 threads. */
 #define LK_LRPE_BATCH_FORWARD_BLOCKS 8
 #define LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT) (6 - (ACT))
 #define LK_LRPE_WALK_BLOCKS (4 - (LK_ARCH >= 1000) - (LK_ARCH >= 1200))
 #define LK_LRPE_DTHETA_BLOCKS (3 - (LK_ARCH >= 1000))
-#define LK_LRPE_FEW_WALK_BLOCKS (LK_ARCH < 1000 ? 3 : LK_LRPE_WALK_BLOCKS) /* where 64 registers are one too few */
+#define LK_LRPE_FEW_WALK_BLOCKS (LK_ARCH < 1000 ? 3 : LK_LRPE_WALK_BLOCKS) /* kernels that need just over 64 registers */
 template <class T, bool ACT> constexpr int lk_lrpe_backward_walk_blocks = ACT ? LK_LRPE_FEW_WALK_BLOCKS : LK_LRPE_WALK_BLOCKS;
 template <> constexpr int lk_lrpe_backward_walk_blocks<lk_f16, false> = LK_LRPE_FEW_WALK_BLOCKS;
 
 typedef struct {
-    int64_t head, token, batch, slot; /* the first token and batch */
+    int64_t head, token, batch, slot; /* the first token and batch; slot: of its partial sums */
     int lane;
-    bool owner;
-    int tokens, batches; /* how many of each */
-} lk_lrpe_place;
+    bool owner;          /* false: a thread without an item or without features */
+    int tokens, batches; /* their counts */
+} lk_lrpe_item;
 
-/* I: int in a small grid, which takes half the instructions. */
-template <class I> LK_DEVICE lk_lrpe_place lk_lrpe_find_as(const lk_lrpe_plan &p, I item)
+/* I: int in a small grid; it takes half the instructions. */
+template <class I> LK_DEVICE lk_lrpe_item lk_lrpe_find_item_as(const lk_lrpe_plan &p, I number)
 {
-    const I row = lk_lrpe_divide(item, p.lanes), above = lk_lrpe_divide(row, p.inner), split = lk_lrpe_divide(above, p.outer);
-    const I inner = row - above * (I)p.inner.size, outer = above - split * (I)p.outer.size;
+    const I row = lk_lrpe_divide(number, p.lanes), above = lk_lrpe_divide(row, p.inner), nth = lk_lrpe_divide(above, p.outer);
+    const I inner = row - above * (I)p.inner.size, outer = above - nth * (I)p.outer.size;
     const I head = p.heads_inner ? inner : outer, token = p.heads_inner ? outer : inner;
-    lk_lrpe_place at;
-    at.head = head, at.token = token;
-    at.batch = split * p.stretch;
-    at.slot = split * p.token_step + token;
-    at.lane = (int)(item - row * (I)p.lanes.size);
-    at.owner = item < (I)p.items && at.lane < p.vecs;
-    at.tokens = p.tokens_each - (token + (I)(p.tokens_each - 1) * (I)p.token_step >= (I)p.tokens);
-    at.batches = (int)(p.batch - at.batch < p.stretch ? p.batch - at.batch : p.stretch);
-    return at;
+    lk_lrpe_item item;
+    item.head = head, item.token = token;
+    item.batch = nth * p.stretch;
+    item.slot = nth * p.token_step + token;
+    item.lane = (int)(number - row * (I)p.lanes.size);
+    item.owner = number < (I)p.items && item.lane < p.vecs;
+    item.tokens = p.tokens_each - (token + (I)(p.tokens_each - 1) * (I)p.token_step >= (I)p.tokens);
+    item.batches = (int)(p.batch - item.batch < p.stretch ? p.batch - item.batch : p.stretch);
+    return item;
 }
 
-LK_DEVICE lk_lrpe_place lk_lrpe_find(const lk_lrpe_plan &p, int64_t item)
+LK_DEVICE lk_lrpe_item lk_lrpe_find_item(const lk_lrpe_plan &p, int64_t number)
 {
-    return p.grid.small ? lk_lrpe_find_as<int>(p, (int)item) : lk_lrpe_find_as<int64_t>(p, item);
+    return p.grid.small ? lk_lrpe_find_item_as<int>(p, (int)number) : lk_lrpe_find_item_as<int64_t>(p, number);
 }
 
 LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int64_t head, int64_t token)
@@ -599,8 +601,8 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
 
-/* What forward does with a vector of a token. ACT: with an activation; then all lanes of a warp come here, since softmax is
- * theirs together, and those write whose `mine` it is. */
+/* Forward of a vector of one token. ACT: with an activation. All lanes of a warp then call it, since they compute a softmax
+ * together; only those with `mine` write. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_forward_step(T *y, lk_vec<T> x, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p, bool owner,
                                     bool mine)
@@ -616,98 +618,99 @@ LK_DEVICE void lk_lrpe_forward_step(T *y, lk_vec<T> x, const lk_lrpe_angles<N> &
 #pragma unroll
     for (int j = 0; j < N; j++) z[j] = v[j] * angles.sin[j];
     lk_pack(&x, z);
-    if (angles.still) x = {};
+    if (angles.in_prefix) x = {};
     lk_store_vec_wb(y + p.dim, x);
 }
 
-/* A thread owns a vector of features of a head and walks over tokens; the next one is on its way while it turns this one.
- * The launch of dependents is the first thing behind the wait, here and below: behind the first loads, the compiler may move it
- * further, behind their first use. */
+/* A thread owns a vector of features of a head and walks over tokens. It loads the next vector before it rotates this one.
+ * Here and below the launch of dependents comes directly after the wait. After the first loads, the compiler may move it behind
+ * their first use. */
 template <class T, bool ACT>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
     lk_lrpe_forward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    const int feature = at.owner ? at.lane * N : 0, count = at.owner ? at.tokens : 0, steps = ACT ? p.steps : count;
-    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch, at.head, at.token) + feature;
-    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch, at.head, at.token) + feature;
-    const lk_lrpe_stand stand = lk_lrpe_find_stand<N>(p, at.token, feature);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
+    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
+    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
+    const lk_lrpe_origin origin = lk_lrpe_find_origin<N>(p, item.token, feature);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     lk_vec<T> next = {};
     if (count > 0) next = lk_load_vec_ca(x);
     lk_lrpe_walk<N> walk = {};
-    if (at.owner) lk_lrpe_start_walk<T>(&walk, p, at.head, feature, stand);
-    int64_t token = at.token;
+    if (item.owner) lk_lrpe_start_walk<T>(&walk, p, item.head, feature, origin);
+    int64_t token = item.token;
 #pragma unroll 1
     for (int i = 0; i < steps; i++, y += p.out_stride[3], token += p.token_step) {
         const lk_vec<T> now = next;
         x += p.in_stride[3];
         if (i + 1 < count) next = lk_load_vec_ca(x);
         lk_lrpe_angles<N> angles;
-        lk_lrpe_walk_on(&angles, &walk, token < p.grid.prefix);
-        lk_lrpe_forward_step<ACT>(y, now, angles, p, at.owner, i < count);
+        lk_lrpe_walk_step(&angles, &walk, token < p.grid.prefix);
+        lk_lrpe_forward_step<ACT>(y, now, angles, p, item.owner, i < count);
     }
 }
 
-/* Over the batch a block's threads are K groups with the same vectors of a token: group g takes batches g, g + K, ... of the
- * block's stretch, and its share of each vector's angles, which go round in shared memory. */
+/* Over the batch a block's threads are K groups with the same vectors of a token. Group g processes batches g, g + K, ... of
+ * the block's stretch. It computes N / K angles of each vector and gets the others from shared memory. */
 #define LK_LRPE_BATCH_VECTORS(K) (LK_LRPE_BATCH_THREADS / (K))
-static_assert(LK_LRPE_BATCH_VECTORS(LK_LRPE_GROUPS) % 32 == 0, "a row of softmax lies in a warp, which is of one group");
+static_assert(LK_LRPE_BATCH_VECTORS(LK_LRPE_GROUPS) % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
-/* Where a thread's angles come from: found before the wait, since it takes nothing from memory. */
-template <int M> struct lk_lrpe_angle_share {
-    int64_t at[M]; /* in theta */
+/* Where the angles that a thread computes come from. This reads no memory, so it is computed before the wait. */
+template <int M> struct lk_lrpe_own_angles {
+    int64_t index[M]; /* in theta */
     int s[M];
-    bool still;
+    bool in_prefix;
 };
 
 template <int M>
-LK_DEVICE void lk_lrpe_find_angles(lk_lrpe_angle_share<M> *share, const lk_lrpe_plan &p, const lk_lrpe_place &at, int feature)
+LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own_angles<M> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item, int feature)
 {
-    const int64_t cell = at.token - p.grid.prefix;
-    share->still = cell < 0;
+    const int64_t cell = item.token - p.grid.prefix;
+    own->in_prefix = cell < 0;
 #pragma unroll
     for (int i = 0; i < M; i++) {
         const int axis = lk_lrpe_axis(p, feature + i);
-        share->at[i] = at.head * p.theta_stride + (feature + i - axis * p.e);
-        share->s[i] = share->still ? 0 : lk_lrpe_position(p.grid, cell, axis);
+        own->index[i] = item.head * p.theta_stride + (feature + i - axis * p.e);
+        own->s[i] = own->in_prefix ? 0 : lk_lrpe_position(p.grid, cell, axis);
     }
 }
 
 template <class T, int M>
-LK_DEVICE void lk_lrpe_load_share(float (&theta)[M], const lk_lrpe_plan &p, const lk_lrpe_angle_share<M> &share)
+LK_DEVICE void lk_lrpe_load_own(float (&theta)[M], const lk_lrpe_plan &p, const lk_lrpe_own_angles<M> &own)
 {
 #pragma unroll
     for (int i = 0; i < M; i++)
-        theta[i] = p.theta_f32 ? ((const float *)p.theta)[share.at[i]] : lk_to_float(((const T *)p.theta)[share.at[i]]);
+        theta[i] = p.theta_f32 ? ((const float *)p.theta)[own.index[i]] : lk_to_float(((const T *)p.theta)[own.index[i]]);
 }
 
-/* Puts a thread's angles into the table, [feature of a vector][vector], and takes its vector's. All threads call it. */
+/* Writes a thread's own angles into the table, [feature of a vector][vector], and reads those of its vector. All threads call
+ * it. */
 template <int K, int M, int N>
-LK_DEVICE void lk_lrpe_share_angles(lk_lrpe_angles<N> *angles, float2 *table, const float (&theta)[M],
-                                    const lk_lrpe_angle_share<M> &share)
+LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table, const float (&theta)[M],
+                                       const lk_lrpe_own_angles<M> &own)
 {
     constexpr int S = LK_LRPE_BATCH_VECTORS(K);
     const int vector = threadIdx.x % S, group = threadIdx.x / S;
 #pragma unroll
     for (int i = 0; i < M; i++) {
-        float2 turned;
-        lk_lrpe_rotation(lk_lrpe_make_turn(__float_as_uint(theta[i])), share.s[i], &turned.x, &turned.y);
-        if (!share.still && !lk_is_finite(theta[i])) turned.x = turned.y = NAN;
-        table[(group * M + i) * S + vector] = turned;
+        float2 rotated;
+        lk_lrpe_rotation(lk_lrpe_make_turn(__float_as_uint(theta[i])), own.s[i], &rotated.x, &rotated.y);
+        if (!own.in_prefix && !lk_is_finite(theta[i])) rotated.x = rotated.y = NAN;
+        table[(group * M + i) * S + vector] = rotated;
     }
-    __syncthreads(); /* all groups have put their angles there */
-    angles->still = share.still;
+    __syncthreads(); /* all groups have written their angles */
+    angles->in_prefix = own.in_prefix;
 #pragma unroll
     for (int j = 0; j < N; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
-/* How many batches of its block's stretch a group takes. */
-template <int K> LK_DEVICE int lk_lrpe_batches(const lk_lrpe_place &at, int group)
+/* How many batches of its block's stretch a group processes. */
+template <int K> LK_DEVICE int lk_lrpe_batches(const lk_lrpe_item &item, int group)
 {
-    return at.owner && at.batches > group ? (at.batches - group - 1) / K + 1 : 0;
+    return item.owner && item.batches > group ? (item.batches - group - 1) / K + 1 : 0;
 }
 
 template <class T, bool ACT, int K>
@@ -717,16 +720,16 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BL
     constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U;
     LK_SHARED(float2, table, [N * S]);
     const int group = threadIdx.x / S;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = at.owner ? at.lane * N : 0, count = lk_lrpe_batches<K>(at, group), steps = ACT ? p.steps : count;
-    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + group, at.head, at.token) + feature;
-    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + group, at.head, at.token) + feature;
-    lk_lrpe_angle_share<M> share;
-    lk_lrpe_find_angles(&share, p, at, feature + group * M);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches<K>(item, group), steps = ACT ? p.steps : count;
+    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
+    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
+    lk_lrpe_own_angles<M> own;
+    lk_lrpe_find_own(&own, p, item, feature + group * M);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float theta[M] = {};
-    if (at.owner) lk_lrpe_load_share<T>(theta, p, share);
+    if (item.owner) lk_lrpe_load_own<T>(theta, p, own);
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++, x += p.in_stride[3]) {
@@ -734,13 +737,13 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BL
         if (u < count) raw[u] = lk_load_vec_ca(x);
     }
     lk_lrpe_angles<N> angles;
-    lk_lrpe_share_angles<K>(&angles, table, theta, share);
+    lk_lrpe_exchange_angles<K>(&angles, table, theta, own);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
         for (int u = 0; u < U; u++, y += p.out_stride[3]) {
             if (i + u >= steps) break;
-            lk_lrpe_forward_step<ACT>(y, raw[u], angles, p, at.owner, i + u < count);
+            lk_lrpe_forward_step<ACT>(y, raw[u], angles, p, item.owner, i + u < count);
         }
 #pragma unroll
         for (int u = 0; u < U && i + U < steps; u++, x += p.in_stride[3])
@@ -748,32 +751,32 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BL
     }
 }
 
-/* What a step of backward reads. The second half of dy is not read in the prefix, whatever stands there: it is 0 before the
- * load and not selected behind it, which would wait for it. */
+/* What a step of backward reads. In the prefix the second half of dy is not read. It is set to 0 before the load: a select
+ * after the load would wait for it. */
 template <class T> struct lk_lrpe_step {
     lk_vec<T> first, second, x;
 };
 
 template <bool ACT, bool DTHETA, class T>
-LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool still)
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
 {
     step->second = {};
     if (!ACT || p.read_dy) {
         step->first = lk_load_vec_ca(dy);
-        if (!still) step->second = lk_load_vec_ca(dy + p.dim);
+        if (!in_prefix) step->second = lk_load_vec_ca(dy + p.dim);
     } else {
         float one[LK_VEC<T>];
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++) one[j] = 1.0f;
         lk_pack(&step->first, one);
 #pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) one[j] = still ? 0.0f : 1.0f;
+        for (int j = 0; j < LK_VEC<T>; j++) one[j] = in_prefix ? 0.0f : 1.0f;
         lk_pack(&step->second, one);
     }
     if (DTHETA || (ACT && p.read_x)) step->x = lk_load_vec_ca(x);
 }
 
-/* g becomes dx: the activation's part of backward, for a vector of a row. */
+/* g becomes dx, for a vector of a row. */
 template <int N>
 LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool owner)
 {
@@ -789,14 +792,14 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
     for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
 }
 
-/* What backward does with a vector of a token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
+/* Backward of a vector of one token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p,
                                      bool owner, bool mine, lk_lrpe_sums<N> *sums)
 {
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
-    lk_lrpe_turn_back(g, angles, u, v);
+    lk_lrpe_rotate_back(g, angles, u, v);
     if (ACT || sums) {
         float x[N], act[N];
         lk_unpack(x, step.x), lk_unpack(act, step.x);
@@ -814,28 +817,28 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, (lk_lrpe_backward_walk_blocks<
     lk_lrpe_backward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    const int feature = at.owner ? at.lane * N : 0, count = at.owner ? at.tokens : 0, steps = ACT ? p.steps : count;
-    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch, at.head, at.token) + feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, at.batch, at.head, at.token) + feature;
-    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch, at.head, at.token) + feature;
-    const lk_lrpe_stand stand = lk_lrpe_find_stand<N>(p, at.token, feature);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
+    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
+    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + feature;
+    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
+    const lk_lrpe_origin origin = lk_lrpe_find_origin<N>(p, item.token, feature);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     lk_lrpe_step<T> next = {};
-    int64_t token = at.token;
+    int64_t token = item.token;
     if (count > 0) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
     lk_lrpe_walk<N> walk = {};
-    if (at.owner) lk_lrpe_start_walk<T>(&walk, p, at.head, feature, stand);
+    if (item.owner) lk_lrpe_start_walk<T>(&walk, p, item.head, feature, origin);
 #pragma unroll 1
     for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
         const lk_lrpe_step<T> now = next;
-        const bool still = token < p.grid.prefix, mine = !ACT || i < count;
+        const bool in_prefix = token < p.grid.prefix, mine = !ACT || i < count;
         dy += p.in_stride[3], x += p.x_stride[3], token += p.token_step;
         if (i + 1 < count) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
         lk_lrpe_angles<N> angles;
-        lk_lrpe_walk_on(&angles, &walk, still);
-        lk_lrpe_backward_step<ACT>(dx, now, angles, p, at.owner, mine, (lk_lrpe_sums<N> *)NULL);
+        lk_lrpe_walk_step(&angles, &walk, in_prefix);
+        lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, mine, (lk_lrpe_sums<N> *)NULL);
     }
 }
 
@@ -846,97 +849,98 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_B
     constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U - ACT;
     LK_SHARED(float2, table, [N * S]);
     const int group = threadIdx.x / S;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = at.owner ? at.lane * N : 0, count = lk_lrpe_batches<K>(at, group), steps = ACT ? p.steps : count;
-    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + group, at.head, at.token) + feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, at.batch + group, at.head, at.token) + feature;
-    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + group, at.head, at.token) + feature;
-    lk_lrpe_angle_share<M> share;
-    lk_lrpe_find_angles(&share, p, at, feature + group * M);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches<K>(item, group), steps = ACT ? p.steps : count;
+    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
+    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + group, item.head, item.token) + feature;
+    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
+    lk_lrpe_own_angles<M> own;
+    lk_lrpe_find_own(&own, p, item, feature + group * M);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float theta[M] = {};
-    if (at.owner) lk_lrpe_load_share<T>(theta, p, share);
+    if (item.owner) lk_lrpe_load_own<T>(theta, p, own);
     lk_lrpe_step<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
         raw[u] = {};
-        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, share.still);
+        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
     }
     lk_lrpe_angles<N> angles;
-    lk_lrpe_share_angles<K>(&angles, table, theta, share);
+    lk_lrpe_exchange_angles<K>(&angles, table, theta, own);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
         for (int u = 0; u < U; u++, dx += p.out_stride[3]) {
             if (i + u >= steps) break;
             const bool mine = !ACT || i + u < count;
-            lk_lrpe_backward_step<ACT>(dx, raw[u], angles, p, at.owner, mine, (lk_lrpe_sums<N> *)NULL);
+            lk_lrpe_backward_step<ACT>(dx, raw[u], angles, p, item.owner, mine, (lk_lrpe_sums<N> *)NULL);
         }
 #pragma unroll
         for (int u = 0; u < U && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, share.still);
+            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
     }
 }
 
-/* Backward with dtheta: a thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
- * are few slots of partial sums. It walks over tokens (TOKENS) or over the batch, with angles of its own: dtheta needs the
- * positions too, and its compensated sums take the registers that more loads would. */
+/* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
+ * are few slots of partial sums. Its inner loop is over tokens (TOKENS) or over the batch. It computes all its angles, since
+ * dtheta needs the positions too. The compensated sums take the registers that more loads would need. */
 template <class T, bool TOKENS, bool ACT>
 LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * LK_LRPE_DTHETA_THREADS + threadIdx.x);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_DTHETA_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
-    if (!ACT && !at.owner) return;
-    const int feature = at.owner ? at.lane * N : 0;
+    if (!ACT && !item.owner) return;
+    const int feature = item.owner ? item.lane * N : 0;
     lk_lrpe_turns<N> turns = {};
     lk_lrpe_angles<N> angles = {};
     lk_lrpe_sums<N> sums = {};
 #pragma unroll 1
     for (int o = 0; o < p.outers; o++) {
-        const int64_t batch = at.batch + (TOKENS ? o : 0);
-        int64_t token = at.token + (TOKENS ? 0 : o * p.token_step);
-        const bool mine = at.owner && o < (TOKENS ? at.batches : at.tokens);
-        const int count = !mine ? 0 : TOKENS ? at.tokens : at.batches, steps = ACT ? p.steps : count;
-        const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, at.head, token) + feature;
-        const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, at.head, token) + feature;
-        T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, at.head, token) + feature;
+        const int64_t batch = item.batch + (TOKENS ? o : 0);
+        int64_t token = item.token + (TOKENS ? 0 : o * p.token_step);
+        const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
+        const int count = !mine ? 0 : TOKENS ? item.tokens : item.batches, steps = ACT ? p.steps : count;
+        const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
+        const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
+        T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
         lk_lrpe_step<T> next = {};
         if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-        if (at.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, at.head, feature);
-        if (!TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, token, feature);
+        if (item.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, item.head, feature);
+        if (!TOKENS) lk_lrpe_angles_at<TOKENS>(&angles, turns, p, token, feature);
 #pragma unroll 1
         for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-            if (TOKENS) lk_lrpe_turn_to<TOKENS>(&angles, turns, p, here, feature);
-            lk_lrpe_backward_step<ACT>(dx, now, angles, p, at.owner, !ACT || i < count, &sums);
+            if (TOKENS) lk_lrpe_angles_at<TOKENS>(&angles, turns, p, here, feature);
+            lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, !ACT || i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
-    if (!at.owner) return;
-    float *slot = p.partial + (at.slot * p.heads + at.head) * p.dim + feature;
+    if (!item.owner) return;
+    float *slot = p.partial + (item.slot * p.heads + item.head) * p.dim + feature;
 #pragma unroll
     for (int j = 0; j < N; j++) slot[j] = sums.of[j];
 }
 
-/* A warp owns rows, and its lanes every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once; a longer one
- * piece by piece, and for softmax once more a piece, since what a feature needs of its row takes all of it. */
+/* A warp owns rows, and each lane every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once. A longer row
+ * is processed in pieces of that size. For softmax it is read once more per piece, since a feature needs a sum over the whole
+ * row. */
 #define LK_LRPE_ROW_N 4
 #define LK_LRPE_ROW_FEATURES (32 * LK_LRPE_ROW_N)
 
-/* Features first + lane, first + lane + 32, ... of a row; what lies beyond its end is `beyond`. */
+/* Features feature, feature + 32, ... of a row; `beyond` for those beyond its end. */
 template <class T> LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], const T *row, int feature, int dim, float beyond)
 {
 #pragma unroll
     for (int j = 0; j < LK_LRPE_ROW_N; j++) v[j] = feature + 32 * j < dim ? lk_to_float(row[feature + 32 * j]) : beyond;
 }
 
-/* act of a piece of a row: v holds it, with -inf beyond the row's end, where softmax makes 0 of it. */
+/* act of a piece of a row in v. Beyond the row's end v is -inf, and its softmax 0. */
 template <class T>
 LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, const lk_lrpe_plan &p, const T *row)
 {
@@ -959,19 +963,19 @@ template <class T>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 3) lk_lrpe_forward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
-    if (!at.owner) return;
+    if (!item.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, at.head, feature);
-        int64_t token = at.token;
-        for (int o = 0; o < at.tokens; o++, token += p.token_step) {
-            lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
-            for (int i = 0; i < at.batches; i++) {
-                const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + i, at.head, token);
-                T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + i, at.head, token);
+        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
+        int64_t token = item.token;
+        for (int o = 0; o < item.tokens; o++, token += p.token_step) {
+            lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
+            for (int i = 0; i < item.batches; i++) {
+                const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + i, item.head, token);
+                T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + i, item.head, token);
                 float v[N];
                 lk_lse state;
                 lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
@@ -981,7 +985,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 3) lk_lrpe_forward_row_kernel(
                     const int f = feature + 32 * j;
                     if (f >= p.dim) break;
                     lk_put(y + f, v[j] * angles.cos[j]);
-                    lk_put(y + p.dim + f, angles.still ? 0.0f : v[j] * angles.sin[j]);
+                    lk_put(y + p.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
                 }
             }
         }
@@ -992,19 +996,19 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 3) lk_lrpe_forward_row_kernel(
 /* A piece of dy: u and v, 0 beyond the row's end. */
 template <class T>
 LK_DEVICE void lk_lrpe_load_dy(float (&u)[LK_LRPE_ROW_N], float (&v)[LK_LRPE_ROW_N], const lk_lrpe_plan &p, const T *dy,
-                               int feature, bool still)
+                               int feature, bool in_prefix)
 {
 #pragma unroll
     for (int j = 0; j < LK_LRPE_ROW_N; j++) {
         const int f = feature + 32 * j;
         u[j] = v[j] = f < p.dim && !p.read_dy ? 1.0f : 0.0f;
         if (f < p.dim && p.read_dy) u[j] = lk_to_float(dy[f]);
-        if (f < p.dim && p.read_dy && !still) v[j] = lk_to_float(dy[p.dim + f]);
-        if (still) v[j] = 0.0f;
+        if (f < p.dim && p.read_dy && !in_prefix) v[j] = lk_to_float(dy[p.dim + f]);
+        if (in_prefix) v[j] = 0.0f;
     }
 }
 
-/* sum_f g[f] act(x[f]) over a row longer than a piece, angles and all. */
+/* sum_f g[f] act(x[f]) over a row longer than a piece. It computes the angles once more. */
 template <class T>
 LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk_lse state, int64_t head, int64_t token)
 {
@@ -1014,12 +1018,12 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
         lk_lrpe_load_turns<T, 32>(&turns, p, head, feature);
-        lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
+        lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
         float act[N], u[N], v[N], g[N];
         lk_lrpe_load_row(act, x, feature, p.dim, -INFINITY);
         lk_lrpe_normalize(act, state);
-        lk_lrpe_load_dy(u, v, p, dy, feature, angles.still);
-        lk_lrpe_turn_back(g, angles, u, v);
+        lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
+        lk_lrpe_rotate_back(g, angles, u, v);
 #pragma unroll
         for (int j = 0; j < N; j++)
             if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
@@ -1032,36 +1036,36 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_place at = lk_lrpe_find(p, (int64_t)blockIdx.x * (LK_LRPE_DTHETA_THREADS / 32) + threadIdx.x / 32);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_DTHETA_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
-    if (!at.owner) return;
+    if (!item.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, at.head, feature);
+        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
         lk_lrpe_sums<N> sums = {};
-        int64_t token = at.token;
-        for (int o = 0; o < at.tokens; o++, token += p.token_step) {
-            lk_lrpe_turn_to<32>(&angles, turns, p, token, feature);
-            for (int i = 0; i < at.batches; i++) {
-                const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, at.batch + i, at.head, token);
-                const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, at.batch + i, at.head, token);
-                T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, at.batch + i, at.head, token);
+        int64_t token = item.token;
+        for (int o = 0; o < item.tokens; o++, token += p.token_step) {
+            lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
+            for (int i = 0; i < item.batches; i++) {
+                const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + i, item.head, token);
+                const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + i, item.head, token);
+                T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + i, item.head, token);
                 float u[N], v[N], g[N], raw[N] = {}, act[N];
                 lk_lse state = lk_lse_empty();
-                lk_lrpe_load_dy(u, v, p, dy, feature, angles.still);
+                lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
                 if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
 #pragma unroll
                 for (int j = 0; j < N; j++) act[j] = raw[j];
                 lk_lrpe_activate_piece(act, &state, p, x);
-                lk_lrpe_turn_back(g, angles, u, v);
+                lk_lrpe_rotate_back(g, angles, u, v);
                 if (p.partial) lk_lrpe_add_dtheta(&sums, angles, act, u, v);
                 if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
                     float dot = 0.0f;
 #pragma unroll
                     for (int j = 0; j < N; j++)
                         if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
-                    dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, at.head, token);
+                    dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, item.head, token);
 #pragma unroll
                     for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
                 } else {
@@ -1075,13 +1079,14 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const int f = feature + 32 * j;
-            if (p.partial && f < p.dim) p.partial[(at.slot * p.heads + at.head) * p.dim + f] = sums.of[j];
+            if (p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
         }
     }
     lk_griddepcontrol_launch_dependents();
 }
 
-/* dtheta from the partial sums: a block owns 8 neighbouring elements, its warps' quarters take turns over slots and axes. */
+/* dtheta from the partial sums. A block owns 8 neighbouring elements; the 32 threads of each take every 32nd slot of each
+ * axis. */
 typedef struct {
     const float *partial;
     float *dtheta;
@@ -1089,36 +1094,36 @@ typedef struct {
     bool accumulate;
 } lk_lrpe_dtheta_plan;
 
-#define LK_LRPE_SIDE 8
-#define LK_LRPE_SHARERS (LK_LRPE_THREADS / LK_LRPE_SIDE)
+#define LK_LRPE_ELEMENTS 8
+#define LK_LRPE_ELEMENT_THREADS (LK_LRPE_THREADS / LK_LRPE_ELEMENTS)
 
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
 {
-    LK_SHARED(float, part, [LK_LRPE_THREADS]); /* [sharer][side] */
-    const int side = threadIdx.x % LK_LRPE_SIDE, sharer = threadIdx.x / LK_LRPE_SIDE;
-    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_SIDE + side, head = at / p.e;
+    LK_SHARED(float, partial, [LK_LRPE_THREADS]); /* [rank][element] */
+    const int element = threadIdx.x % LK_LRPE_ELEMENTS, rank = threadIdx.x / LK_LRPE_ELEMENTS;
+    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, head = at / p.e;
     float sum = 0.0f, lost = 0.0f;
     lk_griddepcontrol_wait();
     if (head < p.heads)
         for (int64_t f = at - head * p.e; f < p.dim; f += p.e)
 #pragma unroll 8
-            for (int64_t slot = sharer; slot < p.slots; slot += LK_LRPE_SHARERS)
+            for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS)
                 lk_lrpe_add(&sum, &lost, p.partial[(slot * p.heads + head) * p.dim + f]);
-    part[threadIdx.x] = sum;
-    for (int half = LK_LRPE_SHARERS / 2; half > 0; half /= 2) {
-        __syncthreads(); /* part is complete up to 2 half */
-        if (sharer < half) part[threadIdx.x] += part[threadIdx.x + half * LK_LRPE_SIDE];
+    partial[threadIdx.x] = sum;
+    for (int half = LK_LRPE_ELEMENT_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads(); /* partial is complete up to rank 2 half */
+        if (rank < half) partial[threadIdx.x] += partial[threadIdx.x + half * LK_LRPE_ELEMENTS];
     }
     lk_griddepcontrol_launch_dependents();
-    if (sharer > 0 || head >= p.heads) return;
-    p.dtheta[at] = p.accumulate ? p.dtheta[at] + part[side] : part[side];
+    if (rank > 0 || head >= p.heads) return;
+    p.dtheta[at] = p.accumulate ? p.dtheta[at] + partial[element] : partial[element];
 }
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
 
-/* Threads an SM up to which walks are split, and turns over the batch, which cost more to begin: 4 x 4 x 4 cells are at 0.84
- * of the ceiling unsplit and at 0.77 split in two; the most tokens of a walk, which bounds its angles' errors; up to how many
- * batches walks go over tokens; threads an SM that share dtheta's sums. */
+/* A walk over tokens is split while the launch has fewer threads per SM than FILL. A loop over the batch, which costs more to
+ * begin, is split only below BATCH_FILL. Walks have at most TOKENS_MOST tokens, which limits the error of their angles; they
+ * are for at most FEW_BATCHES batches. DTHETA_FILL threads per SM keep partial sums of dtheta. */
 #define LK_LRPE_FILL 1024
 #define LK_LRPE_BATCH_FILL 512
 #define LK_LRPE_TOKENS_MOST 16
@@ -1133,8 +1138,8 @@ LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
     return __builtin_add_overflow(cells, a->prefix, &tokens) ? INT64_MAX : tokens;
 }
 
-/* How much of the work an item does where dtheta is wanted: many tokens and batches of a head, so that its partial sums, `dim`
- * floats for each of `slots` items of a head, are few. */
+/* The work of an item with dtheta: many tokens and batches of a head, so that there are few partial sums. These are dim floats
+ * for each of a head's `slots`. */
 typedef struct {
     int64_t token_step, stretch, slots;
     size_t bytes; /* of the partial sums: the workspace */
@@ -1148,8 +1153,8 @@ LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_a
     int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
     while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
     split->token_step = tokens < slots ? tokens : slots;
-    const int64_t splits = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
-    split->stretch = lk_ceil_div(a->batch, splits);
+    const int64_t stretches = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
+    split->stretch = lk_ceil_div(a->batch, stretches);
     if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
     split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
     if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
@@ -1164,8 +1169,8 @@ LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_a
      {{a->batch, &a->name##_batch_stride, #name "_batch_stride"}, {a->heads, &a->name##_head_stride, #name "_head_stride"},    \
       {tokens, &a->name##_token_stride, #name "_token_stride"}}}
 
-/* Validates; a becomes the arguments with every default filled in, the path too, and NULL for what the call does not read. sms:
- * lk_device's, or LK_QUERY. */
+/* Validates. a becomes the arguments with every default filled in, the path too. x and dtheta become NULL where the call does
+ * not have them. sms: lk_device's, or LK_QUERY. */
 template <class T>
 LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, int sms,
                                           lk_md_lrpe_cosine_args *a, lk_lrpe_split *split)
@@ -1236,7 +1241,7 @@ LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, 
     to[0] = batch, to[1] = head, to[2] = token;
 }
 
-/* The tensors, theta and the grid. */
+/* The fields of a plan for the tensors, theta and the grid. */
 template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, bool backward)
 {
     p->tokens = lk_lrpe_tokens(&a);
@@ -1258,49 +1263,51 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
     for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
     p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
-    p->grid.prefix = a.prefix;
-    int64_t behind = 1;
-    const bool cells = p->tokens > a.prefix; /* of an empty grid nobody asks, and its other axes' product may overflow */
+    lk_lrpe_grid *const grid = &p->grid;
+    grid->prefix = a.prefix;
+    int64_t stride = 1;
+    const bool cells = p->tokens > a.prefix; /* in an empty grid the product of the other axes may overflow; it is not used */
     for (int i = a.axes - 1; i >= 0; i--) {
-        p->grid.behind[i] = lk_lrpe_make_divisor(behind);
-        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
-        if (cells) behind *= a.shape[i];
+        grid->stride[i] = lk_lrpe_make_divisor(stride);
+        grid->shape[i] = (int)(uint32_t)a.shape[i], grid->offset[i] = (int)a.offset[i];
+        if (cells) stride *= a.shape[i];
     }
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
-    const int64_t size = p->grid.behind[p->walk_axis].size;
+    const int64_t size = grid->stride[p->walk_axis].size;
     p->walk_back = lk_ceil_div(a.prefix, size), p->walk_cells = p->walk_back * size - a.prefix;
 }
 
-/* Who owns what. groups: threads that share a vector of a token and take turns over the batch. split: of dtheta. */
+/* The fields of a plan for its items. groups: of a block over the batch, else 1. split: of dtheta. */
 template <class T>
-LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int sms, bool walk_tokens,
-                                const lk_lrpe_split &split, int groups)
+LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int sms, bool walk_tokens,
+                                  const lk_lrpe_split &split, int groups)
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
     p->vecs = (int)lanes;
-    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team of a power of two, some of its lanes idle */
+    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team is a power of two; some of its lanes are idle */
         for (lanes = 1; lanes < p->vecs;) lanes *= 2;
-    const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* so that no product overflows */
+    const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* most_rows: so that no product overflows */
     const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
-    const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* a batch */
-    const int64_t behind = p->grid.behind[p->walk_axis].size;
+    const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* threads: per batch */
+    const lk_lrpe_divisor &position = p->grid.stride[p->walk_axis];
+    const int64_t cells = position.size; /* per position on walk_axis */
     p->token_step = tokens, p->stretch = 1;
     if (a.dtheta) {
         p->token_step = split.token_step, p->stretch = split.stretch;
     } else if (walk_tokens) {
         int64_t each = threads * a.batch / fill;
         if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
-        if (each > 1) p->token_step = behind * lk_ceil_div(lk_ceil_div(tokens, behind), each);
-        p->walk = p->token_step / behind;
+        if (each > 1) p->token_step = cells * lk_ceil_div(lk_ceil_div(tokens, cells), each);
+        p->walk = p->token_step / cells;
         if (p->token_step > tokens) p->token_step = tokens;
-    } else { /* stretches of whole rounds of the groups; steps are counted in ints */
-        int64_t splits = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
+    } else { /* a stretch is whole rounds of the groups; steps are counted in ints */
+        int64_t stretches = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
         const int64_t most = lk_ceil_div(a.batch, LK_LRPE_GROUPS), least = lk_ceil_div(a.batch, 1 << 30);
-        splits = splits < most ? splits : most;
-        p->stretch = lk_ceil_div(a.batch, splits > least ? splits : least);
+        stretches = stretches < most ? stretches : most;
+        p->stretch = lk_ceil_div(a.batch, stretches > least ? stretches : least);
         if (p->stretch < a.batch) p->stretch = lk_ceil_div(p->stretch, LK_LRPE_GROUPS) * LK_LRPE_GROUPS;
-        if (!vector) /* a warp a row: rows may outnumber the warps of a grid */
+        if (!vector) /* a row takes a warp: a grid may have too few */
             while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
                 p->token_step = lk_ceil_div(p->token_step, 2);
     }
@@ -1310,7 +1317,7 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a
     p->inner = lk_lrpe_make_divisor(p->heads_inner ? a.heads : p->token_step);
     p->outer = lk_lrpe_make_divisor(p->heads_inner ? p->token_step : a.heads);
     p->items = lanes * a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch);
-    p->grid.small = p->items < 1 << 30 && tokens + behind < 1 << 30;
+    p->grid.small = p->items < 1 << 30 && tokens + cells < 1 << 30;
     p->steps = walk_tokens ? p->tokens_each : (int)lk_ceil_div(p->stretch, groups);
     p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
     int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
@@ -1319,7 +1326,7 @@ LK_HOST void lk_lrpe_share_work(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a
                                     : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
 }
 
-/* The kernel of the vector path. groups 1: it walks, over tokens, or for dtheta over tokens or the batch. */
+/* The kernel of the vector path. groups: of a block over the batch; 1: a walk over tokens. */
 template <class T, bool ACT>
 LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens, int groups))(lk_lrpe_plan)
 {
@@ -1333,8 +1340,8 @@ LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_token
                     : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
 }
 
-/* Over a few batches angles are worth less than theta's turns, which hold for all tokens: a thread walks over tokens. A vector
- * on more than two axes would need too many positions: it shares its angles over a single batch too. */
+/* Over a few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
+ * of one token. A vector on more than two axes would need too many positions, so it never walks. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
@@ -1350,7 +1357,7 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
         block = walk_tokens ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS;
         if (!walk_tokens) groups = few ? LK_LRPE_FEW_GROUPS : LK_LRPE_GROUPS;
     }
-    lk_lrpe_share_work<T>(&p, a, device->sms, walk_tokens, split, groups);
+    lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
     void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;
     if (vector)
         kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens, groups)
@@ -1384,8 +1391,8 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_co
     if (a.batch > 0 && lk_lrpe_tokens(&a) > 0) status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
     if (status || !a.dtheta) return status;
     const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, split.slots, a.accumulate != 0};
-    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, lk_ceil_div(a.heads * a.e, LK_LRPE_SIDE), 1, LK_LRPE_THREADS, 0,
-                         stream, sum);
+    const int64_t grid = lk_ceil_div(a.heads * a.e, LK_LRPE_ELEMENTS);
+    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_THREADS, 0, stream, sum);
 }
 
 template <class T>

@@ -1073,13 +1073,13 @@ typedef struct {
 LK_KERNEL void place_kernel(const __grid_constant__ place_plan p)
 {
     for (int i = threadIdx.x; i < p.count; i += 32) {
-        const lk_lrpe_place at = lk_lrpe_find(p.plan, p.item[i]);
+        const lk_lrpe_item at = lk_lrpe_find_item(p.plan, p.item[i]);
         const int64_t cell = at.token - p.plan.grid.prefix;
         int64_t *found = p.found + 7 * i;
         found[0] = at.head, found[1] = at.token, found[2] = at.batch;
         found[3] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 0);
         found[4] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 1);
-        found[5] = lk_lrpe_find_stand<8>(p.plan, at.token, 0).s[0], found[6] = at.tokens;
+        found[5] = lk_lrpe_find_origin<8>(p.plan, at.token, 0).s[0], found[6] = at.tokens;
     }
 }
 
@@ -1112,7 +1112,7 @@ static void places(void)
         lk_lrpe_start_plan<lk_bf16>(&p.plan, filled, false);
         const int64_t tokens = p.plan.tokens;
         p.plan.in_stride[1] = 2 * (i % 2), p.plan.in_stride[2] = 1; /* heads outside of tokens, or inside */
-        lk_lrpe_share_work<lk_bf16>(&p.plan, filled, test.sms, walks, split, walks ? 1 : LK_LRPE_GROUPS);
+        lk_lrpe_assign_items<lk_bf16>(&p.plan, filled, test.sms, walks, split, walks ? 1 : LK_LRPE_GROUPS);
         large += !p.plan.grid.small;
         for (int n = 0; n < N; n++)
             item[n] = n % 2 ? test_below(&random, p.plan.items) : p.plan.items - 1 - n / 2 % p.plan.items;
