@@ -270,20 +270,15 @@ static void multiply_gradients(const tensors *t, const scratch *h, int64_t vocab
 /* From the f32 logits to lse, the mean loss, and dZ. */
 static lk_status launch_losses(const shape *s, const tensors *t, const scratch *h, cudaStream_t stream)
 {
-    lk_cross_entropy_forward_args forward = {};
-    forward.logits = h->logits, forward.target = t->target, forward.loss = t->loss, forward.lse = t->lse;
-    forward.valid_rows = h->valid_rows, forward.reduction = LK_REDUCTION_MEAN;
-    forward.rows = TOKENS, forward.vocab = s->vocab, forward.logits_stride = h->stride;
-    lk_status status = lk_cross_entropy_forward_workspace_bytes_f32(&forward, &forward.workspace_bytes);
-    forward.workspace = forward.workspace_bytes ? h->losses : NULL;
-    if (!status) status = lk_cross_entropy_forward_f32(&forward, stream);
-    if (status || !gives_gradient(s)) return status;
-    lk_cross_entropy_backward_args backward = {};
-    backward.logits = h->logits, backward.target = t->target, backward.lse = t->lse, backward.valid_rows = h->valid_rows;
-    backward.dlogits = h->dz, backward.dlogits_dtype = LK_DTYPE_BF16, backward.reduction = LK_REDUCTION_MEAN;
-    backward.rows = TOKENS, backward.vocab = s->vocab;
-    backward.logits_stride = backward.dlogits_stride = h->stride;
-    return lk_cross_entropy_backward_f32(&backward, stream);
+    lk_cross_entropy_args args = {};
+    args.logits = h->logits, args.target = t->target, args.loss = t->loss, args.lse = t->lse;
+    args.valid_rows = h->valid_rows, args.reduction = LK_REDUCTION_MEAN;
+    args.dlogits = h->dz, args.dlogits_dtype = LK_DTYPE_BF16;
+    args.rows = TOKENS, args.vocab = s->vocab, args.logits_stride = args.dlogits_stride = h->stride;
+    lk_status status = lk_cross_entropy_forward_workspace_bytes_f32(&args, &args.workspace_bytes);
+    args.workspace = args.workspace_bytes ? h->losses : NULL;
+    if (!status) status = lk_cross_entropy_forward_f32(&args, stream);
+    return status || !gives_gradient(s) ? status : lk_cross_entropy_backward_f32(&args, stream);
 }
 
 static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
@@ -335,23 +330,11 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
 
 static lk_linear_cross_entropy_context context;
 
-static lk_linear_cross_entropy_forward_args forward_args(const bench_case *c, const bench_buffers *set, int path)
+static lk_linear_cross_entropy_args args_of(const bench_case *c, const bench_buffers *set, int path)
 {
     const shape *s = (const shape *)c->context;
     const tensors t = tensors_of(set);
-    lk_linear_cross_entropy_forward_args args = {};
-    args.context = &context, args.x = t.x, args.weight = t.weight, args.target = t.target;
-    args.loss = t.loss, args.lse = t.lse, args.reduction = LK_REDUCTION_MEAN;
-    args.tokens = TOKENS, args.hidden = HIDDEN, args.vocab = s->vocab;
-    args.workspace = set->workspace, args.workspace_bytes = c->workspace_bytes, args.path = path ? path : s->path;
-    return args;
-}
-
-static lk_linear_cross_entropy_forward_backward_args both_args(const bench_case *c, const bench_buffers *set, int path)
-{
-    const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
-    lk_linear_cross_entropy_forward_backward_args args = {};
+    lk_linear_cross_entropy_args args = {};
     args.context = &context, args.x = t.x, args.weight = t.weight, args.target = t.target;
     args.loss = t.loss, args.lse = t.lse, args.reduction = LK_REDUCTION_MEAN;
     args.dx = t.dx, args.dweight = t.dweight, args.dweight_dtype = s->wide ? LK_DTYPE_F32 : LK_DTYPE_BF16;
@@ -366,8 +349,7 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
 {
     static const bench_case *owner;
     const bool forward = !gives_gradient((const shape *)c->context);
-    const lk_linear_cross_entropy_forward_args first = forward_args(c, set, path);
-    const lk_linear_cross_entropy_forward_backward_args both = both_args(c, set, path);
+    const lk_linear_cross_entropy_args args = args_of(c, set, path);
     lk_status status = LK_OK;
     if (owner != c) {
         if (owner) status = lk_linear_cross_entropy_destroy(&context);
@@ -375,12 +357,12 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
         if (status) return status;
         owner = c;
         if (((const shape *)c->context)->tuned)
-            status = forward ? lk_linear_cross_entropy_forward_tune_bf16(&first, stream)
-                             : lk_linear_cross_entropy_forward_backward_tune_bf16(&both, stream);
+            status = forward ? lk_linear_cross_entropy_forward_tune_bf16(&args, stream)
+                             : lk_linear_cross_entropy_forward_backward_tune_bf16(&args, stream);
     }
     if (status) return status;
-    return forward ? lk_linear_cross_entropy_forward_bf16(&first, stream)
-                   : lk_linear_cross_entropy_forward_backward_bf16(&both, stream);
+    return forward ? lk_linear_cross_entropy_forward_bf16(&args, stream)
+                   : lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
 }
 
 static size_t workspace(const bench_case *c, int path)
@@ -389,11 +371,10 @@ static size_t workspace(const bench_case *c, int path)
     if (s->workspace_mb) return (size_t)s->workspace_mb << 20;
     char *const anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
-    const lk_linear_cross_entropy_forward_args first = forward_args(c, &set, path);
-    const lk_linear_cross_entropy_forward_backward_args both = both_args(c, &set, path);
+    const lk_linear_cross_entropy_args args = args_of(c, &set, path);
     size_t bytes = 0;
-    const lk_status status = gives_gradient(s) ? lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(&both, &bytes)
-                                               : lk_linear_cross_entropy_forward_workspace_bytes_bf16(&first, &bytes);
+    const lk_status status = gives_gradient(s) ? lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(&args, &bytes)
+                                               : lk_linear_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes);
     return status ? 0 : bytes;
 }
 
@@ -619,10 +600,9 @@ static const char *plan_of(const bench_case *c)
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     lk_linear_cross_entropy_plan plan = {};
     const size_t budget = workspace(c, 0);
-    const lk_linear_cross_entropy_forward_args first = forward_args(c, &set, 0);
-    const lk_linear_cross_entropy_forward_backward_args both = both_args(c, &set, 0);
-    if (gives_gradient((const shape *)c->context)) lk_linear_cross_entropy_forward_backward_plan_bf16(&both, budget, &plan);
-    else lk_linear_cross_entropy_forward_plan_bf16(&first, budget, &plan);
+    const lk_linear_cross_entropy_args args = args_of(c, &set, 0);
+    if (gives_gradient((const shape *)c->context)) lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);
+    else lk_linear_cross_entropy_forward_plan_bf16(&args, budget, &plan);
     snprintf(remark, sizeof remarks[0], "%zu MiB: %s", budget >> 20, plan.text);
     return remark;
 }

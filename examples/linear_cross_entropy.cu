@@ -222,7 +222,7 @@ int main(void)
      * The context holds cuBLASLt's handle. */
     static lk_linear_cross_entropy_context context;
     check("init", lk_linear_cross_entropy_init(&context));
-    lk_linear_cross_entropy_forward_backward_args args = {};
+    lk_linear_cross_entropy_args args = {};
     args.context = &context, args.x = a.x, args.weight = a.weight, args.target = a.target;
     args.loss = a.loss, args.dx = a.dx, args.dweight = a.dweight;
     args.tokens = TOKENS, args.hidden = HIDDEN, args.vocab = VOCAB;
@@ -231,7 +231,7 @@ int main(void)
     lk_linear_cross_entropy_plan plan;
     check("query", lk_linear_cross_entropy_forward_backward_workspace_bytes_f32(&args, &bytes));
     check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, bytes, &plan));
-    printf("by default %zu bytes, of which cuBLASLt gets %zu: %s\n", bytes, plan.cublas_bytes, plan.text);
+    printf("by default %zu bytes, %zu of them for cuBLASLt: %s\n", bytes, plan.cublas_bytes, plan.text);
     check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, (size_t)1 << 20, &plan));
     printf("1 MiB buys: %s\n", plan.text);
     args.workspace = memory_of(NULL, plan.workspace_bytes), args.workspace_bytes = plan.workspace_bytes;

@@ -119,7 +119,7 @@ int main(void)
         .x = h.device, .weight = norm.device, .y = y.device, .rstd = rstd.device, .rows = TOKENS, .cols = HIDDEN, .eps = eps};
     static lk_linear_cross_entropy_context context;
     check("init", lk_linear_cross_entropy_init(&context));
-    lk_linear_cross_entropy_forward_backward_args both = {
+    lk_linear_cross_entropy_args both = {
         .context = &context, .x = y.device, .weight = head.device, .target = target, .loss = loss.device, .dx = dh.device,
         .dweight = dhead.device, .tokens = TOKENS, .hidden = HIDDEN, .vocab = VOCAB, .reduction = LK_REDUCTION_MEAN,
         .target_dtype = LK_TARGET_INT32};

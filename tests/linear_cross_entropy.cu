@@ -15,7 +15,7 @@
  *   dlogits       of the sizes of its terms: half an ulp of T, for dZ is kept in it; (64 + 8 |z - lse| + 4 |lse|) u; 2 E and
  *                 the error of lse. Half a unit of f16's smallest subnormal, of dZ as it is stored, where T is f16
  *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes (TF32: 2^-9 in dx, dweight);
- *                 dx also half an ulp of bf16 of what the columns give that a plan of bf16 chunks has apart
+ *                 dx also half an ulp of bf16 of what the tail columns give in a plan of bf16 chunks
  */
 #include <cuda_runtime.h>
 
@@ -56,25 +56,18 @@ LK_DECLARE_LINEAR_CROSS_ENTROPY(f16)
 LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
 #endif
 
-typedef lk_linear_cross_entropy_forward_args forward_args;
-typedef lk_linear_cross_entropy_forward_backward_args both_args;
-typedef lk_linear_cross_entropy_backward_args backward_args;
+typedef lk_linear_cross_entropy_args args_t;
 typedef lk_linear_cross_entropy_plan plan_t;
 
+/* The four functions of each direction and type. */
 #define LCE(name) lk_linear_cross_entropy_##name
 #define OF(name) {LCE(name##_f32), LCE(name##_f16), LCE(name##_bf16)}
-static lk_status (*const forward_of[])(const forward_args *, cudaStream_t) = OF(forward);
-static lk_status (*const both_of[])(const both_args *, cudaStream_t) = OF(forward_backward);
-static lk_status (*const backward_of[])(const backward_args *, cudaStream_t) = OF(backward);
-static lk_status (*const forward_tune_of[])(const forward_args *, cudaStream_t) = OF(forward_tune);
-static lk_status (*const both_tune_of[])(const both_args *, cudaStream_t) = OF(forward_backward_tune);
-static lk_status (*const backward_tune_of[])(const backward_args *, cudaStream_t) = OF(backward_tune);
-static lk_status (*const forward_plan_of[])(const forward_args *, size_t, plan_t *) = OF(forward_plan);
-static lk_status (*const both_plan_of[])(const both_args *, size_t, plan_t *) = OF(forward_backward_plan);
-static lk_status (*const backward_plan_of[])(const backward_args *, size_t, plan_t *) = OF(backward_plan);
-static lk_status (*const forward_query_of[])(const forward_args *, size_t *) = OF(forward_workspace_bytes);
-static lk_status (*const both_query_of[])(const both_args *, size_t *) = OF(forward_backward_workspace_bytes);
-static lk_status (*const backward_query_of[])(const backward_args *, size_t *) = OF(backward_workspace_bytes);
+#define ALL(name) {OF(forward##name), OF(backward##name), OF(forward_backward##name)}
+static lk_status (*const launch_of[][3])(const args_t *, cudaStream_t) = ALL();
+static lk_status (*const tune_of[][3])(const args_t *, cudaStream_t) = ALL(_tune);
+static lk_status (*const query_of[][3])(const args_t *, size_t *) = ALL(_workspace_bytes);
+static lk_status (*const plan_function_of[][3])(const args_t *, size_t, plan_t *) = ALL(_plan);
+#undef ALL
 #undef OF
 #undef LCE
 
@@ -523,13 +516,27 @@ static void fill_saved(const problem *p)
         ((float *)test_buffer_host(&buffers[LSE]))[token] = outcomes[token].counted ? (float)outcomes[token].lse : NAN;
 }
 
-static forward_args forward;
-static backward_args backward;
-static both_args both;
+static args_t args;
 
-template <class Args> static void set_common(const problem *p, void *const *at, Args *a)
+/* Everything that a direction does not have is garbage: it may not look at it. */
+static void spoil_unused(int direction)
+{
+    void *const nowhere = (void *)0x41;
+    if (direction == FORWARD) {
+        args.upstream = args.dlse = (const float *)nowhere, args.dx = args.dweight = args.dbias = nowhere;
+        args.dx_stride = args.dweight_stride = args.slice_tokens = -3;
+        args.upstream_per_token = args.accumulate = args.dweight_dtype = args.dbias_dtype = 77;
+    }
+    if (direction == BACKWARD) {
+        args.loss = args.z_loss_out = args.weight_sum = (float *)nowhere, args.valid_rows = (int64_t *)nowhere;
+        args.zero_when_empty = 77;
+    }
+}
+
+static void set_args(const problem *p, void *const *at)
 {
     const int own = p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
+    args_t *const a = &args;
     *a = {};
     a->context = &context, a->x = at[X], a->weight = at[WEIGHT], a->bias = at[BIAS], a->target = at[TARGET];
     a->class_weight = (const float *)at[CLASS_WEIGHT], a->bad_targets = (int32_t *)at[BAD_COUNT];
@@ -542,38 +549,22 @@ template <class Args> static void set_common(const problem *p, void *const *at, 
     a->reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
     a->target_dtype = p->on[INT32], a->bias_dtype = p->on[BIAS_F32] ? LK_DTYPE_F32 : own, a->fast_logits = p->on[FAST];
     a->path = p->path, a->tf32 = p->on[TF32];
-}
-template <class Args> static void set_gradients(const problem *p, void *const *at, Args *a)
-{
-    const int own = p->spelt ? p->type + 1 : LK_DTYPE_T;
     a->upstream = (const float *)at[UPSTREAM], a->dlse = (const float *)at[DLSE], a->dx = at[DX], a->dweight = at[DWEIGHT];
     a->dbias = at[DBIAS], a->dx_stride = p->stride[DX], a->dweight_stride = p->stride[DWEIGHT];
     a->slice_tokens = p->slice, a->upstream_per_token = p->on[UPSTREAM_ROWS], a->accumulate = p->on[ACCUMULATE];
     a->dweight_dtype = p->on[DWEIGHT_F32] ? LK_DTYPE_F32 : own, a->dbias_dtype = p->on[DBIAS_F32] ? LK_DTYPE_F32 : own;
-}
-template <class Args> static void set_losses(const problem *p, void *const *at, Args *a)
-{
     a->loss = (float *)at[LOSS], a->z_loss_out = (float *)at[Z_LOSS], a->lse = (float *)at[LSE];
     a->valid_rows = (int64_t *)at[VALID], a->weight_sum = (float *)at[WEIGHT_SUM], a->zero_when_empty = p->on[ZERO_WHEN_EMPTY];
-}
-
-static void set_args(const problem *p, void *const *at)
-{
-    set_common(p, at, &forward), set_losses(p, at, &forward);
-    set_common(p, at, &backward), set_gradients(p, at, &backward), backward.lse = (const float *)at[LSE];
-    set_common(p, at, &both), set_losses(p, at, &both), set_gradients(p, at, &both);
+    spoil_unused(p->direction);
 }
 
 static lk_status plan_of(const problem *p, size_t budget, plan_t *plan)
 {
-    if (p->direction == FORWARD) return forward_plan_of[p->type](&forward, budget, plan);
-    if (p->direction == BOTH) return both_plan_of[p->type](&both, budget, plan);
-    return backward_plan_of[p->type](&backward, budget, plan);
+    return plan_function_of[p->direction][p->type](&args, budget, plan);
 }
 static lk_status query(const problem *p, size_t *bytes)
 {
-    if (p->direction == FORWARD) return forward_query_of[p->type](&forward, bytes);
-    return p->direction == BOTH ? both_query_of[p->type](&both, bytes) : backward_query_of[p->type](&backward, bytes);
+    return query_of[p->direction][p->type](&args, bytes);
 }
 /* The smallest workspace, which the plan says. */
 static lk_status smallest(const problem *p, size_t *bytes)
@@ -585,19 +576,16 @@ static lk_status smallest(const problem *p, size_t *bytes)
 }
 static lk_status launch(const problem *p)
 {
-    if (p->direction == FORWARD) return forward_of[p->type](&forward, test.stream);
-    return p->direction == BOTH ? both_of[p->type](&both, test.stream) : backward_of[p->type](&backward, test.stream);
+    return launch_of[p->direction][p->type](&args, test.stream);
 }
 static lk_status tune(const problem *p)
 {
-    if (p->direction == FORWARD) return forward_tune_of[p->type](&forward, test.stream);
-    return p->direction == BOTH ? both_tune_of[p->type](&both, test.stream) : backward_tune_of[p->type](&backward, test.stream);
+    return tune_of[p->direction][p->type](&args, test.stream);
 }
 
 static void set_workspace(void *at, size_t bytes)
 {
-    forward.workspace = backward.workspace = both.workspace = at;
-    forward.workspace_bytes = backward.workspace_bytes = both.workspace_bytes = bytes;
+    args.workspace = at, args.workspace_bytes = bytes;
 }
 
 /* Also where the last upload's zones are still closed to ASan. */
@@ -710,16 +698,16 @@ static void verify_loss(const problem *p)
         test_detail("weight_sum is not %g; %s", weights, describe(p));
 }
 
-static bool columns_apart(void)
+static bool tail_columns(void)
 {
-    return strstr(plan.text, " apart") != NULL;
+    return strstr(plan.text, " tail column") != NULL;
 }
 
 static void verify_gradient(const problem *p)
 {
     const double u = 0x1p-24;
     const bool bf16_chunks = p->type == TEST_BF16 && plan.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const int64_t rounded_twice = bf16_chunks && columns_apart() ? p->vocab % 8 : 0; /* f16's are summed in f32 */
+    const int64_t rounded_twice = bf16_chunks && tail_columns() ? p->vocab % 8 : 0; /* f16's are summed in f32 */
     differentiate(p);
     for (int64_t token = 0; p->has[DX] && token < p->tokens; token++)
         for (int64_t d = 0; d < p->hidden; d++) {
@@ -800,7 +788,7 @@ static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
 static bool possible(int at, int did)
 {
     static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "smoothing with weights"};
-    static const char *const not_forward[] = {"chunks", "a short last chunk", "chunks and panels", "last columns apart",
+    static const char *const not_forward[] = {"chunks", "a short last chunk", "chunks and panels", "tail columns",
                                               "workspace above", "pointers off"}; /* of x and weight */
     const int which = did_direction[did], direction = at / PATHS, path = at % PATHS;
     if (!has_path(TEST_BF16, direction, path)) return false;
@@ -837,7 +825,7 @@ static void count(const problem *p)
     DID(DIRECTIONS, 0, "a fused plan", plan.path == FUSED), DID(DIRECTIONS, 0, "kept logits", some && plan.path != FUSED);
     DID(DIRECTIONS, 0, "one chunk", plan.chunks == 1), DID(DIRECTIONS, 0, "chunks", plan.chunks > 1);
     DID(DIRECTIONS, 0, "a short last chunk", plan.chunks > 1 && plan.chunks * plan.chunk_tokens > p->tokens);
-    DID(DIRECTIONS, 0, "last columns apart", some && columns_apart());
+    DID(DIRECTIONS, 0, "tail columns", some && tail_columns());
     const bool sliced = plan.slice_tokens > 0 && plan.slice_tokens < plan.chunk_tokens, chunks = plan.chunks > 1;
     const bool lent = sliced && strstr(plan.text, "time in dweight");
     DID(BACKWARD, -1, "slices of all", sliced && !chunks), DID(BACKWARD, -1, "slices of chunks", sliced && chunks);
@@ -1211,7 +1199,7 @@ static void sequences(int type)
         memcpy(test_buffer_host(&saved), test_buffer_back(&buffers[LSE]), saved.bytes), upload(&saved);
         p.direction = BACKWARD, settle_tensors(&p);
         if (!setup(&p, 0)) return;
-        backward.lse = (const float *)test_buffer_device(&saved);
+        args.lse = (float *)test_buffer_device(&saved);
         if (!launched(&p, launch(&p))) return;
         collect(&p), verify(&p);
         p.direction = BOTH, p.has[LOSS] = true;
@@ -1412,7 +1400,7 @@ static bool alike_but_for_the_device(const plan_t *one, const plan_t *other)
 }
 
 /* Path 0 with every workspace from the smallest up is the path that the query says, by name, in the same workspace: the same
- * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens, and a last column apart, for fused
+ * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens, and a tail column, for fused
  * gradients to be the cheaper ones. */
 static void choices_by_name(int direction, int seen)
 {
@@ -1448,7 +1436,7 @@ static void fused_refusals(void)
     static const char *const said[] = {"", "bf16", "forward and forward_backward", "label_smoothing", "multiples of 16",
                                        "multiples of 16", "multiples of 8", "2^38", ""};
     for (int i = 0; i < LENGTH_OF(said); i++) {
-        both_args a = {};
+        args_t a = {};
         plan_t of = {};
         a.x = a.weight = a.target = a.dx = dummy, a.loss = (float *)dummy, a.tokens = 4, a.hidden = a.vocab = 8, a.path = FUSED;
         if (i == 3) a.label_smoothing = 0.1f;
@@ -1457,7 +1445,7 @@ static void fused_refusals(void)
         if (i == 6) a.weight_stride = 12;
         if (i == 7) a.x_stride = ((int64_t)1 << 38) + 8;
         if (i == 8) a.max_counted = 2; /* x is copied */
-        backward_args b = {};
+        args_t b = {};
         b.x = b.weight = b.target = b.dx = dummy, b.lse = (float *)dummy, b.tokens = 4, b.hidden = b.vocab = 8, b.path = FUSED;
         const lk_status status = i == 1   ? lk_linear_cross_entropy_forward_backward_plan_f16(&a, 1 << 30, &of)
                                  : i == 2 ? lk_linear_cross_entropy_backward_plan_bf16(&b, 1 << 30, &of)
@@ -1564,7 +1552,7 @@ static void expect_error(const problem *p, lk_status want, const char *field)
     if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
     const bool pointers = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT;
-    const bool not_asked = pointers || want == LK_ERR_WORKSPACE || !strcmp(field, "context");
+    const bool not_asked = pointers || want == LK_ERR_WORKSPACE || !strcmp(field, "context") || !strcmp(field, "overlap");
     if (!test_that(answer == (not_asked ? LK_OK : want) && (asked == 12345) == (answer != LK_OK)))
         test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
@@ -1578,7 +1566,7 @@ static void expect_error(const problem *p, lk_status want, const char *field)
 #define BAD_CALL(status, field, ...) (good_calls(p), __VA_ARGS__, expect_error(p, status, field))
 
 /* The fields that every direction has. */
-template <class Args> static void common_errors(const problem *p, Args &a)
+static void common_errors(const problem *p, args_t &a)
 {
     BAD_CALL(LK_OK, "nothing", a.path = 0);
     BAD_CALL(LK_ERR_NULL, "context", a.context = NULL);
@@ -1634,7 +1622,7 @@ template <class Args> static void common_errors(const problem *p, Args &a)
     BAD_CALL(LK_OK, "a workspace at 128", MOVED(a.workspace, 128));
 }
 
-template <class Args> static void gradient_errors(const problem *p, Args &a)
+static void gradient_errors(const problem *p, args_t &a)
 {
     int64_t *const strides[] = {&a.dx_stride, &a.dweight_stride};
     const char *const stride_names[] = {"dx_stride", "dweight_stride"};
@@ -1657,7 +1645,7 @@ template <class Args> static void gradient_errors(const problem *p, Args &a)
     BAD_CALL(LK_ERR_ALIGNMENT, "dbias", MOVED(a.dbias, 1));
 }
 
-template <class Args> static void loss_errors(const problem *p, Args &a)
+static void loss_errors(const problem *p, args_t &a)
 {
     BAD_CALL(LK_ERR_ALIGNMENT, "loss", MOVED(a.loss, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "z_loss_out", MOVED(a.z_loss_out, 2));
@@ -1666,27 +1654,74 @@ template <class Args> static void loss_errors(const problem *p, Args &a)
     BAD_CALL(LK_ERR_ALIGNMENT, "weight_sum", MOVED(a.weight_sum, 2));
 }
 
-#define NO_LOSS(a) a.loss = a.z_loss_out = a.lse = a.weight_sum = NULL, a.valid_rows = NULL, a.bad_targets = NULL
+#define NO_LOSS(a)                                                                                                             \
+    a.loss = a.z_loss_out = a.weight_sum = NULL, a.valid_rows = NULL, a.bad_targets = NULL,                                    \
+    a.lse = gives_loss(p->direction) ? NULL : a.lse
+#define NO_GRADIENT(a) a.dx = a.dweight = a.dbias = NULL
+
+/* Fields that a call does not have are not looked at: a call gives the same bits without garbage in them. set_args has put it
+ * there. */
+static void unused_errors(const problem *p)
+{
+    good_calls(p);
+    const lk_status spoilt = launch(p);
+    if (!test_that(spoilt == LK_OK)) test_detail("garbage in unused fields: %s", lk_last_error());
+    const args_t with = args;
+    size_t bytes[2] = {1, 2};
+    query(p, &bytes[0]);
+    if (p->direction == FORWARD) {
+        NO_GRADIENT(args), args.upstream = args.dlse = NULL, args.dx_stride = args.dweight_stride = args.slice_tokens = 0;
+        args.upstream_per_token = args.accumulate = args.dweight_dtype = args.dbias_dtype = 0;
+    } else if (p->direction == BACKWARD) {
+        args.loss = args.z_loss_out = args.weight_sum = NULL, args.valid_rows = NULL, args.zero_when_empty = 0;
+    }
+    query(p, &bytes[1]);
+    if (!test_that(bytes[0] == bytes[1])) test_detail("garbage changes the query: %zu, %zu", bytes[0], bytes[1]);
+    args = with;
+}
+
+/* An output may not lie where another tensor does. */
+static void overlap_errors(const problem *p, args_t &a)
+{
+    if (gives_loss(p->direction)) {
+        BAD_CALL(LK_ERR_SHAPE, "overlap", a.loss = a.z_loss_out);
+        BAD_CALL(LK_ERR_SHAPE, "overlap", (a.lse = (float *)a.class_weight));
+        BAD_CALL(LK_ERR_SHAPE, "overlap", MOVED(a.lse, (char *)a.target - (char *)a.lse + 4));
+    }
+    if (!gives_gradient(p->direction)) return;
+    BAD_CALL(LK_ERR_SHAPE, "overlap", a.dx = (void *)a.x);
+    BAD_CALL(LK_ERR_SHAPE, "overlap", a.dweight = (void *)a.weight);
+    BAD_CALL(LK_ERR_SHAPE, "overlap", a.dbias = (void *)a.bias);
+    BAD_CALL(LK_ERR_SHAPE, "overlap", (a.dx = a.dweight, MOVED(a.dx, test_type_bytes[p->type])));
+    BAD_CALL(LK_OK, "inputs may share memory", a.dlse = a.upstream);
+}
+
+/* A dimension of 1 ignores its stride, except for a negative one. */
+static void stride_errors(const problem *p, args_t &a)
+{
+    BAD_CALL(LK_OK, "one token", (a.tokens = 1, a.x_stride = 3));
+    BAD_CALL(LK_OK, "one column", (a.vocab = 1, a.weight_stride = 3));
+    BAD_CALL(LK_ERR_SHAPE, "x_stride", (a.tokens = 1, a.x_stride = -3));
+    BAD_CALL(LK_ERR_SHAPE, "weight_stride", (a.vocab = 1, a.weight_stride = -3));
+    if (!gives_gradient(p->direction)) return;
+    BAD_CALL(LK_OK, "one token", (a.tokens = 1, a.dx_stride = 3));
+    BAD_CALL(LK_OK, "one column", (a.vocab = 1, a.dweight_stride = 3));
+}
 
 static void errors_of(int type, int direction)
 {
     problem problem_of = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 8);
     const problem *const p = &problem_of;
     problem_of.on[MEAN] = problem_of.on[Z] = true;
-    if (direction == FORWARD) {
-        common_errors(p, forward), loss_errors(p, forward);
-        BAD_CALL(LK_ERR_NULL, "every output", (NO_LOSS(forward)));
-        if (!test_that(forward_of[type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
-    } else if (direction == BACKWARD) {
-        common_errors(p, backward), gradient_errors(p, backward);
-        BAD_CALL(LK_ERR_NULL, "lse is", backward.lse = NULL);
-        BAD_CALL(LK_ERR_NULL, "every output", (backward.dx = backward.dweight = backward.dbias = NULL));
-        if (!test_that(backward_of[type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
-    } else {
-        common_errors(p, both), gradient_errors(p, both), loss_errors(p, both);
-        BAD_CALL(LK_ERR_NULL, "every output", (NO_LOSS(both), both.dx = both.dweight = both.dbias = NULL));
-        if (!test_that(both_of[type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
-    }
+    common_errors(p, args);
+    if (gives_gradient(direction)) gradient_errors(p, args);
+    if (gives_loss(direction)) loss_errors(p, args);
+    if (direction == BACKWARD) BAD_CALL(LK_ERR_NULL, "lse is", args.lse = NULL);
+    BAD_CALL(LK_ERR_NULL, "every output", (NO_LOSS(args), NO_GRADIENT(args)));
+    BAD_CALL(LK_OK, "bad targets alone",
+             (NO_LOSS(args), NO_GRADIENT(args), args.bad_targets = (int32_t *)test_buffer_device(&buffers[BAD_COUNT])));
+    if (!test_that(launch_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("NULL args pass");
+    unused_errors(p), overlap_errors(p, args), stride_errors(p, args);
 }
 
 /* A budget below the smallest is an error of the plan too, and says how much it takes. */
@@ -1726,7 +1761,7 @@ static void cublas_errors(int type)
     static lk_linear_cross_entropy_context fresh;
     for (int after = 0; after < 3; after++) {
         if (!test_that(lk_linear_cross_entropy_init(&fresh) == LK_OK)) test_detail("init: %s", lk_last_error());
-        good_calls(p), both.context = &fresh;
+        good_calls(p), args.context = &fresh;
         simt_cublaslt_refuse(after);
         const lk_status status = launch(p);
         simt_cublaslt_refuse(-1);
@@ -1770,7 +1805,7 @@ static void goal_plans(void)
                  {16384, 277, 533}, {32768, 399, 911}, {65536, 643, 1667}, {131072, 1130, 3178}, {50257, 529, 1320}};
     alignas(256) static int64_t dummy[32]; /* dweight may be scratch only where it is aligned so */
     for (int i = 0; i < LENGTH_OF(goals) * 2; i++) {
-        both_args a = {};
+        args_t a = {};
         plan_t of = {};
         a.x = a.weight = a.target = dummy, a.dx = a.dweight = dummy, a.loss = (float *)dummy, a.reduction = LK_REDUCTION_MEAN;
         a.tokens = 12288, a.hidden = 4096, a.vocab = goals[i / 2].vocab, a.use_ignore_index = 1, a.ignore_index = -100;
@@ -1787,14 +1822,13 @@ static void goal_plans(void)
             test_detail("vocab %lld: %s, %s, smallest %zu, cuBLASLt %zu", (long long)a.vocab, lk_status_string(status), of.text,
                         of.minimum_bytes, of.cublas_bytes);
     }
-    forward_args a = {};
+    args_t a = {};
     plan_t of = {};
     a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.tokens = 12288, a.hidden = 4096, a.vocab = 131072;
     const lk_status status = lk_linear_cross_entropy_forward_plan_bf16(&a, (size_t)64 << 20, &of);
     printf("     forward, vocab 131072, 64 MiB: %s\n", of.text);
     if (!test_that(status == LK_OK && of.matmuls == 1 && of.exact)) test_detail("%s, %s", lk_status_string(status), of.text);
-    static const char *const said[] = {"1 matmuls: ", "1 matmuls, the last column apart: ",
-                                       "1 matmuls, the last 2 columns apart: "};
+    static const char *const said[] = {"1 matmuls: ", "1 matmuls, 1 tail column: ", "1 matmuls, 2 tail columns: "};
     a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     for (int i = 0; i < 6; i++) { /* as tensor cores want it; true float does not mind */
         a.vocab = i % 3 + (i < 3 ? 50256 : 8);
@@ -1868,7 +1902,7 @@ static void choices(void)
         if (twist == WEIGHT_OFF) at[WEIGHT] = (char *)dummy + 8;
         at[TARGET] = at[LSE] = at[LOSS] = at[DX] = at[DWEIGHT] = dummy;
         set_args(&p, at);
-        forward.max_counted = backward.max_counted = both.max_counted = twist == COPIED_X ? 12000 : 0;
+        args.max_counted = twist == COPIED_X ? 12000 : 0;
         static const int seen[] = {NO_DEVICE, 80, 100, THIS_DEVICE};
         plan_t of[4] = {};
         for (int k = 0; k < 4; k++) {
@@ -1900,7 +1934,7 @@ static void shapes_alone(void)
         p.on[MEAN] = p.on[DWEIGHT_F32] = true, p.spelt = i % 2;
         void *at[TENSORS] = {};
         at[DX] = at[DWEIGHT] = at[LOSS] = (void *)1; /* wanted, and nobody knows where */
-        set_args(&p, at), forward.context = backward.context = both.context = NULL;
+        set_args(&p, at), args.context = NULL;
         plan_t open = {}, least = {}, given = {}, off = {};
         size_t bytes = 0;
         lk_status status = query(&p, &bytes);
@@ -1919,7 +1953,7 @@ static void shapes_alone(void)
                         test_type_name[type], shape, status ? lk_last_error() : "", bytes, open.text, given.text,
                         off.minimum_bytes, open.minimum_bytes);
     }
-    both_args a = {};
+    args_t a = {};
     a.vocab = 0, a.tokens = 1, a.hidden = 1;
     const lk_status called = lk_linear_cross_entropy_forward_backward_f32(&a, test.stream);
     if (!test_that(called == LK_ERR_NULL)) test_detail("NULL comes after vocab");
@@ -1970,7 +2004,7 @@ static void left_out(void)
                  {THIS_DEVICE, fused_here ? "" : other_code}};
     for (int i = 0; i < 2 * LENGTH_OF(cases); i++) {
         const bool pending = i % 2;
-        both_args a = {};
+        args_t a = {};
         plan_t of = {}, f32 = {};
         a.dx = a.loss = (float *)1, a.tokens = 600, a.hidden = 16, a.vocab = 101;
         (void)cudaGetLastError();
@@ -2004,7 +2038,7 @@ static void plans_again(void)
     int fused = 0, kept = 0; /* by path 0, where it may choose */
     uint64_t r = 1;
     for (int i = 0; i < 12000; i++) {
-        both_args a = {};
+        args_t a = {};
         plan_t of = {}, again = {};
         const int type = i % 3;
         a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.dx = i % 5 ? dummy : NULL;
@@ -2021,11 +2055,11 @@ static void plans_again(void)
         if (lengths && chance(&r, 3)) a.panel_vocab = 1 + test_below(&r, a.vocab);
         if (lengths && chance(&r, 3)) a.slice_tokens = 1 + test_below(&r, a.tokens);
         if (fits && chance(&r, 4)) a.path = FUSED;
-        both_plan_of[type](&a, SIZE_MAX, &of);
+        plan_function_of[BOTH][type](&a, SIZE_MAX, &of);
         const size_t least = of.minimum_bytes, more = of.workspace_bytes - least;
         const size_t budget = least + (size_t)test_below(&r, (int64_t)(chance(&r, 4) ? 4096 : more + 1));
-        const lk_status status = both_plan_of[type](&a, budget, &of);
-        const lk_status second = both_plan_of[type](&a, of.workspace_bytes, &again);
+        const lk_status status = plan_function_of[BOTH][type](&a, budget, &of);
+        const lk_status second = plan_function_of[BOTH][type](&a, of.workspace_bytes, &again);
         if (!test_that(!status && !second && of.workspace_bytes <= budget && !memcmp(&of, &again, sizeof of)))
             test_detail("%s, %zu of %zu bytes, at least %zu: %s; with those: %s, %s", test_type_name[type], of.workspace_bytes,
                         budget, least, of.text, lk_status_string(second), again.text);
@@ -2033,7 +2067,7 @@ static void plans_again(void)
         fused += chose && of.path == FUSED, kept += chose && of.path != FUSED;
     }
     if (!test_that(!fused_here || (fused > 100 && kept > 100))) test_detail("%d plans fused, %d not", fused, kept);
-    both_args a = {};
+    args_t a = {};
     plan_t of = {}; /* 2^64 bytes of panels and of sums of dx are more than any budget, and no fewer when they wrap around */
     a.x = a.weight = a.target = a.dx = dummy, a.tokens = INT32_MAX, a.hidden = a.vocab = 1 << 30;
     a.path = LK_LINEAR_CROSS_ENTROPY_PANELS;

@@ -205,7 +205,7 @@ static head head_of(const work *w)
     return heads[w->size];
 }
 
-template <class Args> static void linear_inputs(work *w, Args *a)
+static void linear_inputs(work *w, lk_linear_cross_entropy_args *a)
 {
     const head h = head_of(w);
     a->context = &w->context;
@@ -215,7 +215,7 @@ template <class Args> static void linear_inputs(work *w, Args *a)
     a->tokens = w->empty ? 0 : h.tokens, a->hidden = h.hidden, a->vocab = h.vocab;
     a->workspace = w->workspace, a->workspace_bytes = w->workspace_bytes, a->path = w->path;
 }
-template <class Args> static void linear_gradients(work *w, Args *a)
+static void linear_gradients(work *w, lk_linear_cross_entropy_args *a)
 {
     const head h = head_of(w);
     a->dx = tensor_of(w, "dx", OUT, h.tokens * h.hidden);
@@ -224,7 +224,7 @@ template <class Args> static void linear_gradients(work *w, Args *a)
 
 static lk_status linear_cross_entropy_forward(work *w, size_t *bytes)
 {
-    lk_linear_cross_entropy_forward_args a = {};
+    lk_linear_cross_entropy_args a = {};
     linear_inputs(w, &a);
     a.loss = (float *)tensor_of(w, "loss", OUT, head_of(w).tokens, 0, 4);
     a.lse = (float *)tensor_of(w, "lse", OUT, head_of(w).tokens, 0, 4);
@@ -233,16 +233,16 @@ static lk_status linear_cross_entropy_forward(work *w, size_t *bytes)
 
 static lk_status linear_cross_entropy_backward(work *w, size_t *bytes)
 {
-    lk_linear_cross_entropy_backward_args a = {};
+    lk_linear_cross_entropy_args a = {};
     linear_inputs(w, &a);
-    a.lse = (const float *)tensor_of(w, "lse", IN_F32, head_of(w).tokens);
+    a.lse = (float *)tensor_of(w, "lse", IN_F32, head_of(w).tokens);
     linear_gradients(w, &a);
     WITH_WORKSPACE(lk_linear_cross_entropy_backward, workspace_bytes, a);
 }
 
 static lk_status linear_cross_entropy_forward_backward(work *w, size_t *bytes)
 {
-    lk_linear_cross_entropy_forward_backward_args a = {};
+    lk_linear_cross_entropy_args a = {};
     linear_inputs(w, &a);
     a.loss = (float *)tensor_of(w, "loss", OUT, 1, 0, 4), a.reduction = LK_REDUCTION_MEAN;
     linear_gradients(w, &a);

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT
+/* lk_cublas.cuh - matrix products by cuBLASLt, each with an algorithm that is chosen once and kept.
+ *
+ *   d[i,j] = alpha sum_k a[i,k] b[k,j] + bias[i] + beta d[i,j]      i < m, j < n, all column-major, as cuBLASLt has it
+ *
+ * cuBLASLt has many algorithms for a product, and its heuristic orders them. A context keeps cuBLASLt's handle and the
+ * algorithm of each product that it has seen. The same product takes the same algorithm again, so it gives the same bits.
+ *
+ * Usage      An op keeps a context inside its own, for one device and one host thread at a time:
+ *                lk_cublas_context context;
+ *                status = lk_cublas_init(op, &context);
+ *            A call says where products run. A product has types, sizes, strides and pointers; lk fills in the rest of its key.
+ *                const lk_cublas_call call = {op, stream, &context, workspace, workspace_bytes, LK_CUBLAS_LAUNCH};
+ *                lk_cublas_product p = {};
+ *                p.key.factor_type = LK_DTYPE_BF16, p.key.type = LK_DTYPE_F32, p.key.transpose_a = 1;
+ *                p.key.m = m, p.key.n = n, p.key.k = k, p.key.lda = k, p.key.ldb = k, p.key.ldd = m;
+ *                p.a = a, p.b = b, p.d = d;
+ *                status = lk_cublas_multiply(&call, &p);
+ *            LK_CUBLAS_RESOLVE launches nothing. It only makes sure that the product has an algorithm. An op that resolves all
+ *            its products first has launched nothing when cuBLASLt refuses one.
+ *            LK_CUBLAS_TUNE times the heuristic's first algorithms and keeps the fastest. It waits for the GPU.
+ * Needs      lk_base.cuh, lk_ptx.cuh; cuBLASLt, linked with -lcublasLt.
+ * Repeatable Partial sums are added in float, in a fixed order, with every algorithm that is asked for.
+ */
+#ifndef LK_CUBLAS_CUH
+#define LK_CUBLAS_CUH
+
+#include "lk_base.cuh"
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include <cublasLt.h>
+
+/* What an algorithm is chosen for. Keys are compared byte by byte, so there is no padding. */
+typedef struct {
+    int32_t factor_type, type;        /* LK_DTYPE_* of a and b, and of d and the bias */
+    int32_t transpose_a, transpose_b; /* not 0: stored as k x m, as n x k */
+    int32_t tf32;                     /* not 0: f32 factors may be rounded to TF32 */
+    int32_t bias, scalars_on_device;  /* lk_cublas_multiply fills in these two, the alignments and the last two */
+    int32_t align_a, align_b, align_d;
+    int64_t m, n, k, lda, ldb, ldd;   /* sizes and strides between columns, in elements */
+    int64_t workspace_bytes, add;     /* add: d is read too, which may have another fastest algorithm */
+} lk_cublas_key;
+
+typedef struct {
+    lk_cublas_key key;
+    const void *a, *b, *bias; /* bias: in the type of d; NULL: none */
+    void *d;
+    bool add;             /* beta is 1, else 0 */
+    const float *scalars; /* on the device: alpha, 0 and 1; NULL: alpha is 1 */
+} lk_cublas_product;
+
+typedef struct {
+    lk_cublas_key key;
+    cublasLtMatmulAlgo_t algorithm;
+    int64_t tuned;
+} lk_cublas_choice;
+
+#define LK_CUBLAS_CHOICES 64
+#define LK_CUBLAS_MAGIC 0x6c6b6c6365747831u
+
+typedef struct {
+    uint64_t magic;
+    cublasLtHandle_t handle;
+    int device, count;
+    lk_cublas_choice choices[LK_CUBLAS_CHOICES];
+} lk_cublas_context;
+
+enum { LK_CUBLAS_RESOLVE, LK_CUBLAS_LAUNCH, LK_CUBLAS_TUNE };
+
+typedef struct {
+    const char *op;
+    cudaStream_t stream;
+    lk_cublas_context *context;
+    void *workspace;
+    size_t workspace_bytes;
+    int mode; /* LK_CUBLAS_RESOLVE, .._LAUNCH or .._TUNE */
+} lk_cublas_call;
+
+/* A product in cuBLASLt's structs. */
+typedef struct {
+    cublasLtMatmulDescOpaque_t matmul;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulPreferenceOpaque_t preference;
+} lk_cublas_description;
+
+LK_HOST lk_status lk_cublas_status(const char *op, const char *call, cublasStatus_t status)
+{
+    if (status == CUBLAS_STATUS_SUCCESS) return LK_OK;
+    return lk_fail(LK_ERR_CUBLAS, op, "%s failed with status %d, %s", call, (int)status, cublasLtGetStatusName(status));
+}
+
+LK_HOST lk_status lk_cublas_init(const char *op, lk_cublas_context *c)
+{
+    memset((void *)c, 0, sizeof *c);
+    lk_status status = lk_asked_device(op, cudaGetDevice(&c->device));
+    if (!status) status = lk_cublas_status(op, "cublasLtCreate", cublasLtCreate(&c->handle));
+    if (!status) c->magic = LK_CUBLAS_MAGIC;
+    return status;
+}
+
+LK_HOST lk_status lk_cublas_destroy(const char *op, lk_cublas_context *c)
+{
+    if (c->magic != LK_CUBLAS_MAGIC) return lk_fail(LK_ERR_VALUE, op, "context is not one that init has made");
+    c->magic = 0;
+    return lk_cublas_status(op, "cublasLtDestroy", cublasLtDestroy(c->handle));
+}
+
+/* Whether init has made the context, on the current device. Without a device that is left for others to say. */
+LK_HOST lk_status lk_cublas_check(const char *op, const lk_cublas_context *c)
+{
+    int device = -1;
+    if (c->magic != LK_CUBLAS_MAGIC) return lk_fail(LK_ERR_VALUE, op, "context is not one that init has made");
+    if (cudaGetDevice(&device) || device == c->device) return LK_OK;
+    return lk_fail(LK_ERR_VALUE, op, "context belongs to device %d; the current device is %d", c->device, device);
+}
+
+LK_HOST cudaDataType_t lk_cublas_type(int dtype)
+{
+    return dtype == LK_DTYPE_F32 ? CUDA_R_32F : dtype == LK_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+LK_HOST int32_t lk_cublas_alignment(const void *pointer)
+{
+    int32_t bytes = 256; /* the most that cuBLASLt asks about */
+    while ((uintptr_t)pointer % (uintptr_t)bytes) bytes /= 2;
+    return bytes;
+}
+
+LK_HOST cublasStatus_t lk_cublas_describe(const lk_cublas_product *p, lk_cublas_description *s)
+{
+    const lk_cublas_key *k = &p->key;
+    const cudaDataType_t factor = lk_cublas_type(k->factor_type), type = lk_cublas_type(k->type);
+    const int32_t mode = k->scalars_on_device ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+    const int32_t transpose_a = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t transpose_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS, sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t align_a = (uint32_t)k->align_a, align_b = (uint32_t)k->align_b, align_d = (uint32_t)k->align_d;
+    const uint64_t workspace = (uint64_t)k->workspace_bytes, um = (uint64_t)k->m, un = (uint64_t)k->n, uk = (uint64_t)k->k;
+    const cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasStatus_t status = cublasLtMatmulDescInit(&s->matmul, compute, CUDA_R_32F);
+#define SET(what, value)                                                                                                       \
+    if (!status) status = cublasLtMatmulDescSetAttribute(&s->matmul, CUBLASLT_MATMUL_DESC_##what, &value, sizeof value)
+#define PREFER(what, value)                                                                                                    \
+    if (!status)                                                                                                               \
+    status = cublasLtMatmulPreferenceSetAttribute(&s->preference, CUBLASLT_MATMUL_PREF_##what, &value, sizeof value)
+    SET(POINTER_MODE, mode);
+    SET(TRANSA, transpose_a);
+    SET(TRANSB, transpose_b);
+    if (k->bias) {
+        SET(EPILOGUE, epilogue);
+        SET(BIAS_POINTER, p->bias);
+    }
+    if (!status) status = cublasLtMatrixLayoutInit(&s->a, factor, k->transpose_a ? uk : um, k->transpose_a ? um : uk, k->lda);
+    if (!status) status = cublasLtMatrixLayoutInit(&s->b, factor, k->transpose_b ? un : uk, k->transpose_b ? uk : un, k->ldb);
+    if (!status) status = cublasLtMatrixLayoutInit(&s->d, type, um, un, k->ldd);
+    if (!status) status = cublasLtMatmulPreferenceInit(&s->preference);
+    PREFER(MAX_WORKSPACE_BYTES, workspace);
+    PREFER(REDUCTION_SCHEME_MASK, sums); /* partial sums are added in float, in a fixed order */
+    PREFER(MIN_ALIGNMENT_A_BYTES, align_a);
+    PREFER(MIN_ALIGNMENT_B_BYTES, align_b);
+    PREFER(MIN_ALIGNMENT_C_BYTES, align_d);
+    PREFER(MIN_ALIGNMENT_D_BYTES, align_d);
+#undef SET
+#undef PREFER
+    return status;
+}
+
+LK_HOST lk_status lk_cublas_launch(const lk_cublas_call *c, const lk_cublas_product *p, lk_cublas_description *s,
+                                   const cublasLtMatmulAlgo_t *algorithm)
+{
+    static const float one = 1.0f, zero = 0.0f;
+    const float *const alpha = p->scalars ? p->scalars : &one;
+    const float *const beta = !p->scalars ? (p->add ? &one : &zero) : p->scalars + (p->add ? 2 : 1);
+    const cublasStatus_t status =
+        cublasLtMatmul(c->context->handle, &s->matmul, alpha, p->a, &s->a, p->b, &s->b, beta, p->d, &s->d, p->d, &s->d,
+                       algorithm, c->workspace, c->workspace_bytes, c->stream);
+    return lk_cublas_status(c->op, "cublasLtMatmul", status);
+}
+
+#define LK_CUBLAS_CANDIDATES 8
+
+/* Times the algorithms and puts the one with the least median of 5 first. Each round runs all of them, so that a clock that
+ * falls with heat falls for all. The first round does not count. */
+LK_HOST lk_status lk_cublas_race(const lk_cublas_call *c, const lk_cublas_product *p, lk_cublas_description *s,
+                                 cublasLtMatmulHeuristicResult_t *results, int count)
+{
+    enum { ROUNDS = 5 };
+    cudaEvent_t from = NULL, to = NULL;
+    float times[LK_CUBLAS_CANDIDATES][ROUNDS], best = INFINITY;
+    lk_status status = lk_launched(c->op, cudaEventCreate(&from));
+    if (!status) status = lk_launched(c->op, cudaEventCreate(&to));
+    for (int round = -1; round < ROUNDS; round++)
+        for (int i = 0; i < count && !status; i++) {
+            if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+            float time = 0.0f;
+            status = lk_launched(c->op, cudaEventRecord(from, c->stream));
+            if (!status) status = lk_cublas_launch(c, p, s, &results[i].algo);
+            if (!status) status = lk_launched(c->op, cudaEventRecord(to, c->stream));
+            if (!status) status = lk_launched(c->op, cudaEventSynchronize(to));
+            if (!status) status = lk_launched(c->op, cudaEventElapsedTime(&time, from, to));
+            int at = round; /* sorted */
+            for (; at > 0 && time < times[i][at - 1]; at--) times[i][at] = times[i][at - 1];
+            if (at >= 0) times[i][at] = time;
+        }
+    int winner = 0;
+    for (int i = 0; i < count && !status; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS && times[i][ROUNDS / 2] < best) best = times[i][ROUNDS / 2], winner = i;
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    results[0] = results[winner];
+    return status;
+}
+
+/* A product with the algorithm that the context keeps for it. One that is not there yet is asked for. */
+LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_product *p)
+{
+    lk_cublas_context *const c = call->context;
+    lk_cublas_key *const key = &p->key;
+    const bool tune = call->mode == LK_CUBLAS_TUNE;
+    key->bias = p->bias != NULL, key->scalars_on_device = p->scalars != NULL, key->add = p->add;
+    key->align_a = lk_cublas_alignment(p->a), key->align_b = lk_cublas_alignment(p->b);
+    key->align_d = lk_cublas_alignment(p->d);
+    key->workspace_bytes = (int64_t)call->workspace_bytes;
+    lk_cublas_description s;
+    lk_status status = lk_cublas_status(call->op, "a cublasLt attribute", lk_cublas_describe(p, &s));
+    int at = 0;
+    while (at < c->count && memcmp(&c->choices[at].key, key, sizeof *key)) at++;
+    if (!status && (at == c->count || (tune && !c->choices[at].tuned))) {
+        cublasLtMatmulHeuristicResult_t results[LK_CUBLAS_CANDIDATES];
+        int count = 0;
+        cublasStatus_t found = cublasLtMatmulAlgoGetHeuristic(c->handle, &s.matmul, &s.a, &s.b, &s.d, &s.d, &s.preference,
+                                                              tune ? LK_CUBLAS_CANDIDATES : 1, results, &count);
+        if (!found && (count == 0 || results[0].state)) found = CUBLAS_STATUS_NOT_SUPPORTED;
+        status = lk_cublas_status(call->op, "cublasLtMatmulAlgoGetHeuristic", found);
+        if (!status && tune) status = lk_cublas_race(call, p, &s, results, count);
+        if (status) return status;
+        if (at == c->count && at == LK_CUBLAS_CHOICES) at--; /* a full table: all later products take its last entry */
+        if (at == c->count) c->count++;
+        c->choices[at] = {*key, results[0].algo, tune};
+    }
+    if (status || call->mode == LK_CUBLAS_RESOLVE) return status;
+    return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);
+}
+
+#endif /* CUDA or the simulator */
+#endif
