@@ -9,7 +9,7 @@
  *   descent of all three by the host, which a trainer would leave to a kernel of its optimiser.
  *
  * At first every letter is as likely as any other, and the loss is log 27 = 3.30 nats. A model that sees one letter cannot get
- * below what the next one is worth on average once this one is known, the conditional entropy of the text, which is counted.
+ * below the conditional entropy of the text: the average surprise of a letter when the previous one is known. It is counted.
  *
  *   make example-train_step      on a GPU, or on the CPU where there is none
  *
@@ -115,27 +115,25 @@ int main(void)
     check("cudaMalloc", cudaMalloc((void **)&target, sizeof target_host));
     check("cudaMemcpy", cudaMemcpy(target, target_host, sizeof target_host, cudaMemcpyHostToDevice));
 
-    const lk_srms_norm_forward_args forward = {
-        .x = h.device, .weight = norm.device, .y = y.device, .rstd = rstd.device, .rows = TOKENS, .cols = HIDDEN, .eps = eps};
     static lk_linear_cross_entropy_context context;
     check("init", lk_linear_cross_entropy_init(&context));
-    lk_linear_cross_entropy_args both = {
+    lk_linear_cross_entropy_args loss_args = {
         .context = &context, .x = y.device, .weight = head.device, .target = target, .loss = loss.device, .dx = dh.device,
         .dweight = dhead.device, .tokens = TOKENS, .hidden = HIDDEN, .vocab = VOCAB, .reduction = LK_REDUCTION_MEAN,
         .target_dtype = LK_TARGET_INT32};
-    lk_srms_norm_backward_args backward = {
-        .x = h.device, .rstd = rstd.device, .weight = norm.device, .dy = dh.device, .dx = dh.device, /* in place */
+    lk_srms_norm_args norm_args = { /* for forward and backward */
+        .x = h.device, .weight = norm.device, .y = y.device, .rstd = rstd.device, .dy = dh.device, .dx = dh.device, /* in place */
         .dweight = dnorm.device, .rows = TOKENS, .cols = HIDDEN, .eps = eps};
 
-    /* One workspace does for both, since one runs after the other. */
+    /* One workspace is enough for both, since they run one after the other. */
     lk_linear_cross_entropy_plan plan;
-    check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&both, (size_t)1 << 20, &plan));
-    check("query", lk_srms_norm_backward_workspace_bytes_f32(&backward, &backward.workspace_bytes));
-    const size_t bytes = plan.workspace_bytes > backward.workspace_bytes ? plan.workspace_bytes : backward.workspace_bytes;
+    check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&loss_args, (size_t)1 << 20, &plan));
+    check("query", lk_srms_norm_backward_workspace_bytes_f32(&norm_args, &norm_args.workspace_bytes));
+    const size_t bytes = plan.workspace_bytes > norm_args.workspace_bytes ? plan.workspace_bytes : norm_args.workspace_bytes;
     void *workspace = NULL;
     check("cudaMalloc", cudaMalloc(&workspace, bytes));
-    both.workspace = workspace, both.workspace_bytes = plan.workspace_bytes;
-    backward.workspace = backward.workspace_bytes ? workspace : NULL;
+    loss_args.workspace = workspace, loss_args.workspace_bytes = plan.workspace_bytes;
+    norm_args.workspace = norm_args.workspace_bytes ? workspace : NULL;
     printf("%d letters; the head: %s\n", TOKENS, plan.text);
 
     const double floor = conditional_entropy();
@@ -144,9 +142,9 @@ int main(void)
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < TOKENS * HIDDEN; i++) h.host[i] = embedding.host[letter(i / HIDDEN) * HIDDEN + i % HIDDEN];
         send(&h), send(&norm), send(&head);
-        check("norm", lk_srms_norm_forward_f32(&forward, NULL));
-        check("head", lk_linear_cross_entropy_forward_backward_f32(&both, NULL));
-        check("norm's backward", lk_srms_norm_backward_f32(&backward, NULL));
+        check("norm", lk_srms_norm_forward_f32(&norm_args, NULL));
+        check("head", lk_linear_cross_entropy_forward_backward_f32(&loss_args, NULL));
+        check("norm's backward", lk_srms_norm_backward_f32(&norm_args, NULL));
         fetch(&loss), fetch(&dhead), fetch(&dnorm), fetch(&dh);
         printf("step %2d  loss %.4f\n", step, (double)loss.host[0]);
         rises += !(loss.host[0] < last);
