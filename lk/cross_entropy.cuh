@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-/* cross_entropy.cuh - cross entropy of rows of logits, with what language models add to it, forward and backward.
+/* cross_entropy.cuh - cross entropy of rows of logits, forward and backward, with the options that language models use.
  *
- *   z[r,j]     = logit_scale logits[r,j], or softcap tanh(logit_scale logits[r,j] / softcap)
+ *   z[r,j]     = logit_scale logits[r,j]; with a softcap softcap tanh(logit_scale logits[r,j] / softcap)
  *   lse[r]     = log sum_j exp(z[r,j]),   p[r,j] = exp(z[r,j] - lse[r])
  *   class[r]   = (1 - e) w[y] (lse[r] - z[r,y]) + (e / vocab) (W lse[r] - sum_j w[j] z[r,j])
  *                with y = target[r], e = label_smoothing, w = class_weight (1 without), W = sum_j w[j]
  *   z_loss[r]  = k lse[r]^2,   k = z_loss
  *   entropy[r] = lse[r] - sum_j p[r,j] z[r,j]
- *   loss       = class[r] + z_loss[r] for each row (none), sum_r (class[r] + z_loss[r]) (sum), or
- *                sum_r class[r] / D + sum_r z_loss[r] / valid_rows (mean), where valid_rows is the number of rows counted,
- *                that is not ignored, weight_sum the sum of w[target[r]] over those of them whose target is not bad, and
- *                D = weight_sum with class weights, else valid_rows
+ *   loss       none: class[r] + z_loss[r] for each row
+ *              sum:  sum_r (class[r] + z_loss[r])
+ *              mean: sum_r class[r] / D + sum_r z_loss[r] / valid_rows
+ *                    with valid_rows = the number of rows that are not ignored, weight_sum = the sum of w[target[r]] over those
+ *                    of them with a good target, D = weight_sum with class weights, else valid_rows
  *   backward   f = upstream, over D for mean;   h = upstream, over valid_rows for mean
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
- *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]: minus the others
- *              dlogits[r,j] = dz[j] logit_scale (1 - (z[r,j] / softcap)^2)  (without softcap: dz[j] logit_scale)
+ *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]
+ *              dlogits[r,j] = logit_scale dz[j], with a softcap times 1 - (z[r,j] / softcap)^2
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/cross_entropy.cuh"           #include "lk/cross_entropy.cuh"
@@ -24,55 +25,52 @@
  *                lk_cross_entropy_args args = {.logits = logits, .target = target, .loss = loss, .lse = lse,
  *                                              .rows = rows, .vocab = vocab};
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
- *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits at once, with the fields of both.
- *            A reduced loss also wants a workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says of how
- *            many bytes: 4 a row, 4 more with z_loss and 4 more with class_weight or weight_sum; forward_backward's mean wants
- *            at least 128. It asks shapes and options, and which outputs are wanted, and neither tensors nor a device: inputs
- *            may be NULL then. lk_ce_row below is the state of a row (empty, add, merge, finish) for kernels of your own.
- *            Autograd knows upstream only after forward_backward: call that with upstream NULL, and when upstream is there
- *            multiply dlogits by it in place, by lk_scale_bf16 of lk_scale.cuh, which returns at once where it is 1.
+ *                args.dlogits = dlogits;
+ *                status = lk_cross_entropy_backward_bf16(&args, stream);    reads the lse of forward
+ *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call and needs no lse.
+ *            Workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says how many bytes forward needs. Only a
+ *            reduced loss needs them: 4 per row, 4 more with z_loss, 4 more with class_weight or weight_sum. forward_backward's
+ *            mean needs at least 128. A query reads shapes, options and which outputs are wanted; inputs may be NULL.
+ *            Autograd knows upstream only after forward_backward. Call it with upstream NULL. Later multiply dlogits in place
+ *            by upstream with lk_scale_bf16 of lk_scale.cuh, which returns at once where the factor is 1.
+ *            lk_ce_row in lk_row.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
- * Options    Zero is off, so zeroed arguments with the required fields set compute the plain loss of each row.
- *            Ignored row (use_ignore_index and target = ignore_index): it is not read; loss, z-loss, lse and entropy are 0,
- *            argmax is -1, dlogits exactly 0, whatever the row or the upstream holds. It counts nowhere.
- *            Bad target (outside [0, vocab), not ignored): loss and dlogits of the row are NaN, and so is a reduced loss; lse,
- *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum, with class
- *            weights or without: without them weight_sum is the number of rows with a good target.
- *            A stride of 0 means packed, so rows that are all the same memory (PyTorch's expanded tensors, of stride 0) cannot
- *            be given: an expanded upstream is one value, upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse is 0.
- *            Mean over nothing (D is 0): loss and z-loss are NaN, or with zero_when_empty 0 unless a row's loss is NaN; the
- *            gradients of both are 0.
- * Numerics   Sums, lse and losses are float, and built of differences to a reference of the row, never of sums of z: an offset
- *            common to all logits, 1e4 say, costs lse its digits and nothing else. forward_backward's gradient comes from the
- *            same sum. Backward's is made from the lse that it is given, whose rounding is a relative error of |lse| 2^-24 in
- *            each p[j]: 1e-6 at 16, 6e-4 at 1e4. With lse_low it is not: lse + lse_low misses the log of forward's sum by
- *            2^-23 + |lse| 2^-46 at most, so that backward is as good as forward_backward, f32 too. lse_low is 0 for ignored
- *            rows and where lse is not finite. A term of the sum has an error of (|z - reference| + 2) 2^-23, for a reference
- *            that may be up to 60 below the largest z; p[j] has the sum's and (4 + |z - lse|) 2^-23. S sums these p[j], so
- *            dz[y] is as good even where p[y] is all but 1; with z_loss, dlse or smoothing its terms may cancel, and the error
- *            is relative to the largest. Every result is rounded to its type once.
- *            Under a softcap z misses by up to |z| 2^-20, each p[j] by twice the largest of that, and 1 - (z / softcap)^2 by
- *            (5 + |logit_scale logits / softcap|) 2^-22 of itself. So f32 gradients have a bound of 8e-5 at a softcap of 40,
- *            however lse is given: 5e-6 was seen at N(0, 10), and 4e-6 of the formula in float with the C library's tanhf.
- *            An exponential below 2^-126 is 0, and so dlogits[r,j] where p[j] is below 2^-126, also if its product with f
- *            logit_scale is above that. Where the largest z is beyond float's range lse is infinite and backward's dlogits
- *            are NaN.
- *            Against float64 on an H200, N(0, 1.5), PyTorch 2.11 in brackets. bf16, mean, 4096 rows of 1024 to 131072 columns
- *            and 8192 of 32000 to 151936: relative error of the loss up to 1.0e-7 (3.4e-3), of dlogits, relative Frobenius,
- *            7.3e-4 (9.6e-4), backward and forward_backward alike. 64 and 1024 rows of 1024 to 131072, not reduced: largest
- *            |loss error| f32 1.2e-6 (1.4e-6), f16 9.5e-7 (7.7e-3), bf16 1.0e-6 (6.0e-2); dlogits f32 backward 3.4e-7,
- *            forward_backward 5.9e-8 (3.3e-8), f16 2.0e-4 (2.2e-4), bf16 1.3e-3 (1.4e-3).
- *            Target at -inf: loss +inf, gradient finite. -inf elsewhere: as if it were not there, 0 in the entropy; with
- *            smoothing the loss is +inf (NaN where its class weight is 0), as in PyTorch. Under softcap -inf is -softcap and
- *            +inf is softcap. A counted row whose z are all -inf, or hold +inf or NaN: loss, entropy and all of dlogits are
- *            NaN, lse is -inf, +inf, NaN.
- * Traffic    forward reads the logits once; backward, and forward_backward too, reads them once and writes dlogits once (rows
- *            that no cluster's shared memory holds are read twice by forward_backward). Smoothing with class weights
- *            reads class_weight along each row, backward twice. Of a row that is ignored a thread's first vector or two
- *            may be prefetched, before its target is known; by the gradients' first blocks all of one of up to 8 KiB.
+ * Options    Zero is off: zeroed arguments with the required fields set compute the plain loss of each row.
+ *            Ignored row (use_ignore_index and target = ignore_index): it is not read and counts nowhere. Its loss, z-loss, lse
+ *            and entropy are 0, argmax is -1, dlogits exactly 0, even where the row or its upstream is NaN.
+ *            Bad target (outside [0, vocab), not ignored): loss and dlogits of the row are NaN, and so is a reduced loss. lse,
+ *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum. Without
+ *            class weights weight_sum is the number of rows with a good target.
+ *            Expanded tensors of PyTorch, whose stride is 0, cannot be given, since 0 means packed. For an expanded upstream
+ *            pass one value and upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse is 0.
+ *            Mean over nothing (D is 0): loss and z-loss are NaN. With zero_when_empty they are 0, unless a row's loss is NaN.
+ *            The gradients of both are 0.
+ * Numerics   Sums, lse and losses are float. They are built of differences to a value of the row, so a common offset of all
+ *            logits costs only lse its digits. Every result is rounded to its type once.
+ *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
+ *            largest z. p[j] has the sum's error and (4 + |z - lse|) 2^-23.
+ *            dz[y] is built from S and not from p[y] - 1, so it is as good where p[y] is almost 1. With z_loss, dlse or
+ *            smoothing its terms may cancel; the error is then relative to the largest term.
+ *            Backward uses the lse that it is given. Its rounding is a relative error of |lse| 2^-24 in each p[j]: 1e-6 at 16,
+ *            6e-4 at 1e4. lse_low removes that: lse + lse_low misses the log of forward's sum by 2^-23 + |lse| 2^-46 at most,
+ *            so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is not finite.
+ *            Softcap: z is off by up to |z| 2^-20, each p[j] by twice the largest of that, and 1 - (z / softcap)^2 by
+ *            (5 + |logit_scale logits / softcap|) 2^-22 of itself. For f32 gradients at a softcap of 40 that is at most 8e-5.
+ *            An exponential below 2^-126 is 0, and so is dlogits[r,j] where p[j] is below 2^-126.
+ *            Where the largest z is beyond float's range lse is infinite and backward's dlogits are NaN.
+ *            Measured against float64 (PyTorch 2.11 in brackets), bf16, mean, 1024 to 151936 columns: the loss's relative error
+ *            is up to 1.0e-7 (3.4e-3); that of dlogits, relative Frobenius, 7.3e-4 (9.6e-4).
+ *            Target at -inf: the loss is +inf, the gradient finite. -inf elsewhere: as if the column were not there, 0 in the
+ *            entropy. With smoothing the loss is then +inf, or NaN where its class weight is 0, as in PyTorch. Under a softcap
+ *            -inf is -softcap and +inf is softcap. A counted row whose z are all -inf, or that has +inf or NaN: loss, entropy
+ *            and dlogits are NaN; lse is -inf, +inf or NaN.
+ * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once; only rows that
+ *            no cluster's shared memory can hold are read twice by forward_backward. Smoothing with class weights reads
+ *            class_weight along each row, backward twice. Of an ignored row up to two vectors per thread may be prefetched
+ *            before its target is known, and by the first blocks of a gradient all of a row of up to 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
- * Source     Label smoothing: Szegedy et al., 2016, as PyTorch's cross_entropy has it; z-loss: Chowdhery et al., "PaLM", 2022;
- *            softcap: Gemma 2, 2024.
+ * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
+ *            2, 2024.
  */
 #ifndef LK_CROSS_ENTROPY_CUH
 #define LK_CROSS_ENTROPY_CUH
@@ -82,15 +80,15 @@
 /* Which kernel runs. Every path takes every shape and every option. */
 enum {
     LK_CROSS_ENTROPY_AUTO = 0,
-    LK_CROSS_ENTROPY_WARP = 1,   /* a row by a team of 1 to 32 lanes, or of a few warps, several rows a block */
+    LK_CROSS_ENTROPY_WARP = 1,   /* a row by a team of 1 to 32 lanes, or of a few warps, several rows per block */
     LK_CROSS_ENTROPY_BLOCK = 2,  /* a row by a block */
     LK_CROSS_ENTROPY_CLUSTER = 3 /* sm_90 and later: a row by a cluster of blocks */
 };
 
-/* What `reduction` says: PyTorch's numbers. */
+/* Values of `reduction`: PyTorch's numbers. */
 enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 
-/* What `target_dtype` says. */
+/* Values of `target_dtype`. */
 enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
 
 /* One struct for the three calls, so that a training step fills it once. F: forward, B: backward, FB: forward_backward. Fields
@@ -160,7 +158,7 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- What forward and backward share ------------------------------------------------------------------------------------ */
+/* ---- Used by forward and backward --------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_THREADS_LOG2 8
 #define LK_CROSS_ENTROPY_THREADS (1 << LK_CROSS_ENTROPY_THREADS_LOG2)
@@ -180,7 +178,7 @@ LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slop
     return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
 }
 
-/* What a row's target says. */
+/* What a row's target means. */
 typedef struct {
     int y;             /* the target, -1 where it is ignored or bad */
     bool counted, bad; /* bad: counted, and outside [0, vocab) */
@@ -198,13 +196,13 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
     return lk_ce_label_of(a, y);
 }
 
-/* The same in two steps, so that what stands between them does not wait for the target: its words, 0 of a row that is not
- * there; and what they say. */
+/* The same in two steps, so that code between them does not wait for the target: load its words (0 where there is no such row),
+ * then interpret them. */
 typedef struct alignas(8) {
     uint32_t low, high;
 } lk_ce_word;
 
-template <class Args> LK_DEVICE lk_ce_word lk_ce_request(const Args &a, int64_t row)
+template <class Args> LK_DEVICE lk_ce_word lk_ce_load_word(const Args &a, int64_t row)
 {
     const uint32_t *target = (const uint32_t *)a.target;
     const bool wide = a.target_dtype == LK_TARGET_INT64;
@@ -213,7 +211,7 @@ template <class Args> LK_DEVICE lk_ce_word lk_ce_request(const Args &a, int64_t 
     if (row < a.rows && wide) word.high = target[2 * row + 1];
     return word;
 }
-template <class Args> LK_DEVICE lk_ce_label lk_ce_received(const Args &a, int64_t row, lk_ce_word word)
+template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of_word(const Args &a, int64_t row, lk_ce_word word)
 {
     if (row >= a.rows) return {-1, false, false};
     const int64_t wide = (int64_t)((uint64_t)word.high << 32 | word.low);
@@ -222,30 +220,29 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_received(const Args &a, int64_
 
 /* ---- Sums over all rows ------------------------------------------------------------------------------------------------- */
 
-/* A reduced loss is a launch behind the rows, which leave their terms in the workspace. The other way, where the block that
- * draws the last of as many tickets as there are blocks adds up, was as fast in forward and slower in forward_backward on an
- * H200, in an earlier form: 5 us of 41 at 4096 rows of 8192, 8 of 533 at 131072. */
+/* A reduced loss takes a launch of its own after the rows, which leave their terms in the workspace. In forward_backward that
+ * is faster than a sum by the block that ends last. */
 
-/* The terms of the rows, each kind an array [rows] at a multiple of 128 bytes: few blocks read them all. An ignored row leaves
- * -0 for its class term, which adds nothing to a sum. No other row leaves -0, and those that do not are the rows counted. */
+/* The terms of the rows. Each kind is an array [rows] at a multiple of 128 bytes. An ignored row leaves -0 for its class term,
+ * which adds nothing to a sum. No other row leaves -0, so the count of the others is valid_rows. */
 typedef struct {
     float *loss;   /* the class terms; NULL: no reduced loss is wanted */
     float *z;      /* the z-losses; NULL without z_loss */
-    float *weight; /* w[y], 0 where y is ignored or bad; NULL where neither a mean nor the caller wants their sum */
+    float *weight; /* w[y], 0 where y is ignored or bad; NULL where their sum is not needed */
 } lk_ce_terms;
 #define LK_CE_IGNORED 0x80000000u /* the bits of -0 */
 
-/* The counts of all rows, where a mean's gradients want them before the rows. The first bytes of the workspace; behind them lie
- * the rows' terms. */
+/* The counts of all rows, where a mean's gradients need them before the rows. The first bytes of the workspace; the rows' terms
+ * follow. */
 typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     int64_t valid_rows;
     float weight_sum; /* where there are class weights */
 } lk_ce_tally;
 
-/* Brings one state a warp together. Who calls: every thread of a block of THREADS, or of a cluster of MOST such blocks at most,
- * once a kernel, with a state that is its warp's; before it, anywhere, lk_cluster_begin() unless MOST is 1. Who holds the
- * result, blocks * THREADS / 32 states: the first warp of the block with rank 0; the others get NULL. A peer may end after the
- * call. */
+/* Collects one state per warp in the block with rank 0. Who calls: every thread of a block of THREADS, or of a cluster of at
+ * most MOST such blocks, once per kernel, with the state of its warp. Unless MOST is 1, lk_cluster_begin() comes anywhere
+ * before. Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. A peer may end
+ * after the call. */
 template <int THREADS, int MOST = 8, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
     constexpr int WARPS = THREADS / 32;
@@ -268,21 +265,21 @@ template <int THREADS, int MOST = 8, class State> LK_DEVICE const State *lk_ce_c
     return warp == 0 ? inbox : NULL;
 }
 
-/* What a warp, or all of them, has of the sums. A warp's count is below 2^32 while the rows' targets fit in memory. */
+/* The sums of a warp, or of all. A warp's count is below 2^32, since the rows' targets fit in memory. */
 template <class Int> struct alignas(16) lk_ce_sums {
     float loss, z, weight;
     Int count;
 };
 
 /* Kahan's sum. An infinite one stays as it is. */
-LK_DEVICE void lk_ce_grow(float *sum, float *lost, float x)
+LK_DEVICE void lk_ce_kahan_add(float *sum, float *lost, float x)
 {
-    const float part = x - *lost, grown = *sum + part, over = (grown - *sum) - part;
+    const float part = x - *lost, total = *sum + part, over = (total - *sum) - part;
     *lost = lk_is_finite(over) ? over : 0.0f;
-    *sum = grown;
+    *sum = total;
 }
 
-/* The sums over all threads, from those of each, for the threads that lk_ce_collect gives the states; the others get false. */
+/* The sums over all threads. Returns true for the threads that get the states of lk_ce_collect, false for the others. */
 template <int THREADS, int MOST>
 LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce_sums<int64_t> *all)
 {
@@ -311,7 +308,7 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     return true;
 }
 
-/* What forward's kernels are given of a call. Gradients' kernels are given all of it. */
+/* The fields that forward's kernels get. Gradients' kernels get all fields. */
 typedef struct {
     const void *logits, *target;
     const float *class_weight;
@@ -327,11 +324,11 @@ typedef struct {
 } lk_cross_entropy_forward_call;
 
 typedef struct {
-    lk_cross_entropy_forward_call a; /* the targets, and where the counts go */
-    lk_ce_tally *tally;              /* here too; NULL: not */
+    lk_cross_entropy_forward_call a; /* the targets, and where the counts are written */
+    lk_ce_tally *tally;              /* the counts are written here too; NULL: not */
 } lk_cross_entropy_count_plan;
 
-/* A thread's share of the count: U rows at once, since a look at one alone takes as long. */
+/* The part of the count that a thread makes. It looks at U rows at once, which takes as long as one. */
 template <int THREADS, int MOST, class Int>
 LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &a, const Int *target)
 {
@@ -353,7 +350,7 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &
             for (int u = 0; u < U; u++)
                 if (u * THREADS < left) y[u] = at[u * THREADS];
         }
-        unsigned counted = 0; /* a bit each */
+        unsigned counted = 0; /* one bit per row */
 #pragma unroll
         for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
         s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
@@ -366,7 +363,7 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &
         }
 #pragma unroll
         for (int u = 0; u < U; u++) sum += w[u];
-        lk_ce_grow(&s.weight, &lost, sum);
+        lk_ce_kahan_add(&s.weight, &lost, sum);
     }
     return s;
 }
@@ -406,8 +403,8 @@ LK_DEVICE float lk_ce_add_four(uint4 t, unsigned *count)
     return (__uint_as_float(t.x) + __uint_as_float(t.y)) + (__uint_as_float(t.z) + __uint_as_float(t.w));
 }
 
-/* A thread's share of the sum of an array of terms, and of the count of those that are not -0. Groups of four are read at once,
- * U of them in flight; what is left below four goes to the first threads. Nothing behind the last row is read. */
+/* The part of the sum of an array of terms that a thread makes; it counts the terms that are not -0. Groups of four are read at
+ * once, U of them in flight. The first threads take the last rows % 4 terms. Nothing after the last row is read. */
 template <int THREADS, int MOST, int U = 4>
 LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
 {
@@ -422,7 +419,7 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
         const uint4 *at = groups + first + threadIdx.x;
         const int64_t left = whole - first;
         uint4 next[U];
-        if (left >= BATCH) { /* where loads are not predicated, all of them start before the first is waited for */
+        if (left >= BATCH) { /* loads without predicates all start before the first is waited for */
 #pragma unroll
             for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
         } else {
@@ -435,7 +432,7 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
         float part = 0.0f;
 #pragma unroll
         for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
-        lk_ce_grow(&sum, &lost, part);
+        lk_ce_kahan_add(&sum, &lost, part);
     }
     if (!rest) return sum;
     const float single = terms[whole * 4 + threadIdx.x];
@@ -453,7 +450,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     lk_griddepcontrol_wait();
     lk_ce_sums<unsigned> own = {};
     lk_ce_sums<int64_t> s;
-    unsigned again = 0; /* the same rows, of which the class terms have the count */
+    unsigned again = 0; /* the same rows: the class terms have the count already */
     own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, p.rows, &own.count);
     if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, p.rows, &again);
     if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
@@ -471,10 +468,8 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     if (p.weight_sum) *p.weight_sum = s.weight;
 }
 
-/* The same of few rows' class terms alone, 16 THREADS rows at most, by one block. It is in a chain behind the rows, where
- * instructions come late: there are few of them, and every load is on its way before anything is waited for. On an H200, 4096
- * rows of 1024 take 4.76 us with it and 3.72 without a sum; in earlier forms of both 4.93 by 256 threads, 5.15 by 128, 4.97 by
- * 512, and 5.23 by the kernel above. */
+/* The same for the class terms alone of at most 16 THREADS rows, by one block. The previous kernel has to end first, so this
+ * one is short: few instructions, and all loads start before the first is waited for. */
 template <int THREADS>
 LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const __grid_constant__ lk_cross_entropy_sum_plan p)
 {
@@ -515,13 +510,13 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const 
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------ */
 
-/* Plain rows (nothing but loss, z-loss and lse, without smoothing and softcap) are read by lk_lse_read, all others with a
+/* Plain rows (loss, z-loss, lse and lse_low only, without smoothing and softcap) are read by lk_lse_read, all others with a
  * running maximum. */
 
 typedef struct {
-    lk_cross_entropy_forward_call a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
+    lk_cross_entropy_forward_call a; /* loss and z_loss_out: [rows] here, NULL where they are reduced */
     lk_ce_terms terms; /* for a reduced loss */
-    int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or a cluster */
+    int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
 } lk_cross_entropy_forward_plan;
 
 /* Adds the logits x of columns col, col + 1, ... to the state. */
@@ -535,7 +530,7 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
     }
-    if (a.argmax) { /* few vectors hold a new largest logit */
+    if (a.argmax) { /* few vectors have a new largest logit */
         float most = x[0];
         bool nan = false;
 #pragma unroll
@@ -553,15 +548,15 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
     return lk_ce_row_add(s, v, w, a.logit_scale);
 }
 
-/* Adds one logit, the target's to the argmax alone. */
-template <class Args> LK_DEVICE lk_ce_row lk_ce_take_but(lk_ce_row s, float x, int col, int y, const Args &a)
+/* Adds one logit; the target's only to the argmax. */
+template <class Args> LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const Args &a)
 {
     const float one[1] = {x};
     if (col != y) return lk_ce_take(s, one, col, a);
     return a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
-/* Writes a row's results, and its terms of the sums over all where they are wanted; one thread of the row. weight: w[y]; all:
+/* Writes a row's results, and its terms where a reduced loss is wanted. One thread of the row calls it. weight: w[y]; all:
  * entropy and argmax too. */
 template <bool all, class Args>
 LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms terms, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
@@ -593,20 +588,20 @@ template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
     return {head, vocab - vecs * LK_VEC<T>, vecs};
 }
 
-/* A row's target on its way into the L2. */
+/* Prefetches a row's target into the L2. */
 template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_t row)
 {
     lk_prefetch_l2((const char *)a.target + row * (a.target_dtype == LK_TARGET_INT64 ? 8 : 4));
 }
 
-/* What only the thread that writes a row's results needs: its label, and the target's logit and class weight. */
+/* For the thread that writes a row's results alone: its label, and the target's logit and class weight. */
 template <class T> struct lk_ce_target {
     lk_ce_label label;
     float weight;
     T logit; /* undefined where there is no target */
 };
 
-/* Writes the results of a plain row; one thread of it. s has max = v: see lk_ce_row. */
+/* Writes the results of a plain row; one thread of it calls it. s has max = v: see lk_ce_row. */
 template <class T>
 LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
 {
@@ -616,26 +611,20 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
     lk_ce_put<false>(p.a, p.terms, row, target.label, target.weight, state);
 }
 
-/* Nothing of an ignored row is to be read, so that rows wait for their targets first. Meanwhile, and while the grid in front
- * ends, the targets and a thread's first vectors are brought into the L2, which reads nothing. On an H200, in us, by one vector
- * behind the wait, by one in front of it and by two: 4096 rows of 1024 3.76, 3.72 and 3.96, of 2048 5.79, 5.61 and 5.59, of
- * 4096 9.84, 9.65 and 9.50; 64 of 128256, by clusters, 6.27, 6.17 and 6.29. Whole rows at once by cp.async.bulk.prefetch took
- * forward 18 to 26 % longer, and dependents that come early 2 to 4 % on 1024 and 2048.
+/* An ignored row is not read, so rows wait for their targets first. Until then, and while the previous kernel ends, targets and
+ * a thread's first vectors are prefetched into the L2. More than that is slower: whole rows, or an early start of the next
+ * kernel. Ignored rows pay for their prefetched vectors; a prefetch by the first wave of blocks alone would cost all others
+ * more.
  *
- * Of an ignored row that much is fetched for nothing: 4096 rows of 32768, half of them ignored, take 35.5 us instead of 34.3.
- * By the first wave of blocks alone 16384 and 32768 columns would take 2 to 3 % longer where nothing is ignored.
- *
- * A team of up to 32 lanes owns a plain row. The results of all rows of a block are made by its first threads, one a row: what
- * takes 135 instructions, and the way to the target's logit, then cost one warp's instead of every warp's. On an H200, 4096
- * rows of 2048 in earlier forms: 0.828 of the ceiling, by blocks of 256 threads 0.818, of 512 0.664. An ignored row is not
- * read. */
+ * A team of up to 32 lanes owns a plain row. The first threads of a block make the results of all its rows, one row per thread:
+ * that work then costs one warp, not every warp. Small blocks are faster. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
-#define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* on an SM, as far as registers go without spills */
+#define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* per SM: as many as registers allow without spills */
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY_WARP_BLOCKS)
     lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
 {
-    /* Rows of more than 2048 bytes, which U = 4 is for, have whole warps. */
+    /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
@@ -643,7 +632,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
     const bool writes = (int)threadIdx.x < rows && result < a.rows;
     LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
     lk_lse_share<T> share = {};
-    if (row < a.rows) { /* lanes without a row still take part in the warp's reduction */
+    if (row < a.rows) { /* lanes without a row take part in the warp's reduction */
         const T *logits = (const T *)a.logits + row * a.logits_stride;
         share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
     }
@@ -679,7 +668,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const lk_cross_entropy_forward_call &a = p.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_lse_share<T> share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
-    LK_SHARED(lk_ce_target<T>, target, [1]); /* by one thread for itself, since registers are for loads */
+    LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
     LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
     lk_lse_cluster_begin(inbox);
@@ -690,7 +679,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_lse_start(raw, share, size_log2);
-    T logit = {}; /* the target's, which nobody waits for yet */
+    T logit = {}; /* the target's; nothing waits for it yet */
     if (rank == 0) {
         target->label = label, target->weight = 1.0f;
         if (label.y >= 0) logit = logits[label.y];
@@ -704,13 +693,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_ce_put_plain(p, row, *target, s);
 }
 
-/* What a thread puts into shared memory while the row is read, since registers are for loads: what only the thread with rank 0
- * needs, the target and its logit and class weight, and how the row splits, with the thread's first single element. */
+/* What a thread keeps in shared memory while the row is read, since registers are for loads: how the row splits, the thread's
+ * first single element, and, for the thread with rank 0, the target with its logit and class weight. */
 typedef struct {
     lk_ce_label label;
     float target, weight, single;
     lk_split split;
-} lk_ce_aside;
+} lk_ce_forward_spill;
 
 /* A team of threads owns a row that is not plain: up to 32 lanes of a warp, a block, or a cluster of blocks. */
 template <class T, int U, int BLOCKS>
@@ -722,12 +711,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
-    LK_SHARED(lk_ce_aside, asides, [LK_CROSS_ENTROPY_THREADS]);
-    lk_ce_aside *aside = &asides[threadIdx.x];
+    LK_SHARED(lk_ce_forward_spill, spills, [LK_CROSS_ENTROPY_THREADS]);
+    lk_ce_forward_spill *spill = &spills[threadIdx.x];
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    lk_ce_aside own = {{-1, false, false}, -INFINITY, 1.0f, 0.0f, {}};
-    if (row < a.rows) own.label = lk_ce_look_up(a, row); /* lanes without a row still take part in the warp's reduction */
+    lk_ce_forward_spill own = {{-1, false, false}, -INFINITY, 1.0f, 0.0f, {}};
+    if (row < a.rows) own.label = lk_ce_look_up(a, row); /* lanes without a row take part in the warp's reduction */
     if (own.label.counted) own.split = lk_split_row(logits, a.vocab);
     if (rank == 0 && own.label.y >= 0) {
         own.target = lk_to_float(logits[own.label.y]);
@@ -740,7 +729,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     for (int u = 0; u < U; u++)
         if (u < count) raw[u] = lk_load_vec(first + u * step);
     if (rank < own.split.edge) own.single = lk_to_float(logits[lk_edge_col<T>(own.split, rank)]);
-    *aside = own;
+    *spill = own;
 
     lk_ce_row s = lk_ce_row_empty();
     int col = own.split.head + rank * LK_VEC<T>;
@@ -754,9 +743,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
             s = lk_ce_take(s, x, col, a);
         }
     }
-    for (int i = rank; i < aside->split.edge; i += team) {
-        const int64_t edge = lk_edge_col<T>(aside->split, i);
-        const float single[1] = {i == rank ? aside->single : lk_to_float(logits[edge])};
+    for (int i = rank; i < spill->split.edge; i += team) {
+        const int64_t edge = lk_edge_col<T>(spill->split, i);
+        const float single[1] = {i == rank ? spill->single : lk_to_float(logits[edge])};
         s = lk_ce_take(s, single, edge, a);
     }
     lk_griddepcontrol_launch_dependents();
@@ -773,64 +762,64 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     }
     if (rank == 0 && row < a.rows) {
         float slope;
-        s.target = a.softcap > 0.0f ? lk_ce_cap(aside->target, a.logit_scale, a.softcap, &slope) : aside->target;
-        lk_ce_put<true>(a, p.terms, row, aside->label, aside->weight, s);
+        s.target = a.softcap > 0.0f ? lk_ce_cap(spill->target, a.logit_scale, a.softcap, &slope) : spill->target;
+        lk_ce_put<true>(a, p.terms, row, spill->label, spill->weight, s);
     }
 }
 
 /* ---- Backward and forward_backward -------------------------------------------------------------------------------------- */
 
-/* One kernel is both. A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. All of a row is
- * on its way into shared memory at once, to the thread that will use it: a thread's vectors stand in slots of its own, which
- * costs no barrier. forward_backward sums them as they land, the team exchanges its sums, and the gradients are made from the
- * slots; backward, which is given lse, makes them as they land. Copies, exponentials and stores overlap because an SM has
- * several rows in different stages: the first blocks of each SM start one after another (see `stagger`), later ones when one
- * has ended. Left alone they would all load, then all compute, then all store.
- * Vectors that find no slot, in rows longer than a cluster can hold, are read where they are used: twice in forward_backward.
- * The thread that owns the target's element writes it, after its vector. */
-#define LK_CROSS_ENTROPY_FEW 8   /* slots a thread while a row has less threads than a block can have; in backward, a cluster */
-#define LK_CROSS_ENTROPY_MANY 16 /* and in forward_backward while it has less than a cluster can have */
+/* One kernel for both. A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous
+ * copies bring a whole row into shared memory. Each thread copies its own vectors into slots of its own, so no barrier is
+ * needed.
+ *   forward_backward   sums the vectors as they arrive; the team exchanges its sums; gradients are made from the slots.
+ *   backward           has lse, and makes gradients from the vectors as they arrive.
+ * Copies, exponentials and stores overlap because an SM has several rows in different stages. For that the first blocks of each
+ * SM start one after another (see `stagger`); otherwise they would all load, then all compute, then all store. Vectors without
+ * a slot, in rows longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns
+ * the target's element writes it, after its vector. */
+#define LK_CROSS_ENTROPY_FEW 8   /* slots per thread until a row has a whole block; in backward, until it has a cluster */
+#define LK_CROSS_ENTROPY_MANY 16 /* in forward_backward, slots per thread until a row has a cluster */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
-/* Blocks of that size on an SM, as far as registers go without spills. */
+/* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
-#define LK_CROSS_ENTROPY_STAGGER 34 /* bytes an SM can load in a ns */
+#define LK_CROSS_ENTROPY_STAGGER 34 /* bytes that an SM can load in a ns */
 
 typedef struct {
-    lk_cross_entropy_args a; /* loss and z_loss_out are [rows] here, NULL where they are reduced */
+    lk_cross_entropy_args a;   /* loss and z_loss_out: [rows] here, NULL where they are reduced */
     lk_ce_terms terms;         /* for a reduced loss */
     const float *given;        /* backward: lse [rows] */
-    const float *given_low;    /* and what it was rounded by; NULL: 0 */
-    const int64_t *valid_rows; /* for mean; NULL: */
-    int64_t valid;             /* that many */
+    const float *given_low;    /* what lse was rounded by; NULL: 0 */
+    const int64_t *valid_rows; /* for mean; NULL: `valid` is used */
+    int64_t valid;             /* the number of rows counted, where valid_rows is NULL */
     const float *weight_sum;   /* for mean with class weights */
     int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
     int team_log2;             /* as in forward */
-    int slots;                 /* a thread */
-    int sms, wave, stagger;    /* about `wave` blocks run at once; of the first each starts `stagger` ns after the one before it
-                                  on its SM, but where rows are short */
-    int inside;                /* 0 or 1: of short rows, which count for a mean themselves */
+    int slots;                 /* per thread */
+    int sms, wave, stagger;    /* about `wave` blocks run at once; each of them starts `stagger` ns after the one before it on
+                                  its SM, except for short rows */
+    int inside;                /* 0 or 1: short rows, whose kernel counts the rows for a mean itself */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
 } lk_cross_entropy_gradient_plan;
 
-/* Where a thread stands: in its team, and its share of a row, which is single elements `rank`, `rank` + `team`, ... and `count`
- * vectors, `jump` elements apart. Those from p.slots on have no slot. What rarely runs is given this anew, out of line, so that
- * nobody holds it in registers. */
-template <class T> struct lk_ce_place {
+/* What a thread reads of a row: single elements `rank`, `rank` + `team`, ... and `count` vectors that are `jump` elements
+ * apart. Vectors from p.slots on have no slot. Functions that rarely run compute this again, so that it takes no registers. */
+template <class T> struct lk_ce_share {
     const T *logits, *first;
     int head, vecs, edge; /* of the row, as in lk_split */
     int rank, team, count, jump;
 };
 
-/* The row of a thread, from its number as it is read now. */
+/* The row of a thread, from its index as it is read now. */
 LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_gradient_plan &p)
 {
     return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> p.team_log2;
 }
 
-template <class T> LK_DEVICE lk_ce_place<T> lk_ce_find(const lk_cross_entropy_gradient_plan &p, int64_t row)
+template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_gradient_plan &p, int64_t row)
 {
-    lk_ce_place<T> at = {};
+    lk_ce_share<T> at = {};
     at.team = 1 << p.team_log2;
     at.rank = (int)(blockIdx.x * blockDim.x + lk_tid_x()) & (at.team - 1), at.jump = at.team * LK_VEC<T>;
     at.logits = (const T *)p.a.logits + row * p.a.logits_stride;
@@ -844,41 +833,41 @@ template <class T> LK_DEVICE lk_ce_place<T> lk_ce_find(const lk_cross_entropy_gr
 }
 
 /* The column of single element i of a row. */
-template <class T> LK_DEVICE int lk_ce_edge_col(const lk_ce_place<T> &at, int i)
+template <class T> LK_DEVICE int lk_ce_edge_col(const lk_ce_share<T> &at, int i)
 {
     return i < at.head ? i : at.vecs * LK_VEC<T> + i;
 }
 
 /* Vector u of a share, from its slot or else from memory, and its first column. */
-template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_place<T> &at, const lk_vec<T> *slot, int slots, int u, int *col)
+template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const lk_vec<T> *slot, int slots, int u, int *col)
 {
     *col = (int)(at.first - at.logits) + u * at.jump;
     return u < slots ? slot[u * (int)blockDim.x] : lk_load_vec(at.logits + *col);
 }
 
-/* What one row's gradient needs, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y, where e[j] is
- * 2^(rate v[j] - base), p[j] but for a factor in rise, with v = z under a softcap, and slope is 1 without one. In a row that is
- * all 0 or NaN e is 1 and rise is that. */
+/* The factors of a row's gradient, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y. Here e[j] =
+ * 2^(rate v[j] - base) is p[j] without a factor that is in rise, v is z under a softcap, and slope is 1 without one. In a row
+ * that becomes all 0 or all NaN, e is 1 and rise is that value. */
 typedef struct {
     float rate, base, rise, fall;
 } lk_ce_gradient;
 
-/* What the thread that writes the target's element and the row's results puts into shared memory, since registers are for
- * vectors: dlogits[y] = (own p[y] - rest sum_{j != y} p[j] + fixed) slope[y] with p = unit e; the sum is `others` where it is
- * known before the end. And the row's state where it is not plain, which results are made of at the end. */
+/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
+ * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. `row` is the row's
+ * state where it is not plain; results are made of it at the end. */
 typedef struct {
     lk_ce_row row;
     float own, rest, fixed, unit, others, logit, slope, weight;
     int y;          /* -1: no element is written */
     int8_t counted, bad;
-} lk_ce_gradient_aside;
+} lk_ce_gradient_spill;
 
 /* The max and sum of a plain share without its target, column y, with a running maximum. */
 template <class T>
 LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
                                      bool read)
 {
-    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     lk_ce_row s = lk_ce_row_empty();
     const float w[LK_VEC<T>] = {}, none[1] = {0.0f};
     for (int u = 0, col; read && u < at.count; u++) {
@@ -896,13 +885,13 @@ LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_gradient_plan &p, in
     return {s.max, s.sum};
 }
 
-/* sum 2^(rate v - base) over what a plain share has beyond its slots and its first single element, but column y. */
+/* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
 template <class T>
 LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64_t row, int y, float rate, float base)
 {
-    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     float sum = 0.0f, lost = 0.0f;
-    for (int i = at.rank + at.team; i < at.edge; i += at.team) { /* rows of less than a vector a lane */
+    for (int i = at.rank + at.team; i < at.edge; i += at.team) { /* rows of less than a vector per lane */
         const int col = lk_ce_edge_col(at, i);
         if (col != y) sum += lk_ex2(fmaf(rate, lk_to_float(at.logits[col]), -base));
     }
@@ -914,18 +903,18 @@ LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64
         if ((unsigned)hit >= (unsigned)LK_VEC<T>) part += lk_lse_terms(raw, rate, base);
         for (int j = 0; (unsigned)hit < (unsigned)LK_VEC<T> && j < LK_VEC<T>; j++)
             if (j != hit) part += lk_ex2(fmaf(rate, lk_to_float(next[j]), -base));
-        const float grown = sum + part;
-        lost = (grown - sum) - part;
-        sum = grown;
+        const float total = sum + part;
+        lost = (total - sum) - part;
+        sum = total;
     }
     return sum;
 }
 
-/* The max and sum of a team's shares of a plain row without the target, column y; nothing of a row that is not read. slot: the
- * thread's slots, of which `held` are in use and the first `half` are filled first; target: where the target's logit is there,
- * in elements, or -1. single: the share's first single element, -inf where that is the target or there is none. All lanes of a
- * warp call it; every lane of a team, of a warp's 32 at most, gets the result. As lk_lse_read
- * otherwise. */
+/* The max and sum of a team's shares of a plain row without the target, column y; the empty state where `read` is false.
+ *   slot     the thread's slots; `held` of them are in use, and the first `half` are filled first
+ *   target   where the target's logit is in the slots, in elements, or -1
+ *   single   the share's first single element; -inf where that is the target or there is none
+ * Who calls: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
 template <class T>
 LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_vec<T> *slot, int held, int half,
                               int target, float single, int y, bool read, bool more)
@@ -935,7 +924,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
     if (!read) held = half = 0, single = -INFINITY;
     lk_cp_async_wait_group<1>();
     if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
-    float reference = single; /* of the others: a warp's with a target far above would flush what other warps have */
+    float reference = single; /* of the others: one that includes a target far above them would flush the sums of other warps */
     if (held > 0) {
         float v[LK_VEC<T>];
         lk_unpack(v, slot[0]);
@@ -948,7 +937,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
     const float base = rate * reference;
     float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
     if (read && more) sum += lk_ce_gather_more<T>(p, row, y, rate, base);
-    if (target >= 0) { /* one lane's first group waits for the second */
+    if (target >= 0) { /* this lane waits for both groups */
         lk_cp_async_wait_group<0>();
         lk_put((T *)slot + target, -INFINITY);
     }
@@ -970,12 +959,12 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
     return {s.max, s.sum};
 }
 
-/* The state of a team's shares of any row without the target, column y, which counts for the argmax alone. */
+/* The state of a team's shares of any row without the target, column y, which counts only for the argmax. */
 template <class T>
 LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
                                      bool read, float scale)
 {
-    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     lk_ce_row s = lk_ce_row_empty();
     lk_cp_async_wait_group<0>();
     for (int u = 0, col; read && u < at.count; u++) {
@@ -985,12 +974,12 @@ LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_gradient_plan &p, in
             s = lk_ce_take(s, x, col, p.a);
         } else {
 #pragma unroll 1
-            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_but(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
+            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_one(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
         }
     }
     for (int i = at.rank; read && i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
-        s = lk_ce_take_but(s, lk_to_float(at.logits[col]), col, y, p.a);
+        s = lk_ce_take_one(s, lk_to_float(at.logits[col]), col, y, p.a);
     }
     return lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, at.team);
 }
@@ -1008,39 +997,39 @@ LK_DEVICE void lk_ce_sync(int team)
     }
 }
 
-/* How the warps of a row tell each other what they know, in words of 8 bytes. In a cluster by st.async, for which nobody waits
- * until his stores are done, as at a cluster's barrier. Every thread calls lk_ce_mail_begin before lk_cluster_begin(), and who
- * sends has called lk_cluster_ready(); a block that will read says once how many words it expects. */
+/* Exchange between the warps of a row, in words of 8 bytes. In a cluster they are sent by st.async: unlike at a cluster's
+ * barrier, the sender does not wait until its stores are done. Every thread calls lk_ce_inbox_begin before lk_cluster_begin().
+ * A sender has called lk_cluster_ready(). A block that reads says once how many words it expects. */
 typedef struct {
     lk_mbarrier full;                                    /* all words are there */
     uint64_t word[8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]; /* one from each warp of the row */
     uint64_t logit;                                      /* the target's */
-} lk_ce_mail;
+} lk_ce_inbox;
 
-LK_DEVICE void lk_ce_mail_begin(lk_ce_mail *mail)
+LK_DEVICE void lk_ce_inbox_begin(lk_ce_inbox *inbox)
 {
     if (lk_cluster_nctarank() > 1 && threadIdx.x == 0) {
-        lk_mbarrier_init(&mail->full, 1);
+        lk_mbarrier_init(&inbox->full, 1);
         lk_fence_mbarrier_init();
     }
 }
 
-LK_DEVICE void lk_ce_mail_expect(lk_ce_mail *mail, int words)
+LK_DEVICE void lk_ce_inbox_expect(lk_ce_inbox *inbox, int words)
 {
-    if (lk_cluster_nctarank() > 1) lk_mbarrier_arrive_expect_tx(&mail->full, 8 * (unsigned)words);
+    if (lk_cluster_nctarank() > 1) lk_mbarrier_arrive_expect_tx(&inbox->full, 8 * (unsigned)words);
 }
 
-LK_DEVICE void lk_ce_mail_send(lk_ce_mail *mail, uint64_t *to, float low, float high, int peer)
+LK_DEVICE void lk_ce_inbox_send(lk_ce_inbox *inbox, uint64_t *to, float low, float high, int peer)
 {
     const uint64_t value = (uint64_t)__float_as_uint(high) << 32 | __float_as_uint(low);
-    if (lk_cluster_nctarank() > 1) lk_st_async_b64(lk_mapa_shared(to, peer), value, lk_mapa_shared(&mail->full, peer));
+    if (lk_cluster_nctarank() > 1) lk_st_async_b64(lk_mapa_shared(to, peer), value, lk_mapa_shared(&inbox->full, peer));
     else *to = value;
 }
 
-/* Makes a warp's state the row's and brings everybody the target's logit; source: the rank of who has it, the owner. all: as in
- * lk_ce_row_warp, by a barrier then. */
+/* From the state of a warp to that of the row, for every thread; *logit becomes the target's logit, which the owner has.
+ * source: the owner's rank. all: as in lk_ce_row_warp, by a barrier then. */
 template <bool all, bool exact>
-LK_DEVICE lk_ce_row lk_ce_gathered(lk_ce_mail *mail, lk_ce_row s, float scale, int team, int source, bool owner, float *logit)
+LK_DEVICE lk_ce_row lk_ce_exchange(lk_ce_inbox *inbox, lk_ce_row s, float scale, int team, int source, bool owner, float *logit)
 {
     const int blocks = (int)lk_cluster_nctarank(), lane = (int)threadIdx.x % 32;
     const int warp = (int)(lk_cluster_ctarank() * blockDim.x + threadIdx.x) / 32;
@@ -1049,52 +1038,51 @@ LK_DEVICE lk_ce_row lk_ce_gathered(lk_ce_mail *mail, lk_ce_row s, float scale, i
         return s;
     }
     lk_ce_row sum = lk_ce_row_empty();
-    if (threadIdx.x == 0) lk_ce_mail_expect(mail, all ? 1 : team / 32 + 1);
-    for (int peer = 0; owner && peer < blocks; peer++) lk_ce_mail_send(mail, &mail->logit, *logit, 0.0f, peer);
+    if (threadIdx.x == 0) lk_ce_inbox_expect(inbox, all ? 1 : team / 32 + 1);
+    for (int peer = 0; owner && peer < blocks; peer++) lk_ce_inbox_send(inbox, &inbox->logit, *logit, 0.0f, peer);
     if constexpr (all) {
-        LK_SHARED(lk_ce_row, inbox, [8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]);
-        if (lane < blocks) *(blocks > 1 ? (lk_ce_row *)lk_mapa(inbox + warp, (unsigned)lane) : inbox + warp) = s;
-        lk_ce_sync(team); /* orders the writes into everybody's inbox before their reads */
-        if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
-        for (int i = lane; i < team / 32; i += 32) sum = lk_ce_row_merge<exact>(sum, inbox[i], scale);
+        LK_SHARED(lk_ce_row, states, [8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]);
+        if (lane < blocks) *(blocks > 1 ? (lk_ce_row *)lk_mapa(states + warp, (unsigned)lane) : states + warp) = s;
+        lk_ce_sync(team); /* orders the writes of states before their reads */
+        if (blocks > 1) lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
+        for (int i = lane; i < team / 32; i += 32) sum = lk_ce_row_merge<exact>(sum, states[i], scale);
     } else {
-        if (lane < blocks) lk_ce_mail_send(mail, mail->word + warp, s.max, s.sum, lane);
-        if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
+        if (lane < blocks) lk_ce_inbox_send(inbox, inbox->word + warp, s.max, s.sum, lane);
+        if (blocks > 1) lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
         else __syncthreads(); /* orders the writes of the words before their reads */
         for (int i = lane; i < team / 32; i += 32) {
-            s.max = __uint_as_float((uint32_t)mail->word[i]), s.sum = __uint_as_float((uint32_t)(mail->word[i] >> 32));
+            s.max = __uint_as_float((uint32_t)inbox->word[i]), s.sum = __uint_as_float((uint32_t)(inbox->word[i] >> 32));
             sum = lk_ce_row_merge<exact>(sum, s, scale);
         }
     }
-    *logit = __uint_as_float((uint32_t)mail->logit);
+    *logit = __uint_as_float((uint32_t)inbox->logit);
     return lk_ce_row_warp<all, exact>(sum, scale);
 }
 
-/* The sum over the threads of a row of what each has, for the lanes of the owner's warp; source: as above. Nobody else waits,
- * and other blocks may end. */
-LK_DEVICE float lk_ce_delivered(lk_ce_mail *mail, float x, int team, int source)
+/* The sum of x over the threads of a row, for the lanes of the owner's warp. No other warp waits, and other blocks may end. */
+LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int source)
 {
     if (team <= 32) return lk_sum_warp(x, team);
     const int blocks = (int)lk_cluster_nctarank(), lane = (int)threadIdx.x % 32;
     const int warp = (int)(lk_cluster_ctarank() * blockDim.x + threadIdx.x) / 32;
     x = lk_sum_warp(x);
-    if (lane == 0) lk_ce_mail_send(mail, mail->word + warp, x, 0.0f, source / (int)blockDim.x);
+    if (lane == 0) lk_ce_inbox_send(inbox, inbox->word + warp, x, 0.0f, source / (int)blockDim.x);
     if (blocks == 1) __syncthreads(); /* orders the writes of the words before their reads */
     if (warp != source / 32) return 0.0f;
-    if (lane == 0) lk_ce_mail_expect(mail, team / 32);
-    if (blocks > 1) lk_mbarrier_wait_parity_cluster(&mail->full, 0);
+    if (lane == 0) lk_ce_inbox_expect(inbox, team / 32);
+    if (blocks > 1) lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
     x = 0.0f;
-    for (int i = lane; i < team / 32; i += 32) x += __uint_as_float((uint32_t)mail->word[i]);
+    for (int i = lane; i < team / 32; i += 32) x += __uint_as_float((uint32_t)inbox->word[i]);
     return lk_sum_warp(x);
 }
 
-/* What a row's gradient takes from memory beside the logits, asked for before it is needed: f and h, the upstreams of the
- * class term and of the z-loss, and what says itself. */
+/* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
+ * the z-loss. */
 typedef struct {
     float f, h, dlse, lse, lse_low, weight;
 } lk_ce_upstream;
 
-LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int64_t row, int y)
+LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_gradient_plan &p, int64_t row, int y)
 {
     lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f};
     if (y == -1) return up; /* ignored */
@@ -1111,9 +1099,9 @@ LK_DEVICE lk_ce_upstream lk_ce_ask(const lk_cross_entropy_gradient_plan &p, int6
     return up;
 }
 
-/* The factors of a row's gradient but for rate, base and the factor of e; weights: W. */
-LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_gradient_plan &p, lk_ce_upstream up, float lse, float weights,
-                                       lk_ce_gradient_aside *aside)
+/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
+LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_gradient_plan &p, lk_ce_upstream up, float lse, float weights,
+                                       lk_ce_gradient_spill *spill)
 {
     const lk_cross_entropy_args &a = p.a;
     const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
@@ -1127,12 +1115,13 @@ LK_DEVICE lk_ce_gradient lk_ce_prepare(const lk_cross_entropy_gradient_plan &p, 
     if (a.z_loss > 0.0f) own = 2.0f * a.z_loss * lse * h;
     if (a.dlse) own = fmaf(a.logit_scale, up.dlse, own);
     g.rise = rest + own;
-    if (aside) aside->rest = rest, aside->own = own, aside->fixed = fixed;
+    if (spill) spill->rest = rest, spill->own = own, spill->fixed = fixed;
     return g;
 }
 
-/* rate, for logits up to `value`; but where rate value is beyond LK_LSE_BASE a power of two, whose product with value is exact.
- * Floats next to each other differ by a factor of 2^128 in p there, and by more with this rate: as good as 0. */
+/* rate, for logits up to `value`. Where rate value is beyond LK_LSE_BASE: a power of two, whose product with value is exact.
+ * There p of neighbouring floats differs by a factor of 2^128, and by more with this rate, so all but the largest are 0 either
+ * way. */
 LK_DEVICE float lk_ce_rate(float rate, float value)
 {
     if (fabsf(rate * value) < LK_LSE_BASE) return rate;
@@ -1140,10 +1129,10 @@ LK_DEVICE float lk_ce_rate(float rate, float value)
     return __int_as_float((exponent < 254 ? exponent : 254) << 23);
 }
 
-/* unit, rate and base of p = unit 2^(rate v - base), from a given lse and what it was rounded by. base is rate times a value,
- * as in forward, so that what rate was rounded by does not meet large logits; by how much the value misses (lse + lse_low) /
- * scale, and base its product, is known exactly. With lk_ce_rate's other rate the value is the largest logit, which lse alone
- * may miss: then unit is 1. */
+/* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
+ * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
+ * exactly, and so is the rounding of base. With lk_ce_rate's power of two, value is the largest logit; lse alone may miss it,
+ * and unit is 1 then. */
 LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
 {
     float value = __fdiv_rn(lse, scale);
@@ -1156,9 +1145,9 @@ LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, f
     return lk_ex2((fmaf(scale, value, -lse) - lse_low) * LK_LOG2E);
 }
 
-/* unit and base from a row's sum and inverse, 1 / sum, with a unit above 1/2: base holds log2 of the sum but for less than 1.
- * What the product and the addition were rounded by is known exactly. It is small, unlike the power of two in the sum, which is
- * a factor of its own: in one exponent it would take the digits of the rest. */
+/* unit and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so unit is above 1/2. The
+ * rounding of the product and of the addition is known exactly. It is a factor apart from the sum's power of two: in one
+ * exponent with that it would lose digits. */
 LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *base)
 {
     const int bits = __float_as_int(s.sum);
@@ -1168,7 +1157,7 @@ LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *ba
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
 }
 
-/* The logits x of columns col, col + 1, ... become their gradients, and sum gets their e but that of column `hit`. */
+/* Turns the logits x of columns col, col + 1, ... into gradients, and adds their e to sum, except for that of column `hit`. */
 template <bool plain, bool given, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
                                    int64_t col, int hit, float *sum)
@@ -1186,7 +1175,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     if (given) *sum += part[0] + part[1];
 }
 
-/* Stores n neighbouring gradients, 16 bytes of them or 8; wide: at an address that is a multiple of that. */
+/* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
 template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n], bool wide)
 {
     float full[LK_VEC<D>];
@@ -1194,13 +1183,13 @@ template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n]
 #pragma unroll
     for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
     lk_pack(&packed, full);
-    if (wide && n == LK_VEC<D>) lk_store_vec_wb(out, packed); /* an H200: 1 % faster than a streaming store */
+    if (wide && n == LK_VEC<D>) lk_store_vec_wb(out, packed); /* faster than a streaming store */
     else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
 #pragma unroll
     for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
 }
 
-/* The gradients of one vector; hit: as in lk_ce_differentiate, but a plain row's target is blank. */
+/* The gradients of one vector; hit as in lk_ce_differentiate. A plain row's target is -inf already. */
 template <bool plain, bool given, class T, class D>
 LK_DEVICE void lk_ce_emit(lk_vec<T> raw, D *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
                           const lk_cross_entropy_args &a, float *sum)
@@ -1211,7 +1200,7 @@ LK_DEVICE void lk_ce_emit(lk_vec<T> raw, D *out, int64_t col, int hit, bool wide
     lk_ce_store(out, x, wide);
 }
 
-/* Sums over the threads of a row; every one gets it. */
+/* The sum of x over the threads of a row, for all of them. */
 LK_DEVICE float lk_ce_sum(float x, int team)
 {
     float v[1] = {x};
@@ -1220,14 +1209,14 @@ LK_DEVICE float lk_ce_sum(float x, int team)
     return v[0];
 }
 
-/* The gradients of what a share has beyond its slots, and the padding. read: the row is; y: its target, -1 where no column is
- * special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
+/* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
+ * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
 template <class T, class D, bool plain, bool given>
 LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
     const lk_cross_entropy_args &a = p.a;
-    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
     const bool wide = (uintptr_t)(dlogits + at.head) % (LK_VEC<T> * sizeof(D)) == 0;
     float sum = 0.0f;
@@ -1252,42 +1241,41 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t
     return sum;
 }
 
-/* given: backward. plain: without a softcap and class weights under smoothing; in forward_backward also without any smoothing,
- * entropy and argmax. */
+/* given: backward. plain: no softcap, and no class weights under smoothing; in forward_backward also no smoothing, entropy or
+ * argmax. */
 template <class T, class D, bool plain, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
     constexpr int N = LK_VEC<T>;
     constexpr bool exact = sizeof(T) == 4;
-    LK_DYN_SMEM(lk_vec<T>, slots); /* and behind them an aside for each row of the block */
+    LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a spill for each row of the block */
     const lk_cross_entropy_args &a = p.a;
     const int threads = (int)blockDim.x, team = 1 << p.team_log2;
     const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) >> p.team_log2;
-    const lk_ce_place<T> at = lk_ce_find<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     const int held = at.count < p.slots ? at.count : p.slots, half = (held + 1) / 2;
     lk_vec<T> *slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
-    lk_ce_gradient_aside *aside = (lk_ce_gradient_aside *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
+    lk_ce_gradient_spill *spill = (lk_ce_gradient_spill *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
     D *out = (D *)a.dlogits + row * a.dlogits_stride + (at.first - at.logits);
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
-    LK_SHARED(lk_ce_mail, mail, [1]);
-    lk_ce_mail_begin(mail);
+    LK_SHARED(lk_ce_inbox, inbox, [1]);
+    lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
-    /* Not in backward: forward and backward in turn then take 0 to 1.5 % longer on an H200. As for the rows
-     * prefetched, of 4096 rows of 16384 none, half and 90 % ignored take 67.4, 54.3 and 43.5 us for backward; with two vectors
-     * always 67.4, 55.7 and 46.1, in the first wave only 67.9, 53.2 and 41.0, never 69.0, 54.0 and 41.0. */
+    /* Not in backward: alternating forward and backward is slower with it. The first wave prefetches two vectors per thread,
+     * later blocks one, since an ignored row pays for it in vain. */
     if (!given) lk_griddepcontrol_launch_dependents();
     if (at.rank == 0 && row < a.rows) lk_ce_prefetch_target(a, row);
     if (at.count > 0) lk_prefetch_l2(at.first);
     if (at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(at.first + at.jump);
     lk_griddepcontrol_wait();
 
-    int y = -1; /* the target; or why there is none: -1 ignored, -2 bad. A label takes three registers */
+    int y = -1; /* the target, or -1 ignored, -2 bad; a label takes three registers */
     if (row < a.rows) {
         const lk_ce_label label = lk_ce_look_up(a, row);
         y = label.bad ? -2 : label.y;
     }
-    if (blockIdx.x < (unsigned)p.wave && blockIdx.x >= (unsigned)p.sms) /* so many blocks start before it on its SM: */
+    if (blockIdx.x < (unsigned)p.wave && blockIdx.x >= (unsigned)p.sms) /* the blocks before it on its SM */
         lk_nanosleep((blockIdx.x - lk_cluster_ctarank()) / (unsigned)p.sms * (unsigned)p.stagger);
     const bool read = given ? y >= 0 : y != -1;
     if (read) {
@@ -1302,20 +1290,20 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
 #pragma unroll 1
         for (int u = 0; u < held; u++) slot[u * threads] = {};
     }
-    /* Who owns the target's element: its seat among the vectors or the single elements says. */
+    /* The owner of the target's element, from its index among the vectors or among the single elements. */
     const int inner = y - at.head;
-    const bool among = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int seat = y < 0 ? 0 : among ? inner / N : y < at.head ? y : y - at.vecs * N;
-    const bool owner = (seat & (team - 1)) == at.rank;
-    int target = -1; /* where in its slots the thread has the target's logit, in elements */
-    if (plain && owner && among && seat >> p.team_log2 < held) target = (seat >> p.team_log2) * threads * N + inner % N;
+    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
+    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N;
+    const bool owner = (index & (team - 1)) == at.rank;
+    int target = -1; /* where the target's logit is in the thread's slots, in elements */
+    if (plain && owner && in_vectors && index >> p.team_log2 < held) target = (index >> p.team_log2) * threads * N + inner % N;
     float single = read ? -INFINITY : 0.0f, logit = -INFINITY, sum = 0.0f, slope = 1.0f;
     if (read && at.rank < at.edge) {
         const int col = lk_ce_edge_col(at, at.rank);
         if (col != y) single = lk_to_float(at.logits[col]);
     }
     if (owner && y >= 0) logit = lk_to_float(at.logits[y]);
-    const lk_ce_upstream up = lk_ce_ask(p, row, y);
+    const lk_ce_upstream up = lk_ce_load_upstream(p, row, y);
     lk_cluster_ready();
     float weights = (float)a.vocab; /* W */
     if constexpr (given && !plain) {
@@ -1334,10 +1322,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             g.rise = NAN;
             y = -1;
         } else if (y >= 0) {
-            g = lk_ce_prepare(p, up, up.lse, weights, owner ? aside : NULL);
+            g = lk_ce_factors(p, up, up.lse, weights, owner ? spill : NULL);
             const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
             g.rise *= unit;
-            if (owner) aside->unit = unit;
+            if (owner) spill->unit = unit;
         }
     } else {
         lk_ce_row rest = lk_ce_row_empty(), all;
@@ -1348,15 +1336,15 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         } else {
             rest = lk_ce_gather_all(p, row, slot, y, read, scale);
         }
-        rest = lk_ce_gathered<!plain, exact>(mail, rest, scale, team, seat & (team - 1), owner, &logit);
+        rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, team, index & (team - 1), owner, &logit);
         if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
         all = rest;
-        if (!plain && y >= 0) { /* of the others as they are: a sum of 0 raised to +inf is no longer 0 if raised again */
+        if (!plain && y >= 0) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
             const float v[1] = {logit}, w[1] = {a.label_smoothing > 0.0f ? up.weight : 1.0f};
             all = lk_ce_row_add(rest, v, w, scale);
         }
-        /* Against the reference of all: in two steps where rest.max may be far below the largest of the others, since what
-         * they sum to may be above 2^-126 where the factor is not. */
+        /* Against the reference of all. In two steps where rest.max may be far below the largest of the others: their sum may
+         * be above 2^-126 where the factor is not. */
         if (plain && y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, 0.5f * rest.max + 0.5f * logit), scale);
         if (y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, logit), scale);
         if (plain && y >= 0) {
@@ -1365,7 +1353,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         }
         if (y >= 0) all.target = logit;
         if (plain && owner && row < a.rows) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, up.weight, all);
-        if (!plain && owner) aside->row = all, aside->counted = y != -1, aside->bad = y == -2, aside->weight = up.weight;
+        if (!plain && owner) spill->row = all, spill->counted = y != -1, spill->bad = y == -2, spill->weight = up.weight;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
             g.rise = NAN;
@@ -1374,14 +1362,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             float lse = 0.0f;
             if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
             const bool weighted = !plain && a.class_weight && a.label_smoothing > 0.0f;
-            g = lk_ce_prepare(p, up, lse, weighted ? all.weights : weights, owner ? aside : NULL);
+            g = lk_ce_factors(p, up, lse, weighted ? all.weights : weights, owner ? spill : NULL);
             g.rate = lk_ce_rate(rate, all.max);
             const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
             g.rise *= unit;
-            if (owner) aside->unit = unit, aside->others = rest.sum * inverse;
+            if (owner) spill->unit = unit, spill->others = rest.sum * inverse;
         }
     }
-    if (owner) aside->y = y, aside->logit = logit, aside->slope = slope;
+    if (owner) spill->y = y, spill->logit = logit, spill->slope = slope;
     if (p.ordered) {
         lk_cp_async_wait_group<0>();
         lk_ce_sync(team); /* the logits that lie where gradients are written have been read */
@@ -1405,31 +1393,28 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
     if (given) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    if constexpr (given) others = lk_ce_delivered(mail, sum, team, seat & (team - 1));
-    if (owner && aside->y >= 0) {
-        others = given ? others * aside->unit : aside->others;
-        const float own = aside->unit * lk_ex2(fmaf(g.rate, aside->logit, -g.base));
-        lk_put((D *)a.dlogits + lk_ce_row_of(p) * a.dlogits_stride + aside->y,
-               (fmaf(aside->own, own, aside->fixed) - aside->rest * others) * aside->slope);
+    if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, team, index & (team - 1));
+    if (owner && spill->y >= 0) {
+        others = given ? others * spill->unit : spill->others;
+        const float own = spill->unit * lk_ex2(fmaf(g.rate, spill->logit, -g.base));
+        lk_put((D *)a.dlogits + lk_ce_row_of(p) * a.dlogits_stride + spill->y,
+               (fmaf(spill->own, own, spill->fixed) - spill->rest * others) * spill->slope);
     }
     if constexpr (!given && !plain) {
-        const lk_ce_label label = {-1, aside->counted != 0, aside->bad != 0};
-        if (owner && lk_ce_row_of(p) < a.rows) lk_ce_put<true>(a, p.terms, lk_ce_row_of(p), label, aside->weight, aside->row);
+        const lk_ce_label label = {-1, spill->counted != 0, spill->bad != 0};
+        if (owner && lk_ce_row_of(p) < a.rows) lk_ce_put<true>(a, p.terms, lk_ce_row_of(p), label, spill->weight, spill->row);
     }
 }
 
 /* ---- Short rows --------------------------------------------------------------------------------------------------------- */
 
 /* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two or four warps, holds
- * a row in registers, as exponentials once they are taken, so that an element costs one in forward_backward too. At this size
- * a row costs instructions, most of them not its elements': whole warps let the compiler know every step, and what a row needs
- * beside its logits is asked for before them. Of the ceiling on an H200, 4096 rows, forward_backward and backward, by the
- * kernel above and by an earlier form of this one: of 2048 0.745 and 0.855, 0.868 and 0.895; of 4096 0.843 and 0.891, 0.879
- * and 0.904; of 8192, by eight warps a row, 0.926 and 0.936, 0.892 and 0.912. */
-#define LK_CROSS_ENTROPY_SHORT 4 /* vectors a lane */
-#define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* on an SM, as far as registers go without spills */
-/* Rows at most where each cluster counts them all, 4 targets a thread. On an H200 4096 rows of 1024, in an earlier form, took
- * 8.6 us so, and 9.25 with the count in a launch in front; other numbers of rows, and longer ones, were not compared. */
+ * a row in registers. Once the exponentials are taken, it holds those, so an element needs one exponential in forward_backward
+ * too. At this size most instructions of a row are not for its elements. Whole warps make every step known to the compiler, and
+ * what a row needs besides its logits is loaded before them. */
+#define LK_CROSS_ENTROPY_SHORT 4 /* vectors per lane */
+#define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* per SM: as many as registers allow without spills */
+/* The most rows that each cluster counts itself, 4 targets per thread. */
 #define LK_CROSS_ENTROPY_INSIDE 8192
 
 /* -inf in every element of a vector. */
@@ -1443,17 +1428,18 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
     return none;
 }
 
-/* Puts -inf in element `place` of vector `seat`; -1: nowhere. */
-template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int seat, int place)
+/* Puts -inf in element `element` of vector `slot`; slot -1: nowhere. */
+template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int slot, int element)
 {
     constexpr int each = LK_VEC<T> / 4; /* elements of a word */
-    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << (unsigned)place % each * 16, none = lk_ce_nothing<T>().raw.x;
+    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << (unsigned)element % each * 16;
+    const uint32_t none = lk_ce_nothing<T>().raw.x;
     uint32_t mask[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) mask[i] = place / each == i ? one : 0;
+    for (int i = 0; i < 4; i++) mask[i] = element / each == i ? one : 0;
 #pragma unroll
     for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
-        if (u != seat) continue;
+        if (u != slot) continue;
         raw[u].raw.x = (raw[u].raw.x & ~mask[0]) | (none & mask[0]);
         raw[u].raw.y = (raw[u].raw.y & ~mask[1]) | (none & mask[1]);
         raw[u].raw.z = (raw[u].raw.z & ~mask[2]) | (none & mask[2]);
@@ -1483,8 +1469,8 @@ template <class Pair> LK_DEVICE void lk_ce_max_pairs(uint4 *a, uint4 b)
 LK_DEVICE void lk_ce_max(lk_vec<lk_f16> *a, lk_vec<lk_f16> b) { lk_ce_max_pairs<__half2>(&a->raw, b.raw); }
 LK_DEVICE void lk_ce_max(lk_vec<lk_bf16> *a, lk_vec<lk_bf16> b) { lk_ce_max_pairs<__nv_bfloat162>(&a->raw, b.raw); }
 
-/* e = 2^(rate v - base) of a share's elements, or apart, for a base out of range, 2^(rate (v - base)); returns their sum. */
-template <bool apart, class T>
+/* e = 2^(rate v - base) of a share's elements; difference: 2^(rate (v - base)), for a base out of range. Returns their sum. */
+template <bool difference, class T>
 LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>],
                                    const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float rate, float base)
 {
@@ -1494,13 +1480,13 @@ LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>]
         lk_unpack(e[u], raw[u]);
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++)
-            sum[j % 4] += e[u][j] = lk_ex2(apart ? rate * (e[u][j] - base) : fmaf(rate, e[u][j], -base));
+            sum[j % 4] += e[u][j] = lk_ex2(difference ? rate * (e[u][j] - base) : fmaf(rate, e[u][j], -base));
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The barrier of the W warps of a row, the block's number `team`. */
-template <int W> LK_DEVICE void lk_ce_meet(int team)
+/* The barrier of the W warps of row `team` of the block. */
+template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
 {
     if (team == 0) lk_named_barrier_sync<1>(32 * W);
     else if (team == 1) lk_named_barrier_sync<2>(32 * W);
@@ -1508,20 +1494,15 @@ template <int W> LK_DEVICE void lk_ce_meet(int team)
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
-/* given: backward. lanes: a row's, 32, 64 or 128; 0: up to 32, as the plan says. Of several warps each takes its exponentials
- * against a reference of its own, and they meet once, and their logits stay in the caches: by streaming loads 2048 and 4096
- * columns take 2 % longer on an H200, 1024 2 % less.
+/* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, as the plan says. Where a row has several warps, each takes its
+ * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
  *
- * inside: forward_backward with the count for a mean without class weights, in clusters of 8 blocks. Each cluster counts all
- * rows while its logits are on their way, in place of a launch in front, and its warps tell each other by st.async. Every warp
- * waits for all words, one of no row too: then nobody writes into a block that has ended.
+ * inside: forward_backward that counts the rows for a mean itself (no class weights), in clusters of 8 blocks. Each cluster
+ * counts all rows while its logits are loaded, which saves a launch before it. Its warps exchange their counts by st.async.
+ * Every warp waits for all words, also where it has no row: so no warp writes into a block that has ended.
  *
- * The first blocks prefetch their rows in front of the wait, those of several warps whole: when every block did so for its own,
- * 4096 rows of 4096 took 17.8 us for backward on an H200, by two vectors a thread, as 1024 are, 18.7, by some rows' behind the
- * wait 19.0; 1024 5.7, 5.0 and 5.8. Now a later row is prefetched by the block that comes a wave before its own, and by then
- * knows whether it is ignored. Backward of 16384 rows of 4096, none, half and 90 % ignored: 65.1, 52.3 and 46.8 us; by blocks
- * that prefetch their own rows before they know their targets 65.3, 64.0 and 64.0; none prefetched 69.1, 54.1 and 43.8. Of
- * 32768 of 1024 34.3, 26.2 and 23.5; 35.1, 30.4 and 27.4; 35.4, 28.2 and 22.9. */
+ * The first wave of blocks prefetches its rows before the wait for the previous kernel; those of several warps whole. Later
+ * rows are prefetched by the block that comes a wave before their own, which by then knows whether they are ignored. */
 template <class T, bool given, int lanes, bool inside>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
@@ -1535,19 +1516,19 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const int rank = (int)threadIdx.x & (team - 1), step = team * N;
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     const bool there = row < a.rows;
-    const int64_t next = row + (p.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* as far behind as a wave of blocks */
+    const int64_t next = row + (p.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* a wave of blocks later */
     const bool early = blockIdx.x < (unsigned)p.wave, asks = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
-    const bool mean = !inside && a.reduction == LK_REDUCTION_MEAN; /* with a count from in front */
+    const bool mean = !inside && a.reduction == LK_REDUCTION_MEAN; /* the count is known before this launch */
     constexpr int PEERS = 8, WARPS = LK_CROSS_ENTROPY_THREADS / 32, STEP = PEERS * LK_CROSS_ENTROPY_THREADS;
-    constexpr int SHARE = LK_CROSS_ENTROPY_INSIDE / STEP; /* a thread's */
-    LK_SHARED(lk_ce_mail, mail, [1]);
+    constexpr int EACH = LK_CROSS_ENTROPY_INSIDE / STEP; /* targets that a thread counts */
+    LK_SHARED(lk_ce_inbox, inbox, [1]);
     if (inside) {
-        if (threadIdx.x == 0) lk_mbarrier_init(&mail->full, 1), lk_fence_mbarrier_init();
+        if (threadIdx.x == 0) lk_mbarrier_init(&inbox->full, 1), lk_fence_mbarrier_init();
         lk_barrier_cluster_arrive_relaxed();
         lk_barrier_cluster_wait(); /* all peers run and have their barriers */
-        if (threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&mail->full, PEERS * WARPS * 8);
+        if (threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&inbox->full, PEERS * WARPS * 8);
     }
     lk_griddepcontrol_launch_dependents();
     if (there && rank == 0) {
@@ -1560,26 +1541,26 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     lk_griddepcontrol_wait();
     if (full && !inside && !there) return;
 
-    const lk_ce_word word = lk_ce_request(a, row);
+    const lk_ce_word word = lk_ce_load_word(a, row);
     lk_ce_word next_word = {};
-    if (asks) next_word = lk_ce_request(a, next);
+    if (asks) next_word = lk_ce_load_word(a, next);
     const unsigned lane = threadIdx.x % 32, number = lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
     const bool wide = a.target_dtype == LK_TARGET_INT64;
     const int left = (int)a.rows - (int)number;
     const lk_ce_word ignored = {(uint32_t)a.ignore_index, (uint32_t)(a.ignore_index >> 32)};
-    lk_ce_word share[SHARE]; /* of all targets; those beyond the last row are ignored */
+    lk_ce_word counts[EACH]; /* the targets that this thread counts; those beyond the last row are ignored */
 #pragma unroll
-    for (int i = 0; inside && i < SHARE; i++) share[i] = ignored;
+    for (int i = 0; inside && i < EACH; i++) counts[i] = ignored;
     if (inside && wide) {
         const lk_ce_word *target = (const lk_ce_word *)a.target + number;
 #pragma unroll
-        for (int i = 0; i < SHARE; i++)
-            if (i * STEP < left) share[i] = target[i * STEP];
+        for (int i = 0; i < EACH; i++)
+            if (i * STEP < left) counts[i] = target[i * STEP];
     } else if (inside) {
         const uint32_t *target = (const uint32_t *)a.target + number;
 #pragma unroll
-        for (int i = 0; i < SHARE; i++)
-            if (i * STEP < left) share[i].low = target[i * STEP];
+        for (int i = 0; i < EACH; i++)
+            if (i * STEP < left) counts[i].low = target[i * STEP];
     }
     float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
     int64_t valid = p.valid;
@@ -1589,8 +1570,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
     if (mean && a.class_weight) over = *p.weight_sum;
-    const lk_ce_label label = lk_ce_received(a, row, word);
-    const int y = label.bad ? -2 : label.y; /* the target; or why there is none: -1 ignored, -2 bad */
+    const lk_ce_label label = lk_ce_label_of_word(a, row, word);
+    const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
     lk_vec<T> raw[U];
 #pragma unroll
@@ -1599,7 +1580,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             const T *from = first + u * step;
             raw[u] = W > 1 ? lk_load_vec_ca(from) : lk_load_vec(from);
         }
-    if (asks && lk_ce_received(a, next, next_word).counted)
+    if (asks && lk_ce_label_of_word(a, next, next_word).counted)
         lk_cp_async_bulk_prefetch_l2((const T *)a.logits + next * a.logits_stride, (unsigned)a.vocab * (unsigned)sizeof(T));
     T element = {};
     float weight = 1.0f;
@@ -1608,19 +1589,19 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (inside) {
         unsigned counted = 0;
 #pragma unroll
-        for (int i = 0; i < SHARE; i++) counted += share[i].low != ignored.low || share[i].high != ignored.high;
+        for (int i = 0; i < EACH; i++) counted += counts[i].low != ignored.low || counts[i].high != ignored.high;
         counted = __reduce_add_sync(0xffffffffu, counted);
         if (lane < PEERS)
-            lk_st_async_b64(lk_mapa_shared(mail->word + number / 32, lane), counted, lk_mapa_shared(&mail->full, lane));
+            lk_st_async_b64(lk_mapa_shared(inbox->word + number / 32, lane), counted, lk_mapa_shared(&inbox->full, lane));
     }
-    const int seat = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
-    const bool owner = y < 0 ? rank == 0 : seat >= 0;
+    const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
+    const bool owner = y < 0 ? rank == 0 : index >= 0;
     if (!read || count < U) {
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
     }
-    lk_ce_blank(raw, seat, y % N);
+    lk_ce_blank(raw, index, y % N);
 
     /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
@@ -1631,7 +1612,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, (float)valid) : 0.0f;
     }
     lk_ce_row all = lk_ce_row_empty();
-    float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: what base was rounded by, which is known exactly */
+    float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: the rounding of base, which is known exactly */
     if constexpr (given) {
         const bool proper = y >= 0 && lk_is_finite(lse);
         if (proper) missed = lk_ce_unit(lse, lse_low, scale, &rate, &base);
@@ -1659,30 +1640,30 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     float others = lk_sum_warp(sum, team) * missed;
     if constexpr (W > 1) {
-        LK_SHARED(float2, parts, [WARPS]);
+        LK_SHARED(float2, states, [WARPS]);
         const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
-        if (lane == 0) parts[warp] = make_float2(all.max, others);
-        /* Orders these writes before their reads; and in place all warps have read the target's logit. */
-        lk_ce_meet<W>(warp / W);
-        float2 part[W];
+        if (lane == 0) states[warp] = make_float2(all.max, others);
+        /* Orders these writes before their reads. In place: all warps have read the target's logit. */
+        lk_ce_sync_warps<W>(warp / W);
+        float2 other[W];
         float top = -INFINITY;
         others = 0.0f;
 #pragma unroll
-        for (int i = 0; i < W; i++) part[i] = parts[team_first + i], top = fmaxf(top, part[i].x);
+        for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
         if constexpr (given) {
 #pragma unroll
-            for (int i = 0; i < W; i++) others += part[i].y;
-        } else { /* of two infinities alike the difference is NaN, which fminf passes over */
+            for (int i = 0; i < W; i++) others += other[i].y;
+        } else { /* the difference of two equal infinities is NaN; fminf passes over it */
 #pragma unroll
-            for (int i = 0; i < W; i++) others = fmaf(part[i].y, lk_ex2(rate * fminf(part[i].x - top, 0.0f)), others);
+            for (int i = 0; i < W; i++) others = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), others);
             missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
             all.max = top, low = lk_lse_reference(top);
         }
     }
     if (inside) {
         static_assert(PEERS * WARPS == 64, "two words a lane");
-        lk_mbarrier_wait_parity_cluster(&mail->full, 0);
-        const unsigned counted = __reduce_add_sync(0xffffffffu, (unsigned)mail->word[lane] + (unsigned)mail->word[lane + 32]);
+        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
+        const unsigned counted = __reduce_add_sync(0xffffffffu, (unsigned)inbox->word[lane] + (unsigned)inbox->word[lane + 32]);
         over = (float)counted;
         rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f;
         if (a.z_loss > 0.0f) own = over != 0.0f ? __fdiv_rn(own, over) : 0.0f;
@@ -1705,7 +1686,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
-    if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which its owner overwrites */
+    if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
 #pragma unroll
     for (int u = 0; u < U; u++) {
         if (u >= count) continue;
@@ -1721,9 +1702,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
 /* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
 
-#define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* most rows of the paths that give each its blocks */
+#define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* the most rows of the paths whose rows have blocks of their own */
 
-/* What the three calls make. */
+/* The three calls. */
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3 };
 
 /* Whether a reduced loss is wanted. */
@@ -1739,7 +1720,7 @@ LK_HOST int64_t lk_cross_entropy_terms_stride(int64_t rows)
     return lk_ceil_div(rows < most ? rows : most, 64) * 64;
 }
 
-/* The bytes of workspace: for the terms of a reduced loss, and for the counts that a mean's gradients want before the rows. */
+/* The bytes of workspace: for the terms of a reduced loss, and for the counts that a mean's gradients need before the rows. */
 LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call)
 {
     const bool terms = lk_cross_entropy_reduced(a) && a->rows > 0;
@@ -1748,7 +1729,7 @@ LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call)
     return sizeof(lk_ce_tally) + (size_t)kinds * (size_t)lk_cross_entropy_terms_stride(a->rows) * sizeof(float);
 }
 
-/* Where the terms of a reduced loss lie, behind the tally. */
+/* The arrays of terms of a reduced loss, after the tally. */
 LK_HOST lk_ce_terms lk_cross_entropy_terms(const lk_cross_entropy_args *a)
 {
     const int64_t stride = lk_cross_entropy_terms_stride(a->rows);
@@ -1756,8 +1737,8 @@ LK_HOST lk_ce_terms lk_cross_entropy_terms(const lk_cross_entropy_args *a)
     return {loss, z, a->class_weight || a->weight_sum ? (z ? z : loss) + stride : NULL};
 }
 
-/* The values that linear_cross_entropy has too. Scales are such that their products with log2 e, and under a softcap also the
- * quotient of both, are far from the ends of float's range. */
+/* The values that linear_cross_entropy has too. Products of scales with log2 e, and under a softcap their quotient, stay far
+ * from the ends of float's range. */
 template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char *op, const Args *a)
 {
     const float scale = a->logit_scale, cap = a->softcap, z = a->z_loss, e = a->label_smoothing;
@@ -1788,7 +1769,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool mean = back && a->reduction == LK_REDUCTION_MEAN, in_place = !query && a->dlogits == a->logits;
     const int saved = back ? LK_IN : LK_OUT; /* by forward for backward */
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
-    /* The columns of dlogits, with its padding. A stride says where that ends, of a single row too, which has no other use. */
+    /* The columns of dlogits with its padding. A stride says where that ends, even of a single row, which has no other use for
+     * it. */
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const size_t bytes = lk_cross_entropy_bytes(a, call);
@@ -1837,7 +1819,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     return status ? status : lk_check_allocations(op, list, count);
 }
 
-/* The bytes of workspace that a call wants. */
+/* The bytes of workspace that a call needs. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int call, size_t *bytes)
 {
@@ -1870,14 +1852,13 @@ LK_HOST lk_cross_entropy_forward_call lk_cross_entropy_forward_call_of(const lk_
             a->use_ignore_index, a->reduction, a->zero_when_empty, a->target_dtype, a->path};
 }
 
-/* Blocks that add up something of all rows, of so many bytes each: one, or a cluster beyond 128 KiB, a guess: for 4096 rows its
- * barrier takes longer than what it saves. */
+/* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
 LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64_t bytes)
 {
     return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
 }
 
-/* The counts of all rows, in the tally for gradients, and for the caller where no sum of terms gives them. */
+/* The counts of all rows: into the tally for gradients, and to the caller where no sum of terms gives them. */
 LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
                                          lk_ce_tally *tally, cudaStream_t stream)
 {
@@ -1889,8 +1870,8 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, count);
 }
 
-/* The reduced loss of the terms that the rows have left, and the counts. Few rows are added up by few warps, since each has its
- * own start, reduction and way through the barrier. */
+/* The reduced loss from the rows' terms, and the counts. Few rows are added up by few warps, since each warp costs a start, a
+ * reduction and a barrier. */
 LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
                                        lk_ce_terms terms, cudaStream_t stream)
 {
@@ -1906,7 +1887,7 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);
 }
 
-/* Whether gradients of 16 bits lie where logits of 32 are read; and the end of the columns from vocab on that become 0. */
+/* Whether 16-bit gradients lie where f32 logits are read; and the end of the padding. */
 template <class T> LK_HOST bool lk_cross_entropy_ordered(const lk_cross_entropy_args *a)
 {
     return a->dlogits == a->logits && a->dlogits_dtype != lk_dtype<T>;
@@ -1916,7 +1897,7 @@ template <class T> LK_HOST int64_t lk_cross_entropy_padded_end(const lk_cross_en
     return !a->zero_padding ? a->vocab : lk_cross_entropy_ordered<T>(a) ? a->logits_stride : a->dlogits_stride;
 }
 
-/* The path where the caller leaves it open, and the threads of a row: lanes until each has two vectors. */
+/* The threads of a row, 1 << the result, and the blocks of its cluster. Lanes until each has two vectors. */
 template <class T>
 LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
 {
@@ -1937,7 +1918,7 @@ LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entrop
     return team_log2;
 }
 
-/* The row kernel where a row's output or a reduced loss is wanted. */
+/* The row kernel runs where an output per row or a reduced loss is wanted. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
@@ -1960,7 +1941,7 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     const bool rowwise = losses || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
     if (!status && a.rows > 0 && rowwise) {
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-        /* Loads in flight a thread and blocks an SM as in lk_logsumexp_forward, where they were measured. */
+        /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
         void (*kernel)(lk_cross_entropy_forward_plan) = lk_cross_entropy_forward_kernel<T, 2, 3>;
         if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
         else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
@@ -1975,14 +1956,14 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     return status;
 }
 
-/* The lanes of a row, as a power of two, where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
+/* log2 of the lanes of a row where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
 #define LK_CROSS_ENTROPY_SHARED 128
 template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_entropy_args *a)
 {
     const int64_t lanes = lk_ceil_div(a->vocab / LK_VEC<T>, LK_CROSS_ENTROPY_FEW);
     const bool fits = lanes <= 32 || a->rows > LK_CROSS_ENTROPY_ROWS;
     if (a->path != LK_CROSS_ENTROPY_WARP && !(a->path == LK_CROSS_ENTROPY_AUTO && fits)) return -1;
-    int team_log2 = lk_cross_entropy_ordered<T>(a) ? 3 : 0; /* single elements are read at once then, one a thread */
+    int team_log2 = lk_cross_entropy_ordered<T>(a) ? 3 : 0; /* single elements are read at once then, one per thread */
     while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
     return team_log2;
 }
@@ -1998,20 +1979,18 @@ template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_ar
            whole && a->dlogits_dtype == lk_dtype<T>;
 }
 
-/* How a row is spread, and the launch: over threads of LK_CROSS_ENTROPY_FEW slots as far as a block goes, in forward_backward
- * then with up to LK_CROSS_ENTROPY_MANY, so that three blocks fit on an SM, then over a cluster, then with as many slots as
- * there is room for. On an H200, us of 4096 rows, with FEW and with MANY before a cluster: backward of 32768 132 and 134, 50264
- * 204 and 210, 65536 259 and 264, 131072 514 and 519; forward_backward 131 and 133, 227 and 206, 261 and 261, 522 and 518. By
- * blocks of 128 threads with FEW backward took 131, 208, 256 and 511. */
+/* How a row is spread, and the launch. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In
+ * forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it gets a cluster,
+ * and last as many slots as there is room for. */
 template <class T, class D, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
                                                    lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
 {
     lk_cross_entropy_args &a = plan.a;
     plan.ordered = lk_cross_entropy_ordered<T>(&a), plan.padded_end = lk_cross_entropy_padded_end<T>(&a);
-    const bool brief = lk_cross_entropy_short<T>(&a);
+    const bool is_short = lk_cross_entropy_short<T>(&a);
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
-    if (brief) {
+    if (is_short) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
         const int cluster = plan.inside ? 8 : 1;
         plan.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
@@ -2037,16 +2016,16 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
         for (plan.team_log2 = 6; 1 << plan.team_log2 < threads * cluster;) plan.team_log2++;
     }
     const int rows = threads >> plan.team_log2 > 1 ? threads >> plan.team_log2 : 1; /* a block's */
-    const int64_t asides = rows * (int64_t)sizeof(lk_ce_gradient_aside);
-    const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - asides;
+    const int64_t spills = rows * (int64_t)sizeof(lk_ce_gradient_spill);
+    const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - spills;
     const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << plan.team_log2), most = room / (threads * 16);
     plan.slots = (int)(slots < most ? slots : most);
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
     plan.more = !whole || slots > most || plan.padded_end > a.vocab || plan.ordered;
     bool plain = a.softcap == 0.0f && !(a.class_weight && a.label_smoothing > 0.0f);
     if (!given) plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    const int64_t bytes = plan.slots * threads * 16 + asides;
-    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: what is static, and what the system takes of each block */
+    const int64_t bytes = plan.slots * threads * 16 + spills;
+    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     plan.sms = device->sms, plan.wave = (int)(resident * device->sms);
     plan.stagger = (int)(bytes / LK_CROSS_ENTROPY_STAGGER);
@@ -2084,8 +2063,8 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
 }
 
-/* For mean the count comes first, since the gradients are divided by it, unless no row can be ignored; where clusters can make
- * it beside few short rows, inside their launch. Who asks for it gets it from the sum then. */
+/* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. Where there are few
+ * short rows, clusters count inside their launch. The caller's valid_rows then comes from the sum. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {

@@ -424,30 +424,30 @@ template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *in
 
 /* ---- The state of a cross entropy ---------------------------------------------------------------------------------------- */
 
-/* What is known of a row of logits after a set of its columns, wherever they stand. The values v are the logits themselves and
- * z = scale v, so that differences of large logits are exact; only under a softcap v is z and scale 1. Every call for one row
- * is given the same scale. The reference of the sums is max where that is finite, else 0. A kernel may take another value for
- * max that is no more than 60 / scale below the largest, as those below do.
- * Two states of disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
+/* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
+ * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
+ * scale. Sums are taken against a reference: max where that is finite, else 0. A kernel may take another value for max that is
+ * at most 60 / scale below the largest, as those of cross_entropy do.
+ * The states of two disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
  * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
 typedef struct {
     float max;      /* the largest v; -inf when empty */
     float sum;      /* sum_j exp(scale (v[j] - reference)) */
-    float target;   /* v[y], set by whoever holds column y; -inf until then */
+    float target;   /* v[y], set by the thread that has column y; -inf until then */
     float weights;  /* sum_j w[j], the number of columns where there are no class weights */
     float weighted; /* sum_j w[j] (v[j] - reference) */
     float entropic; /* sum_j exp(scale (v[j] - reference)) (v[j] - reference), 0 where v[j] is -inf */
-    int64_t top;    /* the largest logit and its column, in an order of integers; see lk_ce_row_top */
+    int64_t top;    /* the largest logit and its column as one integer; see lk_ce_row_top */
 } lk_ce_row;
 
-/* What finish needs beside the state. */
+/* What lk_ce_row_finish needs besides the state. */
 typedef struct {
     float scale, label_smoothing, z_loss;
     float weight; /* w[y]; 1 without class weights */
     int64_t vocab;
 } lk_ce_options;
 
-/* What finish makes of it. class_loss is NaN, and entropy, where the row is all -inf or holds +inf or NaN. */
+/* The result of lk_ce_row_finish. class_loss and entropy are NaN where the row is all -inf or has +inf or NaN. */
 typedef struct {
     float class_loss, z_loss, lse, entropy;
     int64_t argmax; /* -1 where lk_ce_row_top was not called */
@@ -459,8 +459,8 @@ LK_DEVICE lk_ce_row lk_ce_row_empty(void)
     return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
 }
 
-/* e^(scale d), 0 for -inf. exact: to a few units in the last place, by what the product with log2 e was rounded by; else the
- * relative error is (|scale d| + 2) 2^-23, which matters where many terms share the factor. */
+/* e^(scale d), 0 for -inf. exact: to a few units in the last place, by correcting what the product with log2 e was rounded by.
+ * Otherwise the relative error is (|scale d| + 2) 2^-23, which matters where many terms have the same factor. */
 template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
 {
     const float rate = scale * LK_LOG2E, power = rate * d, factor = lk_ex2(power);
@@ -469,7 +469,7 @@ template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
     return fmaf(factor, LK_LN2 * fmaf(rate_low, d, fmaf(rate, d, -power)), factor);
 }
 
-/* The same set against a larger or equal max. exact, here and below: as in lk_ce_factor; kernels are exact for f32 alone, since
+/* The same set against a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels are exact for f32 alone, since
  * results of 16 bits do not show it. */
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
 {
@@ -482,7 +482,7 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, f
     return s;
 }
 
-/* Adds n values with their class weights (1 without) at the price of n + 1 exponentials; add many at a time. */
+/* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. */
 template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
 {
     float max = s.max;
@@ -503,14 +503,15 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)
     return s;
 }
 
-/* Larger logits have larger integers, NaN the largest, -0 and +0 the same. */
+/* Larger logits have larger integers, NaN has the largest, and -0 has that of +0. */
 LK_DEVICE int32_t lk_ce_order(float x)
 {
     const int32_t bits = __float_as_int(x);
     return x != x ? INT32_MAX : x == 0.0f ? 0 : bits < 0 ? bits ^ 0x7fffffff : bits;
 }
 
-/* Adds logit x of column col, 0 <= col < 2^31, to the argmax. Below its order stands the column, the smaller the larger. */
+/* Adds logit x of column col, 0 <= col < 2^31, to the argmax. The low half of the integer is larger for smaller columns, so the
+ * smallest of equal logits wins. */
 LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
 {
     const int64_t top = (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
@@ -537,7 +538,7 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
     const float log = lk_log_split(s.sum, &k), log_sum = fmaf(k, LK_LN2, log), max = o.scale * s.max;
     const float above = o.scale * (s.max - s.target); /* +inf for a target at -inf */
     lk_ce_result r;
-    float rounded = 0.0f; /* what joining rounds off, and below adding what max was rounded by */
+    float rounded = 0.0f; /* what joining was rounded by; added below: what max was rounded by */
     const float joined = proper ? lk_lse_join(max, k, log, &rounded) : s.sum == 0.0f ? -INFINITY : s.sum;
     const float missed = lk_is_finite(max) ? fmaf(o.scale, s.max, -max) : 0.0f;
     r.lse = joined + missed;
@@ -556,7 +557,7 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
- * all: more than max and sum, but never target, which one thread of the row looks up. */
+ * all: more than max and sum. target is never merged: one thread of the row looks it up. */
 template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
 {
     float max = s.max;

@@ -1273,7 +1273,8 @@ static void scale_ends(int type, int direction, int path)
         }
 }
 
-/* In place, at lengths of one step and of several: what a step writes has been read. */
+/* In place, at lengths of one step and of several: what a step writes has been read. Then the padding of a single row, in place
+ * and not, which a stride tells that has no other use. */
 static void in_place(int type, int direction, int path)
 {
     const int64_t vocab[] = {9, 300, 2051, 20011};
@@ -1285,6 +1286,12 @@ static void in_place(int type, int direction, int path)
             p.on[IN_PLACE] = true, p.on[HALF] = half, p.half = half;
             check(&p);
         }
+    for (int i = 0; i < (type == TEST_F32 ? 6 : 3); i++) {
+        problem p = plain(type, direction, path, 1, 21);
+        p.logits_stride = 40, p.dlogits_stride = 35, p.seed = 2 * p.seed + (uint64_t)(i % 3 == 2); /* in place odd: 0 */
+        p.on[ZERO_PADDING] = true, p.on[IN_PLACE] = i % 3 > 0, p.on[HALF] = i > 2, p.half = TEST_BF16;
+        check(&p);
+    }
 }
 
 /* Rows of which a block's shared memory holds a half at most: gradients read the rest again where it is used. */
