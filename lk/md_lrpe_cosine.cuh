@@ -1340,7 +1340,7 @@ LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_token
                     : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
 }
 
-/* Over a few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
+/* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
  * of one token. A vector on more than two axes would need too many positions, so it never walks. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
