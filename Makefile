@@ -42,6 +42,7 @@ LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 
 ifeq ($(BACKEND),gpu)
+compiler := NVCC
 compile = $(NVCC) -std=c++17 -O3 $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -Wall,-Wextra,-fPIC $(FAST) -I$(LK_DIR) -I. -MMD -MP -MF $@.d
 link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -pthread
 library := $(out)/liblk.so
@@ -51,6 +52,7 @@ libs := -lcublasLt # linear_cross_entropy's matmuls; behind the objects, for lin
 schedules := device
 else
 simt := tests/simt
+compiler := CXX
 compile = $(CXX) -std=c++17 $(san_$(SAN)) -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -fPIC -DLK_SIMT $(FAST) -I$(LK_DIR) -I. -I$(simt) -MMD -MP -MF $@.d -x c++
 link = $(CXX) $(san_$(SAN)) -pthread
 engine := $(patsubst $(simt)/%.cpp,$(out)/simt/%.o,$(filter-out $(simt)/test_%,$(wildcard $(simt)/*.cpp)))
@@ -60,6 +62,14 @@ link_from_c = $(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
 schedules ?= forward reverse$(if $(FULL), random:1 random:2)
 small := $(if $(FULL),,--small)
 endif
+sm_80 := $(if $(filter plain,$(if $(simt),$(SAN))),sm_80)
+cores := $(shell nproc 2>/dev/null || echo 1)
+# A simulator's tests run side by side on all cores, unless -j says otherwise. On a GPU they would disturb one another.
+jobs = $(if $(simt),$(if $(findstring -j,$(MAKEFLAGS)),,-j$(cores)) --output-sync=target)
+simt_tests := $(if $(simt),test_simt test_cublaslt $(if $(filter plain,$(SAN)),test_convert))
+# V=1 shows each command and, by tests/run, each test case.
+Q := $(if $(filter 1,$(V)),,@)
+say = $(if $(Q),@echo "$1 $2")
 compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
 	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 --library $< $(ARGS))
 
@@ -71,8 +81,12 @@ backend:
 	@echo "lk: BACKEND=$(BACKEND) ($(why))"
 
 examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## builds and runs every example; example-<op> one
-test: $(if $(simt),test-simt) $(addprefix test-,$(ops) $(shared)) test-link ## builds and runs every test; test-<op> one; a GPU has the whole suites
-test-full: ## the whole suites on the simulator too, in all schedules: half an hour and more
+test: | backend ## builds and runs every test; test-<op> one; a GPU has the whole suites
+	$(if $(plan),@echo "lk: $(plan)")
+	@rm -rf $(out)/counts
+	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(simt_tests) link $(shared) $(ops) || failed=1; test -z "$$failed"
+test-parts: $(addprefix test-,$(shared) $(ops)) $(if $(simt),test-simt) test-link
+test-full: ## the whole suites on the simulator too, in all schedules
 	@$(MAKE) --no-print-directory -k test FULL=1
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
@@ -121,18 +135,16 @@ readme: ## writes README's tables from bench/results/h200.csv and h200-compare.c
 clean: ## removes build/
 	rm -rf build
 
-test-simt: $(out)/tests/simt/test_simt $(out)/tests/simt/test_cublaslt $(if $(filter plain,$(SAN)),$(out)/tests/simt/test_convert) | backend
-	@for t in $^; do tests/run $$t || failed=1; done; test -z "$$failed"
+test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | backend
+	@for t in $^; do tests/run -o $(out)/counts $$t || failed=1; done; test -z "$$failed"
 test-link: $(out)/tests/link/program | backend
-	@tests/run $<
-# Then once more as code for sm_80 on SMs with 100 KiB: without clusters, in less shared memory.
+	@tests/run -o $(out)/counts -n link $<
 test-%: $(out)/tests/% | backend
-	@for s in $(schedules); do SIMT_SCHEDULE=$$s tests/run $< $(small) $(ARGS) || failed=1; done; \
-	$(if $(filter plain,$(if $(simt),$(SAN))),SIMT_CODE=80 SIMT_SMEM=100 tests/run $< --small || failed=1;) test -z "$$failed"
+	@tests/run -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(ARGS)
 example-from_c: $(out)/from_c/program | backend
-	$<
+	@$<
 example-%: $(out)/examples/% | backend
-	$<
+	@$<
 bench-%: | backend
 ifeq ($(BACKEND),gpu)
 	@$(MAKE) --no-print-directory $(out)/bench/$*
@@ -147,63 +159,74 @@ compare-%: $(if $(simt),,$(library)) | backend
 # The engine is never instrumented: it tells the sanitizers about its fibers instead.
 $(out)/simt/%.o: tests/simt/%.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -O2 -g -Wall -Wextra -fPIC -Itests/simt $(engine_$(SAN)) -MMD -MP -MF $@.d -c $< -o $@
+	$(call say,CXX,$<)
+	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -fPIC -Itests/simt $(engine_$(SAN)) -MMD -MP -MF $@.d -c $< -o $@
 # Every float against CUDA's own conversions where there is a toolkit, else a sample against a slow reference.
 $(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16.h tests/simt/cuda_fp16.h
 	@mkdir -p $(@D)
-	$(if $(have_nvcc),$(CXX) -std=c++17 -O2 -DSIMT_CONVERT_CUDA -I$(CUDA_HOME)/include -c $< -o $@.cuda.o)
-	$(CXX) -std=c++17 -O2 $(if $(have_nvcc),-DSIMT_CONVERT_ALL) -Itests/simt -c $< -o $@.o
-	$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
+	$(call say,CXX,$<)
+	$(if $(have_nvcc),$(Q)$(CXX) -std=c++17 -O2 -DSIMT_CONVERT_CUDA -I$(CUDA_HOME)/include -c $< -o $@.cuda.o)
+	$(Q)$(CXX) -std=c++17 -O2 $(if $(have_nvcc),-DSIMT_CONVERT_ALL) -Itests/simt -c $< -o $@.o
+	$(Q)$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
 $(out)/bench/%: bench/%.cu
 	@mkdir -p $(@D)
-	$(compile) -DBENCH_COMMIT='"$(COMMIT)"' -DBENCH_CODE='"$(shell NVCC=$(NVCC) tests/code $*)"' $< $(libs) -o $@
+	$(call say,$(compiler),$<)
+	$(Q)$(compile) -DBENCH_COMMIT='"$(COMMIT)"' -DBENCH_CODE='"$(shell NVCC=$(NVCC) tests/code $*)"' $< $(libs) -o $@
 $(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file
 $(out)/%: $(out)/%.o $(engine)
-	$(link) $^ $(libs) -o $@
+	$(Q)$(link) $^ $(libs) -o $@
 $(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
-	$(link) $^ $(libs) -o $@
+	$(Q)$(link) $^ $(libs) -o $@
 # Its second .cu file has another version of lk, a copy in which every struct that a caller fills has one more field, the first.
 $(out)/tests/link/second.o: tests/link/second.cu $(wildcard lk/*.cuh)
 	@mkdir -p $(@D) && rm -rf $(@D)/other && mkdir $(@D)/other && cp -r lk $(@D)/other
-	perl -0pi -e 's/(#define LK_VERSION_PATCH) .*/$$1 99/; s/(typedef struct \{)(?=[^{}]*\} \w+_args;)/$$1 int64_t of_another_version[3];/g' $(@D)/other/lk/*.cuh
-	$(subst -I$(LK_DIR) -I.,-I$(@D)/other,$(compile)) -c $< -o $@
+	$(call say,$(compiler),$<)
+	$(Q)perl -0pi -e 's/(#define LK_VERSION_PATCH) .*/$$1 99/; s/(typedef struct \{)(?=[^{}]*\} \w+_args;)/$$1 int64_t of_another_version[3];/g' $(@D)/other/lk/*.cuh
+	$(Q)$(subst -I$(LK_DIR) -I.,-I$(@D)/other,$(compile)) -c $< -o $@
 # The C example vendors lk: a copy of the folder beside it, as a user's project has. gcc links it.
 $(out)/from_c/program: examples/from_c/main.c examples/from_c/kernels.cu $(wildcard lk/*.cuh) $(engine)
 	@mkdir -p $(@D) && rm -rf $(@D)/lk && cp -r lk examples/from_c/main.c examples/from_c/kernels.cu $(@D)
-	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror $(filter -fsanitize%,$(san_$(SAN))) -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -c $(@D)/main.c -o $(@D)/main.o
-	$(subst -I$(LK_DIR) -I.,,$(compile)) -c $(@D)/kernels.cu -o $(@D)/kernels.o
-	$(link_from_c)
+	$(call say,CC,$<)
+	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror $(filter -fsanitize%,$(san_$(SAN))) -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -c $(@D)/main.c -o $(@D)/main.o
+	$(call say,$(compiler),examples/from_c/kernels.cu)
+	$(Q)$(subst -I$(LK_DIR) -I.,,$(compile)) -c $(@D)/kernels.cu -o $(@D)/kernels.o
+	$(Q)$(link_from_c)
 # A library exports lk's functions and nothing else: the simulator has CUDA functions of its own, which must not be taken for CUDA's.
 lib_parts := $(addprefix $(out)/lib/,lk_scale $(ops))
 $(library) $(lib_parts:=.o): gencode := $(lib_gencode)
 $(library): $(lib_parts:=.o) $(engine) | $(out)/lib/exports
-	$(link) -shared $(exports) $^ $(libs) -o $@
+	$(Q)$(link) -shared $(exports) $^ $(libs) -o $@
 $(out)/lib/exports: Makefile
 	@mkdir -p $(@D)
-	echo '{ global: lk_*; local: *; };' > $@
+	@echo '{ global: lk_*; local: *; };' > $@
 $(lib_parts:=.cu): $(out)/lib/%.cu: Makefile
 	@mkdir -p $(@D)
-	{ printf '\043include "lk/%s.cuh"\n' $*; for t in f32 f16 bf16; do \
+	@{ printf '\043include "lk/%s.cuh"\n' $*; for t in f32 f16 bf16; do \
 	printf 'LK_DEFINE_%s(%s)\n' $$(echo $* | sed 's/^lk_//' | tr a-z A-Z) $$t; done; } > $@
 $(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
 	@mkdir -p $(@D)
 	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
-	$(compile) -c $< -o $@
+	$(call say,$(compiler),$<)
+	$(Q)$(compile) -c $< -o $@
 $(out)/tests/lk_check.o: tests/lk.cu
 	@mkdir -p $(@D)
-	$(compile) -DLK_CHECK -c $< -o $@
+	$(call say,$(compiler),$< -DLK_CHECK)
+	$(Q)$(compile) -DLK_CHECK -c $< -o $@
 $(out)/%.o: %.cu
 	@mkdir -p $(@D)
-	$(compile) -c $< -o $@
+	$(call say,$(compiler),$<)
+	$(Q)$(compile) -c $< -o $@
 $(out)/%.o: %.cpp
 	@mkdir -p $(@D)
-	$(compile) -c $< -o $@
+	$(call say,$(compiler),$<)
+	$(Q)$(compile) -c $< -o $@
 $(out)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
+	$(call say,CC,$<)
+	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: engine help backend examples test test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: compare compare-plots
 .SECONDARY:

@@ -1812,8 +1812,8 @@ static void goal_plans(void)
         a.dweight_dtype = i % 2 ? LK_DTYPE_F32 : LK_DTYPE_BF16;
         const size_t budget = (i % 2 ? goals[i / 2].f32_dweight : goals[i / 2].dweight) << 20;
         const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &of);
-        printf("     vocab %6lld, dweight %s, %4zu MiB: %s\n", (long long)a.vocab, i % 2 ? "f32 " : "bf16", budget >> 20,
-               of.text);
+        test_note("     vocab %6lld, dweight %s, %4zu MiB: %s\n", (long long)a.vocab, i % 2 ? "f32 " : "bf16", budget >> 20,
+                  of.text);
         const int faster = fused_here && a.vocab > 20000 ? (int)FUSED : LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         const bool good = status == LK_OK && of.path == faster && of.matmuls == 3 && of.exact && of.chunk_tokens >= 2048 &&
                           of.workspace_bytes <= budget && of.minimum_bytes <= (size_t)24 << 20 &&
@@ -1826,7 +1826,7 @@ static void goal_plans(void)
     plan_t of = {};
     a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.tokens = 12288, a.hidden = 4096, a.vocab = 131072;
     const lk_status status = lk_linear_cross_entropy_forward_plan_bf16(&a, (size_t)64 << 20, &of);
-    printf("     forward, vocab 131072, 64 MiB: %s\n", of.text);
+    test_note("     forward, vocab 131072, 64 MiB: %s\n", of.text);
     if (!test_that(status == LK_OK && of.matmuls == 1 && of.exact)) test_detail("%s, %s", lk_status_string(status), of.text);
     static const char *const said[] = {"1 matmuls: ", "1 matmuls, 1 tail column: ", "1 matmuls, 2 tail columns: "};
     a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;

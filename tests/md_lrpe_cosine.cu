@@ -992,7 +992,7 @@ static void peers(void)
                 worst = fmax(worst, fmax(fabs(cos((double)product) - cos_of), fabs(sin((double)product) - sin_of)));
                 at_most = fmax(at_most, fabs((double)product));
             }
-    printf("     at s = 1e5 a float product (PyTorch's) errs by %.3g in cos and sin, on angles up to %.3g\n", worst, at_most);
+    test_note("     at s = 1e5 a float product (PyTorch's) errs by %.3g in cos and sin, on angles up to %.3g\n", worst, at_most);
 }
 
 typedef struct {
@@ -1150,7 +1150,7 @@ static void all_angles(void)
     const int64_t offsets[] = {0, 100000, ((int64_t)1 << 31) - 4096, -((int64_t)1 << 31) + 1};
     for (int i = 0; i < LENGTH_OF(offsets); i++)
         for (int theta = USUAL; theta <= TINY; theta++) {
-            if (theta == ZERO || !test_begin("angles from %lld, theta %s", (long long)offsets[i], theta_name[theta])) continue;
+            if (theta == ZERO || !test_begin("angles: from %lld, theta %s", (long long)offsets[i], theta_name[theta])) continue;
             sweep(offsets[i], theta, 1), sweep(offsets[i], theta, 3);
             test_finish();
             if (i == 1 && theta == USUAL) peers();

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: MIT
 /* test.h - the harness that the tests of all ops share.
  *
- *   ./test [--small] [--case SUBSTRING]      FUZZ=n FUZZ_SEED=s in the environment
+ *   ./test [--small] [--stop] [--case SUBSTRING]      V=n FUZZ=n FUZZ_SEED=s in the environment
  *
  * --small cuts the shapes down so that a run under a sanitizer takes seconds; every path, direction and type still runs.
- * --case runs only the cases whose name contains SUBSTRING. FUZZ=n draws n random configurations; the seed is printed.
+ * --case runs only the cases whose name contains SUBSTRING. --stop ends the run at the first case that fails. FUZZ=n draws n
+ * random configurations; the seed is printed.
  *
- * The first line names the backend, then comes one line a case, `ok|FAIL  case  error  limit`, and under a FAIL the first
- * check that failed with all that reproduces it. The last line is `N passed, N failed`, cases both. The exit status is 0
- * only if none failed.
+ * The first line says what runs where. A case that fails prints `FAIL  case  error  bound  checks` and, below, the first check
+ * that failed with all that reproduces it. Cases that pass are summed up in a table at the end, a line per group of cases: how
+ * many, the largest error, its bound, how many checks. The last line is `N passed, N failed`, both in cases. The exit status is
+ * 0 only if none failed. V=1 prints a line per case instead of the table, V=0 failed cases alone.
+ *
+ * A group is the part of a name that its cases share:
+ *
+ *   forward f32 warp: lengths      lengths            begins with a direction or a type: the group is behind the colon
+ *   threads: scale f32             threads            else the group is before the colon,
+ *   accuracy f32, fast logits      accuracy           and it ends at a type, a direction or a comma
  *
  *   int main(int argc, char **argv) {
  *       test_start(argc, argv);
@@ -31,13 +39,19 @@
 #define TEST_H
 
 #include <cuda_runtime.h>
+#include <ctype.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 #if defined(LK_SIMT) && defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define TEST_ASAN 1
@@ -46,14 +60,26 @@
 #endif
 
 typedef struct {
+    char name[64];
+    long cases, failed, checks;
+    double error, limit, worst; /* of the check that came closest to its limit */
+} test_group;
+
+enum { TEST_FAILURES, TEST_GROUPS, TEST_CASES, TEST_MOST_GROUPS = 128 };
+
+typedef struct {
     bool small, selected, stop; /* selected: --case was given; stop: at the first case that fails */
+    int prints; /* TEST_FAILURES alone, TEST_GROUPS too, or all TEST_CASES */
     const char *only;
     long fuzz; /* -1: not given */
     uint64_t fuzz_seed;
     int sms, arch;
     long passed, failed;
     cudaStream_t stream; /* all work runs here; it does not wait for the legacy stream */
+    test_group groups[TEST_MOST_GROUPS];
+    int group_count;
     /* the open case */
+    bool open;
     char name[128], detail[1536];
     long checks, bad;
     double error, limit, worst;
@@ -61,8 +87,22 @@ typedef struct {
 
 static test_state test;
 
+static inline void test_print_groups(void)
+{
+    printf("%-44s %5s %14s %10s %10s\n", "group", "cases", "largest error", "bound", "checks");
+    for (const test_group *g = test.groups; g < test.groups + test.group_count; g++) {
+        printf("%-44s %5ld ", g->name, g->cases);
+        if (g->error == 0 && g->limit == 0) printf("%14s %10s", "-", "-"); /* its checks are right or wrong */
+        else printf("%14.3g %10.3g", g->error, g->limit);
+        printf(" %10ld", g->checks);
+        if (g->failed) printf("   %ld FAILED", g->failed);
+        printf("\n");
+    }
+}
+
 static inline int test_end(void)
 {
+    if (test.prints == TEST_GROUPS && test.group_count) test_print_groups();
     printf("%ld passed, %ld failed\n", test.passed, test.failed);
     return test.failed ? 1 : 0;
 }
@@ -79,9 +119,56 @@ static inline void test_cuda(cudaError_t error, const char *call, const char *fi
 
 static __global__ void test_code_kernel(void) {} /* to be asked what it was compiled for */
 
+/* A program that dies, or that is ended at its time limit, says in which case. */
+static void test_died(void)
+{
+    char text[sizeof test.name + 64];
+    if (!test.open) return;
+    const int n = snprintf(text, sizeof text, "FAIL %s: the program died in this case\n", test.name);
+    if (write(1, text, (size_t)n) != n) return;
+}
+
+static void test_died_of_signal(int number)
+{
+    test_died();
+    raise(number); /* its action is the default again */
+}
+
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_on_report(void *) /* after each report; the run goes on */
+{
+    fprintf(stderr, "the report above is of case %s\n", test.open ? test.name : "none");
+}
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" const char *__ubsan_default_options(void) /* it has no callback */
+{
+    return "abort_on_error=1";
+}
+#endif
+
+static inline void test_watch_for_death(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    __sanitizer_set_death_callback(test_died);
+    static const int numbers[] = {SIGABRT, SIGTERM}; /* the sanitizer reports the others */
+#else
+    static const int numbers[] = {SIGABRT, SIGTERM, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+#endif
+    static char memory[1 << 15]; /* a stack of its own: the program's may be what overflowed */
+    stack_t stack = {};
+    stack.ss_sp = memory, stack.ss_size = sizeof memory;
+    sigaltstack(&stack, NULL);
+    struct sigaction action = {};
+    action.sa_handler = test_died_of_signal, action.sa_flags = SA_ONSTACK | (int)SA_RESETHAND;
+    for (const int number : numbers) sigaction(number, &action, NULL);
+}
+
 static inline void test_start(int argc, char **argv)
 {
-    const char *fuzz = getenv("FUZZ"), *seed = getenv("FUZZ_SEED");
+    const char *fuzz = getenv("FUZZ"), *seed = getenv("FUZZ_SEED"), *prints = getenv("V");
+    test.prints = !prints || !*prints ? TEST_GROUPS : *prints == '0' ? TEST_FAILURES : TEST_CASES;
     test.fuzz = fuzz ? atol(fuzz) : -1;
     test.fuzz_seed = seed ? strtoull(seed, NULL, 0) : 1;
     for (int i = 1; i < argc; i++) {
@@ -94,31 +181,80 @@ static inline void test_start(int argc, char **argv)
         }
     }
     setvbuf(stdout, NULL, _IOLBF, 1 << 12); /* a crash loses no line */
+    test_watch_for_death();
     cudaFuncAttributes code;
     TEST_CUDA(cudaDeviceGetAttribute(&test.sms, cudaDevAttrMultiProcessorCount, 0));
     TEST_CUDA(cudaFuncGetAttributes(&code, test_code_kernel));
     test.arch = code.ptxVersion;
+    const char *const slash = strrchr(argv[0], '/');
+    printf("%s on ", slash ? slash + 1 : argv[0]);
 #if defined(LK_SIMT)
     const char *schedule = getenv("SIMT_SCHEDULE");
-    printf("backend: simulator, schedule %s, sm_%d, %d SMs%s\n", schedule ? schedule : "forward", test.arch, test.sms,
-           test.small ? ", --small" : "");
+    printf("the simulator, sm_%d, %d SMs, schedule %s", test.arch, test.sms, schedule ? schedule : "forward");
 #else
     cudaDeviceProp device;
     TEST_CUDA(cudaGetDeviceProperties(&device, 0));
-    printf("backend: %s, sm_%d, %d SMs%s\n", device.name, test.arch, test.sms, test.small ? ", --small" : "");
+    printf("%s, sm_%d, %d SMs", device.name, test.arch, test.sms);
 #endif
+    printf(": %s shapes", test.small ? "small" : "all");
+    if (test.only) printf(", cases with \"%s\"", test.only);
+    printf("\n");
     TEST_CUDA(cudaStreamCreateWithFlags(&test.stream, cudaStreamNonBlocking));
 }
 
 /* ---- Cases ----------------------------------------------------------------------------------------------------------- */
 
-static inline void test_print(const char *name, double error, double limit, long checks, long bad)
+/* Whether the word at text is one of `words`. */
+static inline bool test_is_word(const char *text, const char *const (&words)[3])
 {
-    printf("%-4s %-58s %10.3g %10.3g  %ld checks\n", bad ? "FAIL" : "ok", name, error, limit, checks);
-    if (bad) printf("     %ld failed, the first: %s\n", bad, test.detail);
-    if (bad) test.failed++;
+    for (const char *word : words) {
+        const size_t n = strlen(word);
+        if (!strncmp(text, word, n) && !isalnum((unsigned char)text[n]) && text[n] != '_') return true;
+    }
+    return false;
+}
+
+/* The group of a case by its name, as the comment at the top says; a new one if there is none yet. */
+static inline test_group *test_group_of(const char *name)
+{
+    static const char *const directions[] = {"forward", "backward", "forward_backward"}, *const types[] = {"f32", "f16", "bf16"};
+    const char *const colon = strstr(name, ": ");
+    const bool behind = colon && (test_is_word(name, directions) || test_is_word(name, types));
+    const char *const begin = behind ? colon + 2 : name;
+    const bool direction = test_is_word(begin, directions); /* "forward, then backward f32": a group of this name */
+    const char *end = begin;
+    for (; *end && end != colon; end++) {
+        const bool word = end > begin && end[-1] == ' ';
+        if (word && test_is_word(end, types)) break;
+        if (!direction && (*end == ',' || (word && test_is_word(end, directions)))) break;
+    }
+    while (end > begin && end[-1] == ' ') end--;
+    char key[sizeof test.groups->name];
+    snprintf(key, sizeof key, "%.*s", (int)(end - begin), begin);
+    test_group *g = test.groups;
+    while (g < test.groups + test.group_count && strcmp(g->name, key)) g++;
+    if (g == test.groups + TEST_MOST_GROUPS) return g - 1;
+    if (g == test.groups + test.group_count) {
+        memcpy(g->name, key, sizeof key);
+        g->worst = -1;
+        test.group_count++;
+    }
+    return g;
+}
+
+/* Closes the open case. */
+static inline void test_finish(void)
+{
+    test_group *const g = test_group_of(test.name);
+    g->cases++, g->failed += test.bad != 0, g->checks += test.checks;
+    if (test.worst > g->worst) g->worst = test.worst, g->error = test.error, g->limit = test.limit;
+    if (test.bad || test.prints == TEST_CASES)
+        printf("%-4s %-58s %10.3g %10.3g  %ld checks\n", test.bad ? "FAIL" : "ok", test.name, test.error, test.limit, test.checks);
+    if (test.bad) printf("     %ld failed, the first: %s\n", test.bad, test.detail);
+    if (test.bad) test.failed++;
     else test.passed++;
-    if (bad && test.stop) exit(test_end());
+    test.open = false;
+    if (test.bad && test.stop) exit(test_end());
 }
 
 __attribute__((format(printf, 1, 2))) static inline bool test_begin(const char *format, ...)
@@ -131,7 +267,8 @@ __attribute__((format(printf, 1, 2))) static inline bool test_begin(const char *
     test.error = test.limit = 0;
     test.worst = -1;
     test.detail[0] = 0;
-    return !test.only || strstr(test.name, test.only);
+    test.open = !test.only || strstr(test.name, test.only);
+    return test.open;
 }
 
 static inline bool test_within(double error, double limit)
@@ -160,11 +297,6 @@ __attribute__((format(printf, 1, 2))) static inline void test_detail(const char 
     va_end(list);
 }
 
-static inline void test_finish(void)
-{
-    test_print(test.name, test.error, test.limit, test.checks, test.bad);
-}
-
 static inline void test_check(const char *name, double error, double limit)
 {
     if (!test_begin("%s", name)) return;
@@ -174,7 +306,17 @@ static inline void test_check(const char *name, double error, double limit)
 
 static inline void test_skip(const char *name, const char *reason)
 {
-    if (!test.only || strstr(name, test.only)) printf("skip %s: %s\n", name, reason);
+    if (test.prints != TEST_FAILURES && (!test.only || strstr(name, test.only))) printf("skip %s: %s\n", name, reason);
+}
+
+/* What is good to know and is no check: printed among the cases. */
+__attribute__((format(printf, 1, 2))) static inline void test_note(const char *format, ...)
+{
+    if (test.prints != TEST_CASES) return;
+    va_list list;
+    va_start(list, format);
+    vprintf(format, list);
+    va_end(list);
 }
 
 /* ---- Counts of what ran: path by option ------------------------------------------------------------------------------ */
@@ -186,8 +328,10 @@ typedef struct {
     long runs[TEST_MOST_PATHS], of[TEST_MOST_PATHS][TEST_MOST_OPTIONS];
 } test_counts;
 
+/* Where the cases' lines are printed, and where FUZZ=n asks how often each option was drawn. */
 static inline void test_counts_print(const test_counts *counts, const char *title)
 {
+    if (test.prints != TEST_CASES && test.fuzz < 0) return;
     printf("%-24s", title);
     for (int p = 0; p < counts->path_count; p++) printf(" %10s", counts->paths[p]);
     printf("\n%-24s", "calls");
