@@ -33,11 +33,13 @@ lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)
 ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
 SAN ?= plain
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check) # tests of what all ops share; lk_check has -DLK_CHECK: nothing that threads see
-san_plain := -O2
+san_plain := -O1 # compiles in 60 % of the time of -O2, and the tests run as fast
 engine_asan := -DSIMT_ASAN
 engine_tsan := -DSIMT_TSAN
 san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 san_tsan := -O1 -g -fsanitize=thread
+asan_schedules ?= forward random:3
+tsan_args ?= # --without f16, say
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 
@@ -60,13 +62,22 @@ library := $(out)/liblk_simt.so
 exports := -Wl,--version-script=$(out)/lib/exports
 link_from_c = $(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
 schedules ?= forward reverse$(if $(FULL), random:1 random:2)
-small := $(if $(FULL),,--small)
+small := $(if $(filter plain,$(SAN)),$(if $(FULL),,--small),--small)
 endif
 sm_80 := $(if $(filter plain,$(if $(simt),$(SAN))),sm_80)
 cores := $(shell nproc 2>/dev/null || echo 1)
 # A simulator's tests run side by side on all cores, unless -j says otherwise. On a GPU they would disturb one another.
 jobs = $(if $(simt),$(if $(findstring -j,$(MAKEFLAGS)),,-j$(cores)) --output-sync=target)
 simt_tests := $(if $(simt),test_simt test_cublaslt $(if $(filter plain,$(SAN)),test_convert))
+# What a run takes, in seconds of one core: to compile, then per schedule. Measured on a core of a server.
+n := $(words $(schedules))
+seconds_plain := $(if $(FULL),230 + 265 * $(n),230 + 75 * $(n))
+seconds_asan := 150 + 270 * $(n)
+seconds_tsan := 950
+minutes = $$((($(seconds_$(SAN))) / 60 / $(cores) + 1))
+more = Not in it: all shapes (make test-full), make sanitize, make test-mutants.
+plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedules) $(sm_80) $(patsubst %,under %,$(filter-out plain,$(SAN)))):" \
+	"about $(minutes) minutes on $(cores) cores. $(if $(FULL)$(filter-out plain,$(SAN)),,$(more))"
 # V=1 shows each command and, by tests/run, each test case.
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
@@ -77,12 +88,12 @@ help: ## lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 	@echo "  variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX PYTHON"
-backend:
-	@echo "lk: BACKEND=$(BACKEND) ($(why))"
+backend: # said once, not by `make test` again for its parts
+	@$(if $(filter test-parts,$(MAKECMDGOALS)),:,echo "lk: BACKEND=$(BACKEND) ($(why))")
 
 examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## builds and runs every example; example-<op> one
 test: | backend ## builds and runs every test; test-<op> one; a GPU has the whole suites
-	$(if $(plan),@echo "lk: $(plan)")
+	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts
 	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(simt_tests) link $(shared) $(ops) || failed=1; test -z "$$failed"
 test-parts: $(addprefix test-,$(shared) $(ops)) $(if $(simt),test-simt) test-link
@@ -96,9 +107,9 @@ sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
 	@for op in $^; do for tool in "memcheck --report-api-errors no" racecheck initcheck synccheck; do \
 	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
 sanitize-asan: | backend
-	@$(MAKE) --no-print-directory -k test SAN=asan ARGS=--small schedules="forward random:3" BACKEND=cpu
+	@$(MAKE) --no-print-directory -k test SAN=asan schedules="$(asan_schedules)" BACKEND=cpu
 sanitize-tsan: | backend
-	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS=--small schedules=forward BACKEND=cpu
+	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) lk
 engine: $(engine) # the simulator's objects, for tests/mutate

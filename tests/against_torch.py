@@ -17,6 +17,7 @@ import itertools
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,12 +37,14 @@ OPS = ("cross_entropy", "logsumexp", "srms_norm")
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DTYPE = {"f32": 1, "f16": 2, "bf16": 3}  # LK_DTYPE_*
 NONE, MEAN, SUM = 0, 1, 2
+verbose = os.environ.get("V") == "1"  # a line per case
 U = 2.0**-24
 HALF_ULP = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 LEAST = {torch.float32: 2.0**-126, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-126}  # half of f16's least; others may flush
 INF, NAN = math.inf, math.nan
 
 passed = failed = 0
+groups = {}  # by name: cases, failed, the largest share of a limit
 drawn = collections.Counter()
 rng = random.Random(1)
 generator = torch.Generator().manual_seed(1)
@@ -71,10 +74,23 @@ def check_layouts(op, structs):
 # ---- Verdicts ---------------------------------------------------------------------------------------------------------------
 
 
-def verdict(case, right, why=""):
+def verdict(case, right, why="", worst=None):
+    """One case. Its group is what its name begins with: up to the type, or a colon, or `layout`."""
     global passed, failed
     passed, failed = passed + right, failed + (not right)
-    print(f"ok    {case}" if right else f"FAIL  {case}  {why}")
+    name = re.match(r"layout|[^:]*?\b(?:f32|f16|bf16)\b|[^:]*", case)[0]
+    group = groups.setdefault(name, [0, 0, None])
+    group[0], group[1] = group[0] + 1, group[1] + (not right)
+    if worst is not None:
+        group[2] = max(worst, group[2] or 0.0)
+    if not right or verbose:
+        print(f"ok    {case}" if right else f"FAIL  {case}  {why}")
+
+
+def print_groups():
+    print(f"{'group':44s} {'cases':>6s}  largest share of a limit")
+    for name, (cases, wrong, worst) in groups.items():
+        print(f"{name:44s} {cases:6d} {'-' if worst is None else f'{worst:.3f}':>25s}{f'   {wrong} FAILED' if wrong else ''}")
 
 
 def share(value, expected, limit):
@@ -96,7 +112,8 @@ def compare(case, *outputs):
     """Each output is (name, value, expected, limit)."""
     shares = [(name, *share(value, expected, limit)) for name, value, expected, limit in outputs]
     wrong = [f"{name}{where} ({part:.3g} of the limit)" for name, part, where in shares if not part <= 1]
-    verdict(case + "".join(f"  {name} {part:.3f}" for name, part, _ in shares), not wrong, "; ".join(wrong))
+    verdict(case + "".join(f"  {name} {part:.3f}" for name, part, _ in shares), not wrong, "; ".join(wrong),
+            max(part for _, part, _ in shares))
 
 
 def rounded(expected, error, dtype):
@@ -544,7 +561,8 @@ def srms_norm_grid():
 
 
 def say(text):
-    print(f"      {text}")
+    if verbose:
+        print(f"      {text}")
 
 
 def off(value, right):
@@ -735,7 +753,11 @@ srms_norm_grid()
 scale_grid()
 differences()
 errors()
-print(textwrap.fill("drawn: " + ", ".join(f"{option} {count}" for option, count in sorted(drawn.items())), 128))
-verdict("every value of every option was drawn", all(drawn.values()))
+if verbose:
+    print(textwrap.fill("drawn: " + ", ".join(f"{option} {count}" for option, count in sorted(drawn.items())), 128))
+verdict("every value of every option was drawn", all(drawn.values()),
+        "none of: " + ", ".join(option for option, count in drawn.items() if not count))
+if not verbose:
+    print_groups()
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /* test.h - the harness that the tests of all ops share.
  *
- *   ./test [--small] [--stop] [--case SUBSTRING]      V=n FUZZ=n FUZZ_SEED=s in the environment
+ *   ./test [--small] [--stop] [--case SUBSTRING] [--without WORD]      V=n FUZZ=n FUZZ_SEED=s in the environment
  *
  * --small cuts the shapes down so that a run under a sanitizer takes seconds; every path, direction and type still runs.
- * --case runs only the cases whose name contains SUBSTRING. --stop ends the run at the first case that fails. FUZZ=n draws n
+ * --case runs only the cases whose name contains SUBSTRING, --without those that do not have WORD in it. --stop ends the run at the first case that fails. FUZZ=n draws n
  * random configurations; the seed is printed.
  *
  * The first line says what runs where. A case that fails prints `FAIL  case  error  bound  checks` and, below, the first check
@@ -68,9 +68,9 @@ typedef struct {
 enum { TEST_FAILURES, TEST_GROUPS, TEST_CASES, TEST_MOST_GROUPS = 128 };
 
 typedef struct {
-    bool small, selected, stop; /* selected: --case was given; stop: at the first case that fails */
+    bool small, selected, stop; /* selected: --case or --without was given; stop: at the first case that fails */
     int prints; /* TEST_FAILURES alone, TEST_GROUPS too, or all TEST_CASES */
-    const char *only;
+    const char *only, *without;
     long fuzz; /* -1: not given */
     uint64_t fuzz_seed;
     int sms, arch;
@@ -175,8 +175,9 @@ static inline void test_start(int argc, char **argv)
         if (!strcmp(argv[i], "--small")) test.small = true;
         else if (!strcmp(argv[i], "--stop")) test.stop = true;
         else if (!strcmp(argv[i], "--case") && i + 1 < argc) test.selected = true, test.only = argv[++i];
+        else if (!strcmp(argv[i], "--without") && i + 1 < argc) test.selected = true, test.without = argv[++i];
         else {
-            fprintf(stderr, "usage: %s [--small] [--stop] [--case SUBSTRING]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--small] [--stop] [--case SUBSTRING] [--without WORD]\n", argv[0]);
             exit(2);
         }
     }
@@ -198,35 +199,50 @@ static inline void test_start(int argc, char **argv)
 #endif
     printf(": %s shapes", test.small ? "small" : "all");
     if (test.only) printf(", cases with \"%s\"", test.only);
+    if (test.without) printf(", without %s", test.without);
     printf("\n");
     TEST_CUDA(cudaStreamCreateWithFlags(&test.stream, cudaStreamNonBlocking));
 }
 
 /* ---- Cases ----------------------------------------------------------------------------------------------------------- */
 
-/* Whether the word at text is one of `words`. */
-static inline bool test_is_word(const char *text, const char *const (&words)[3])
+/* Whether the word at text is this one. */
+static inline bool test_is_word(const char *text, const char *word)
 {
-    for (const char *word : words) {
-        const size_t n = strlen(word);
-        if (!strncmp(text, word, n) && !isalnum((unsigned char)text[n]) && text[n] != '_') return true;
-    }
-    return false;
+    const size_t n = strlen(word);
+    return !strncmp(text, word, n) && !isalnum((unsigned char)text[n]) && text[n] != '_';
+}
+
+static inline bool test_is_direction(const char *text)
+{
+    return test_is_word(text, "forward") || test_is_word(text, "backward") || test_is_word(text, "forward_backward");
+}
+
+static inline bool test_is_type(const char *text)
+{
+    return test_is_word(text, "f32") || test_is_word(text, "f16") || test_is_word(text, "bf16");
+}
+
+/* What --case and --without say of a name. */
+static inline bool test_wanted(const char *name)
+{
+    if (test.only && !strstr(name, test.only)) return false;
+    for (const char *c = name; test.without && *c; c++)
+        if ((c == name || c[-1] == ' ') && test_is_word(c, test.without)) return false;
+    return true;
 }
 
 /* The group of a case by its name, as the comment at the top says; a new one if there is none yet. */
 static inline test_group *test_group_of(const char *name)
 {
-    static const char *const directions[] = {"forward", "backward", "forward_backward"}, *const types[] = {"f32", "f16", "bf16"};
     const char *const colon = strstr(name, ": ");
-    const bool behind = colon && (test_is_word(name, directions) || test_is_word(name, types));
-    const char *const begin = behind ? colon + 2 : name;
-    const bool direction = test_is_word(begin, directions); /* "forward, then backward f32": a group of this name */
+    const char *const begin = colon && (test_is_direction(name) || test_is_type(name)) ? colon + 2 : name;
+    const bool direction = test_is_direction(begin); /* "forward, then backward f32": a group of this name */
     const char *end = begin;
     for (; *end && end != colon; end++) {
         const bool word = end > begin && end[-1] == ' ';
-        if (word && test_is_word(end, types)) break;
-        if (!direction && (*end == ',' || (word && test_is_word(end, directions)))) break;
+        if (word && test_is_type(end)) break;
+        if (!direction && (*end == ',' || (word && test_is_direction(end)))) break;
     }
     while (end > begin && end[-1] == ' ') end--;
     char key[sizeof test.groups->name];
@@ -267,7 +283,7 @@ __attribute__((format(printf, 1, 2))) static inline bool test_begin(const char *
     test.error = test.limit = 0;
     test.worst = -1;
     test.detail[0] = 0;
-    test.open = !test.only || strstr(test.name, test.only);
+    test.open = test_wanted(test.name);
     return test.open;
 }
 
@@ -306,7 +322,7 @@ static inline void test_check(const char *name, double error, double limit)
 
 static inline void test_skip(const char *name, const char *reason)
 {
-    if (test.prints != TEST_FAILURES && (!test.only || strstr(name, test.only))) printf("skip %s: %s\n", name, reason);
+    if (test.prints != TEST_FAILURES && test_wanted(name)) printf("skip %s: %s\n", name, reason);
 }
 
 /* What is good to know and is no check: printed among the cases. */
