@@ -303,10 +303,10 @@ static inline bool test_that(bool good)
     return test_within(good ? 0.0 : 1.0, 0.0);
 }
 
-/* Called after a check failed; only the first is kept. */
+/* Called after a check failed; only the first that is said is kept. */
 __attribute__((format(printf, 1, 2))) static inline void test_detail(const char *format, ...)
 {
-    if (test.bad != 1 || test.detail[0]) return;
+    if (test.bad == 0 || test.detail[0]) return;
     va_list list;
     va_start(list, format);
     vsnprintf(test.detail, sizeof test.detail, format, list);
