@@ -30,6 +30,10 @@ lib_arches := $(if $(filter native,$(or $(capability),$(ARCH))),80 90a 100a,$(ar
 lib_ptx := $(if $(word 2,$(lib_arches)),$(patsubst %a,%,$(patsubst %f,%,$(lastword $(lib_arches)))))
 lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(lib_ptx),-gencode arch=compute_$(a),code=compute_$(a))
 
+# The library's name has the minor version, since a new one may change the structs: lk/README.md.
+version := $(subst $() ,.,$(shell sed -n 's/^\#define LK_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' lk/lk_base.cuh))
+soname := liblk.so.$(basename $(version))
+
 ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
 SAN ?= plain
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check) # tests of what all ops share; lk_check has -DLK_CHECK: nothing that threads see
@@ -48,7 +52,7 @@ compiler := NVCC
 compile = $(NVCC) -std=c++17 -O3 $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -Wall,-Wextra,-fPIC $(FAST) -I$(LK_DIR) -I. -MMD -MP -MF $@.d
 link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -pthread
 library := $(out)/liblk.so
-exports := -Xlinker --version-script=$(out)/lib/exports
+exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname)
 link_from_c = $(CC) $(@D)/main.o $(@D)/kernels.o -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lstdc++ -lm -o $@
 libs := -lcublasLt # linear_cross_entropy's matmuls; behind the objects, for linkers that keep only what is needed by then
 schedules := device
@@ -128,7 +132,8 @@ lib: $(library) | backend
 	@echo "lk: $< $(if $(simt),runs on the CPU and is for tests,has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx)))"
 install: lib install-headers
 	install -d $(DESTDIR)$(PREFIX)/lib
-	install $(library) $(DESTDIR)$(PREFIX)/lib
+	install $(library) $(DESTDIR)$(PREFIX)/lib/$(if $(simt),,liblk.so.$(version))
+	$(if $(simt),,cd $(DESTDIR)$(PREFIX)/lib && ln -sf liblk.so.$(version) $(soname) && ln -sf $(soname) liblk.so)
 else ifeq ($(lib_backend),gpu)
 lib install:
 	@$(MAKE) --no-print-directory $@ BACKEND=gpu why="nvcc is here; a library needs no GPU"
