@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 /* cross_entropy.cuh - cross entropy of rows of logits, forward and backward, with the options that language models use.
  *
- *   z[r,j]     = logit_scale logits[r,j]; with a softcap softcap tanh(logit_scale logits[r,j] / softcap)
+ *   z[r,j]     = logit_scale logits[r,j], or with the option softcap: softcap * tanh(logit_scale logits[r,j] / softcap)
  *   lse[r]     = log sum_j exp(z[r,j]),   p[r,j] = exp(z[r,j] - lse[r])
  *   class[r]   = (1 - e) w[y] (lse[r] - z[r,y]) + (e / vocab) (W lse[r] - sum_j w[j] z[r,j])
  *                with y = target[r], e = label_smoothing, w = class_weight (1 without), W = sum_j w[j]
- *   z_loss[r]  = k lse[r]^2,   k = z_loss
+ *   z_loss[r]  = k lse[r]^2,   k = the option z_loss
  *   entropy[r] = lse[r] - sum_j p[r,j] z[r,j]
  *   loss       none: class[r] + z_loss[r] for each row
  *              sum:  sum_r (class[r] + z_loss[r])
  *              mean: sum_r class[r] / D + sum_r z_loss[r] / valid_rows
  *                    with valid_rows = the number of rows that are not ignored, weight_sum = the sum of w[target[r]] over those
  *                    of them with a good target, D = weight_sum with class weights, else valid_rows
- *   backward   f = upstream, over D for mean;   h = upstream, over valid_rows for mean
+ *   backward   f = h = upstream; for mean f = upstream / D, h = upstream / valid_rows
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
  *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]
@@ -27,47 +27,54 @@
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *                args.dlogits = dlogits;
  *                status = lk_cross_entropy_backward_bf16(&args, stream);    reads the lse of forward
- *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call and needs no lse.
- *            Workspace: lk_cross_entropy_forward_workspace_bytes_bf16(&args, &bytes) says how many bytes forward needs. Only a
- *            reduced loss needs them: 4 per row, 4 more with z_loss, 4 more with class_weight or weight_sum. forward_backward's
- *            mean needs at least 128. A query reads shapes, options and which outputs are wanted; inputs may be NULL.
- *            Autograd knows upstream only after forward_backward. Call it with upstream NULL. Later multiply dlogits in place
- *            by upstream with lk_scale_bf16 of lk_scale.cuh, which returns at once where the factor is 1.
+ *            The mean of all rows: loss and valid_rows are one number each, and a workspace is needed:
+ *                args.reduction = LK_REDUCTION_MEAN, args.valid_rows = valid_rows;    (weight_sum too with class_weight)
+ *                lk_cross_entropy_forward_workspace_bytes_bf16(&args, &args.workspace_bytes);
+ *                args.workspace = memory of that many bytes, aligned to 128
+ *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call. It needs no lse, valid_rows or
+ *            weight_sum, and has a workspace function of its own.
+ *            A reduced loss needs 4 bytes of workspace per row, 4 more with z_loss, 4 more with class_weight or weight_sum; a
+ *            mean in forward_backward needs 128 more, even without loss. The workspace functions read shapes, options and
+ *            which outputs are wanted. logits and target may be NULL there.
+ *            In a framework with autograd upstream is known later. Call forward_backward with upstream NULL. When upstream is
+ *            known, one number without dlse, multiply dlogits in place by it with lk_scale_bf16 of lk_scale.cuh.
  *            lk_ce_row in lk_row.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
- * Options    Zero is off: zeroed arguments with the required fields set compute the plain loss of each row.
- *            Ignored row (use_ignore_index and target = ignore_index): it is not read and counts nowhere. Its loss, z-loss, lse
- *            and entropy are 0, argmax is -1, dlogits exactly 0, even where the row or its upstream is NaN.
+ * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.
+ *            Ignored row (use_ignore_index and target = ignore_index): its values are not used and it counts nowhere. Its loss,
+ *            z-loss, lse and entropy are 0, argmax is -1, dlogits exactly 0, even where the row or its upstream is NaN.
  *            Bad target (outside [0, vocab), not ignored): loss and dlogits of the row are NaN, and so is a reduced loss. lse,
  *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum. Without
- *            class weights weight_sum is the number of rows with a good target.
+ *            class weights weight_sum is the number of rows with a good target. The call still returns LK_OK; bad_targets
+ *            counts such rows. -100 is a bad target where use_ignore_index is 0.
  *            Expanded tensors of PyTorch, whose stride is 0, cannot be given, since 0 means packed. For an expanded upstream
  *            pass one value and upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse is 0.
- *            Mean over nothing (D is 0): loss and z-loss are NaN. With zero_when_empty they are 0, unless a row's loss is NaN.
- *            The gradients of both are 0.
- * Numerics   Sums, lse and losses are float. They are built of differences to a value of the row, so a common offset of all
- *            logits costs only lse its digits. Every result is rounded to its type once.
+ *            Mean over nothing (D is 0, since all rows are ignored or all weights are 0): loss and z-loss are NaN. With
+ *            zero_when_empty they are 0, unless a row's loss is NaN. f and h are 0; dlse is still added.
+ * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
+ *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
  *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
- *            largest z. p[j] has the sum's error and (4 + |z - lse|) 2^-23.
+ *            largest z. The relative error of p[j] is the sum's plus (4 + |z - lse|) 2^-23.
  *            dz[y] is built from S and not from p[y] - 1, so it is as good where p[y] is almost 1. With z_loss, dlse or
  *            smoothing its terms may cancel; the error is then relative to the largest term.
  *            Backward uses the lse that it is given. Its rounding is a relative error of |lse| 2^-24 in each p[j]: 1e-6 at 16,
- *            6e-4 at 1e4. lse_low removes that: lse + lse_low misses the log of forward's sum by 2^-23 + |lse| 2^-46 at most,
- *            so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is not finite.
- *            Softcap: z is off by up to |z| 2^-20, each p[j] by twice the largest of that, and 1 - (z / softcap)^2 by
- *            (5 + |logit_scale logits / softcap|) 2^-22 of itself. For f32 gradients at a softcap of 40 that is at most 8e-5.
- *            An exponential below 2^-126 is 0, and so is dlogits[r,j] where p[j] is below 2^-126.
+ *            6e-4 at 1e4. lse_low removes that: lse + lse_low differs from the log of forward's sum by at most
+ *            2^-23 + |lse| 2^-46, so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is
+ *            not finite.
+ *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of
+ *            40. 1 - (z / softcap)^2 has one of (5 + |logit_scale logits / softcap|) 2^-22.
+ *            Where an exponential is below 2^-126 it counts as 0, and so does p[j].
  *            Where the largest z is beyond float's range lse is infinite and backward's dlogits are NaN.
  *            Measured against float64 (PyTorch 2.11 in brackets), bf16, mean, 1024 to 151936 columns: the loss's relative error
  *            is up to 1.0e-7 (3.4e-3); that of dlogits, relative Frobenius, 7.3e-4 (9.6e-4).
- *            Target at -inf: the loss is +inf, the gradient finite. -inf elsewhere: as if the column were not there, 0 in the
- *            entropy. With smoothing the loss is then +inf, or NaN where its class weight is 0, as in PyTorch. Under a softcap
- *            -inf is -softcap and +inf is softcap. A counted row whose z are all -inf, or that has +inf or NaN: loss, entropy
- *            and dlogits are NaN; lse is -inf, +inf or NaN.
- * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once; only rows that
- *            no cluster's shared memory can hold are read twice by forward_backward. Smoothing with class weights reads
- *            class_weight along each row, backward twice. Of an ignored row up to two vectors per thread may be prefetched
- *            before its target is known, and by the first blocks of a gradient all of a row of up to 8 KiB.
+ *            Target at -inf: the loss is +inf, the gradient finite. -inf in another column: as if the column were not there, 0
+ *            in the entropy. With smoothing the loss is then +inf, or NaN where that column's class weight is 0, as in PyTorch.
+ *            Under a softcap -inf becomes -softcap, so it masks nothing; +inf becomes softcap. A counted row whose z are all
+ *            -inf, or that has +inf or NaN: loss, entropy and dlogits are NaN; lse is -inf, +inf or NaN, respectively.
+ * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once. Only rows too
+ *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward.
+ *            Smoothing with class weights reads class_weight along each row, backward twice. A part of an ignored row may be
+ *            prefetched before its target is known: up to two vectors per thread, or 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -77,7 +84,7 @@
 
 #include "lk_base.cuh"
 
-/* Which kernel runs. Every path takes every shape and every option. */
+/* The kernel that runs. Every path takes every shape and every option, except as under LK_ERR_PATH. */
 enum {
     LK_CROSS_ENTROPY_AUTO = 0,
     LK_CROSS_ENTROPY_WARP = 1,   /* a row by a team of 1 to 32 lanes, or of a few warps, several rows per block */
@@ -91,8 +98,8 @@ enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 /* Values of `target_dtype`. */
 enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
 
-/* One struct for the three calls, so that a training step fills it once. F: forward, B: backward, FB: forward_backward. Fields
- * that a call does not have are not looked at. */
+/* One struct for the three calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. A call ignores
+ * the fields that are marked for other calls. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
@@ -102,42 +109,42 @@ typedef struct {
     float *loss;               /* F FB out         f32 [rows], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* F FB out         f32, the part of loss that z_loss adds, shaped as loss; NULL to skip */
     float *lse;                /* F FB out, B in   f32 [rows]; F FB: NULL to skip */
-    float *lse_low;            /* F FB out, B in   f32 [rows], what lse was rounded by; F FB: NULL to skip; B: NULL means 0 */
+    float *lse_low;            /* F FB out, B in   f32 [rows], the exact lse minus lse; NULL: skip in F FB, 0 in B */
     float *entropy;            /* F FB out         f32 [rows], in nats; NULL to skip */
     int64_t *argmax;           /* F FB out         int64 [rows], the smallest column of the largest logit, NaN above all; NULL
                                                    to skip */
-    int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; F FB: NULL to skip; B: for mean, but
-                                                   with class weights only when z_loss is not 0 */
+    int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; F FB: NULL to skip; B: required for
+                                                   mean, with class weights only where z_loss is not 0 */
     float *weight_sum;         /* F FB out, B in   f32 [1], the sum of class_weight[target] over good targets; F FB: NULL to
-                                                   skip; B: for mean with class weights */
+                                                   skip; B: required for mean with class weights */
     void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
-    int32_t *bad_targets;      /* F B FB out       int32 [1]; each call adds its number of bad targets; NULL to skip */
+    int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;    /* F FB */
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
-    int64_t dlogits_stride;    /* B FB: elements of dlogits between its rows; 0 means packed, or the rows of logits in place */
-    int64_t ignore_index;      /* any value; -100 is PyTorch's */
+    int64_t dlogits_stride;    /* B FB: of dlogits, in its own elements; 0 means packed, or where dlogits is logits its rows */
+    int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
     float logit_scale;         /* 0 to 2^127; 0 means 1 */
-    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
+    float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor k; finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
     int reduction;             /* LK_REDUCTION_* */
     int zero_when_empty;       /* F FB: not 0: a mean over nothing is 0 instead of NaN */
-    int upstream_per_row;      /* B FB: not 0: upstream is [rows] */
+    int upstream_per_row;      /* B FB: not 0: upstream is [rows], packed, with any reduction; 0: one number for all rows */
     int zero_padding;          /* B FB: not 0: columns vocab to dlogits_stride - 1 of each row of dlogits become 0, of a single
                                   row too; in place to logits_stride - 1 */
-    int dlogits_dtype;         /* B FB: LK_DTYPE_*: T; f16 or bf16 too when T is f32, in place then in the first half of each
-                                  row */
-    int target_dtype;          /* LK_TARGET_* */
+    int dlogits_dtype;         /* B FB: LK_DTYPE_*; 0: T. When T is f32 also f16 or bf16, in place then in the first half of
+                                  each row */
+    int target_dtype;          /* LK_TARGET_*; 0: int64 */
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
 } lk_cross_entropy_args;
 
-/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
- *   LK_ERR_NULL       logits; target; B: lse, dlogits, and valid_rows or weight_sum where mean needs it; FB: dlogits; F: every
- *                     output
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
+ *   LK_ERR_NULL       logits or target is NULL; B: lse, dlogits, or valid_rows or weight_sum where mean needs it; FB: dlogits;
+ *                     F: all outputs are
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; a tensor of more than
  *                     2^62 elements, gaps included; dlogits = logits with other strides; tensors that overlap
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
@@ -146,7 +153,7 @@ typedef struct {
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  the workspace is NULL, too small or not aligned to 128 bytes
- * Rows of any alignment run at full speed as long as those of dlogits start at the same offset modulo 16 bytes as those of
+ * Rows of any alignment run at full speed. In B and FB a row of dlogits must start at the same offset modulo 16 bytes as that of
  * logits (16-bit dlogits of f32 logits: both at multiples of 16 bytes); otherwise dlogits is written element by element. */
 
 #define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \
@@ -158,7 +165,7 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- Used by forward and backward --------------------------------------------------------------------------------------- */
+/* ---- Used by forward and backward ---------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_THREADS_LOG2 8
 #define LK_CROSS_ENTROPY_THREADS (1 << LK_CROSS_ENTROPY_THREADS_LOG2)
@@ -218,7 +225,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of_word(const Args &a, i
     return lk_ce_label_of(a, a.target_dtype == LK_TARGET_INT64 ? wide : (int64_t)(int32_t)word.low);
 }
 
-/* ---- Sums over all rows ------------------------------------------------------------------------------------------------- */
+/* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
 
 /* A reduced loss takes a launch of its own after the rows, which leave their terms in the workspace. In forward_backward that
  * is faster than a sum by the block that ends last. */
@@ -508,7 +515,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const 
     if (p.valid_rows) *p.valid_rows = count;
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------------ */
+/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
 /* Plain rows (loss, z-loss, lse and lse_low only, without smoothing and softcap) are read by lk_lse_read, all others with a
  * running maximum. */
@@ -767,7 +774,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     }
 }
 
-/* ---- Backward and forward_backward -------------------------------------------------------------------------------------- */
+/* ---- Backward and forward_backward --------------------------------------------------------------------------------------- */
 
 /* One kernel for both. A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous
  * copies bring a whole row into shared memory. Each thread copies its own vectors into slots of its own, so no barrier is
@@ -1406,7 +1413,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     }
 }
 
-/* ---- Short rows --------------------------------------------------------------------------------------------------------- */
+/* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
 
 /* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two or four warps, holds
  * a row in registers. Once the exponentials are taken, it holds those, so an element needs one exponential in forward_backward
@@ -1700,7 +1707,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (!given && owner && there) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, weight, all);
 }
 
-/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* the most rows of the paths whose rows have blocks of their own */
 
