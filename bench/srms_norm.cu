@@ -7,8 +7,8 @@ LK_DEFINE_SRMS_NORM(bf16)
 LK_DEFINE_SRMS_NORM(f16)
 LK_DEFINE_SRMS_NORM(f32)
 
-/* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where both run in
- * turn. weight: there is one, and backward computes dweight. */
+/* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where
+ * backward follows forward. weight: there is one, and backward computes dweight. */
 typedef struct {
     const char *name, *direction, *dtype;
     int64_t rows, cols;
@@ -78,8 +78,8 @@ static const shape shapes[] = {
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
-/* Those whose host time is taken: little work. A block of the last one asks for 64 KiB of shared memory, of the one before for
- * 16; from 32 on a launch has the kernel's limit of it looked at, and raised if need be. */
+/* Host times are measured for these: little work. A block of the last one needs 64 KiB of shared memory, of the one before it
+ * 16. From 32 KiB on a launch reads the kernel's limit of shared memory and raises it where it must. */
 static const shape host_shapes[] = {
     {"rows=16 cols=1024 residual=0", "forward", "bf16", 16, 1024, 0, 0},
     {"rows=16 cols=1024 residual=0", "backward", "bf16", 16, 1024, 0, 0},
@@ -90,8 +90,8 @@ static const shape host_shapes[] = {
 #define EPS 1e-6f
 
 /* The least traffic in tensors of rows x cols elements: forward reads x (and residual) and writes y (and residual_out);
- * backward reads s, that is x or residual_out, and dy (and dresidual_out) and writes dx. Where both run in turn x counts once,
- * since it may still be in the L2. rstd, weight and dweight, four bytes a row and an element a column, are not counted. */
+ * backward reads s, that is x or residual_out, and dy (and dresidual_out) and writes dx. Where backward follows forward x
+ * counts once, since it may still be in the L2. rstd, weight and dweight are small and not counted. */
 #define TRAFFIC_READS(s) (1 + gives_dx(s) + (s)->residual)
 #define TRAFFIC_WRITES(s) (gives_y(s) + gives_dx(s) + (gives_y(s) && (s)->residual))
 
@@ -148,8 +148,8 @@ typedef struct {
     int64_t rows, cols;
 } naive_args;
 
-/* Threads a row. At most 256 squares a thread: they have few bits and round alike, so that a float sum of 1024 of them is off
- * by 34 2^-24, of 256 by 6 2^-24 (bf16, N(0, 1.5)). */
+/* Threads per row. At most 256 squares per thread: they have few bits and round in one direction, so that a float sum of 1024
+ * of them is off by 34 2^-24, of 256 by 6 2^-24 (bf16, N(0, 1.5)). */
 #define NAIVE_THREADS(cols) ((cols) <= 65536 ? 256 : 1024)
 
 /* The sum of every thread's value, for all of them. */
@@ -209,7 +209,7 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
 
 #define NAIVE_SIDE 32
 
-/* A block owns NAIVE_SIDE columns: as many warps take turns down the rows, a lane a column, then the first warp adds up. */
+/* A block owns NAIVE_SIDE columns, a lane one of them. Each of NAIVE_SIDE warps adds some rows; the first adds their sums. */
 template <class T> LK_KERNEL void naive_dweight_kernel(naive_args a)
 {
     LK_SHARED(float, part, [NAIVE_SIDE * NAIVE_SIDE]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* srms_norm in two rungs, one idea a rung. Each computes y = x / sqrt(mean(x^2) + eps) of the same four rows of 8, which
+/* srms_norm in two rungs, one idea per rung. Each computes y = x / sqrt(mean(x^2) + eps) of the same four rows of 8, which
  * repeat two values, so that the root mean square is a whole number (5, since (1 + 49) / 2 = 25):
  *
  *           x            root mean square    y = x / that
@@ -8,7 +8,7 @@
  *   row 2   100,  700    500                 0.2, 1.4    100 times row 0: the same y
  *   row 3     0,    0      0                   0,   0    eps = 1e-6 keeps 0 / 0 away
  *
- * Then lk, with one option more each time:
+ * Then lk, with one more option each time:
  *
  *   weight 10, 100       y = 2, 140;  -10, -100;  2, 140;  0, 0
  *   residual             (6, -6), (3, 9), (600, -600), (1, 1) make the sums s = (7, 1), (1, 7), (700, 100), (1, 1), which
@@ -24,8 +24,8 @@
  *   make BACKEND=cpu SAN=asan example-srms_norm       on the CPU, with symbols; then
  *   gdb build/cpu-asan/examples/srms_norm             and: break rung_2_kernel, run, next
  *
- * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, spelt so that it also runs on
- * the CPU.
+ * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, written so that it also runs
+ * on the CPU.
  */
 #include <math.h>
 #include <stdio.h>
@@ -43,8 +43,8 @@ typedef struct {
     float *y;       /* [ROWS, COLS] */
 } rung_args;
 
-/* Rung 1: the formula, one thread a row. Neighbouring threads read addresses a row apart, so each load of a warp touches 32
- * stretches of memory and uses 4 bytes of each; and 4096 rows are too few threads to fill a GPU. */
+/* Rung 1: the formula, one thread per row. Neighbouring threads read neighbouring rows, so each load of a warp touches 32 lines
+ * of memory and uses 4 bytes of each. And 4096 rows are too few threads to fill a GPU. */
 __global__ void rung_1_kernel(rung_args a)
 {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -55,8 +55,8 @@ __global__ void rung_1_kernel(rung_args a)
     for (int col = 0; col < COLS; col++) a.y[row * COLS + col] = a.x[row * COLS + col] * rstd;
 }
 
-/* Rung 2: a warp a row. Neighbouring lanes read neighbouring elements, so a warp's load is one stretch of memory; five
- * exchanges then add the lanes' sums, after which every lane holds the total. x is still read twice: lk keeps the row in
+/* Rung 2: a warp per row. Neighbouring lanes read neighbouring elements, so a warp's load is one line of memory. Then five
+ * exchanges add the lanes' sums, and every lane has the total. x is still read twice: lk keeps the row in
  * registers, loads 16 bytes at a time, and gives long rows a block or a cluster of blocks. */
 __global__ void rung_2_kernel(rung_args a)
 {
@@ -133,9 +133,9 @@ int main(void)
     printf("%-38s %21s %21s %21s %21s\n", "", "row 0", "row 1", "row 2", "row 3");
     show("x", x, ROWS, x_pair, NULL);
     check("rung 1", lk_launch(rung_1_kernel, 1, 32, 0, NULL, args));
-    show("rung 1: the formula, a thread a row", y, ROWS, y_right, NULL);
+    show("rung 1: the formula, a thread per row", y, ROWS, y_right, NULL);
     check("rung 2", lk_launch(rung_2_kernel, ROWS, 32, 0, NULL, args));
-    show("rung 2: a warp a row", y, ROWS, y_right, NULL);
+    show("rung 2: a warp per row", y, ROWS, y_right, NULL);
 
     lk_srms_norm_args a = {};
     a.x = x, a.y = y, a.rows = ROWS, a.cols = COLS, a.eps = EPS;

@@ -54,7 +54,7 @@ enum { X, RESIDUAL, RESIDUAL_OUT, WEIGHT, RSTD, Y, DY, DRESIDUAL_OUT, DX, DRESID
 static const char *const tensor_name[] = {"x",  "residual",      "residual_out", "weight",    "rstd",    "y",
                                           "dy", "dresidual_out", "dx",           "dresidual", "dweight", "workspace"};
 
-/* Which entries of the odd rows (of a single row: of it) are special. The shares are those of a row that starts on 16 bytes. */
+/* The elements of odd rows (or of the only row) that are special. Lane, warp, block: of a row that starts on 16 bytes. */
 enum { FIRST, LAST, VECTOR, LANE, WARP, BLOCK, EVEN, SPARSE, BUT_ONE, ALL, WHERES };
 static const char *const where_name[] = {"first",     "last", "a vector", "a lane's",    "a warp's",
                                          "a block's", "even", "1 in 97",  "all but one", "all"};
@@ -67,7 +67,7 @@ typedef struct {
     int type, direction, path;
     int64_t rows, cols;
     bool has[TENSORS];
-    int home[TENSORS]; /* whose memory it lies in: its own, or in place that of another */
+    int home[TENSORS]; /* the tensor in whose memory it is: itself, or in place another */
     int64_t stride[TENSORS];
     int at[TENSORS];
     int residual_dtype, weight_dtype, dweight_dtype;
@@ -660,8 +660,8 @@ static void many_rows(int type, int direction, int path)
         }
 }
 
-/* Rows at odd offsets with what is common: a weight of T, and in backward dy, one source of s and dweight, whose rows are
- * shared out so that those of one team start alike; or neither weight nor dweight. */
+/* Rows at odd offsets with common options: a weight of T, and in backward dy, one source of s and dweight, where all rows of a
+ * team start at the same offset; or neither weight nor dweight. */
 static void odd_rows(int type, int direction, int path)
 {
     const int places[] = {PACKED, PACKED_OFF, ODD_GAPS, GAPS};
@@ -688,7 +688,7 @@ static void long_rows(int type, int direction, int path)
     const int64_t cols[] = {pick(5001, 3001), 32771, 70000, 300001};
     for (int i = 0; i < pick(LENGTH_OF(cols), 1); i++)
         for (int place = 0; place < pick(3 - (i + 1) / 2, 1); place++) {
-            if (i > 1 && (type + path + i) % 3) continue; /* the longest take turns */
+            if (i > 1 && (type + path + i) % 3) continue; /* each of the longest on some paths */
             const int chosen = (2 * place + i + type + path) % PLACES;
             problem p = drawn(type, direction, path, i > 1 ? 1 : 2, cols[i], 400 + place, chosen);
             if (place == 0 && direction == FORWARD) p.has[RSTD] = true;
@@ -973,8 +973,8 @@ static void boundaries(void)
         lk_status status = lk_asked_device("op", lk_current_device(&device));
         if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
         if (!status) lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a, &plan);
-        if (!test_that(!status && plan.p.aligned == (i % 4 == 0)))
-            test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), plan.p.aligned);
+        if (!test_that(!status && plan.in.aligned == (i % 4 == 0)))
+            test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), plan.in.aligned);
     }
 }
 
