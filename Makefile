@@ -74,9 +74,9 @@ cores := $(shell nproc 2>/dev/null || echo 1)
 jobs = $(if $(simt),$(if $(findstring -j,$(MAKEFLAGS)),,-j$(cores)) --output-sync=target)
 simt_tests := $(if $(simt),test_simt test_cublaslt $(if $(filter plain,$(SAN)),test_convert))
 # What a run takes, in seconds of one core: to compile, then per schedule. Measured on a core of a server.
-n := $(words $(schedules))
-seconds_plain := $(if $(FULL),230 + 265 * $(n),230 + 75 * $(n))
-seconds_asan := 150 + 270 * $(n)
+times := $(words $(schedules))
+seconds_plain := $(if $(FULL),230 + 265 * $(times),230 + 75 * $(times))
+seconds_asan := 150 + 270 * $(times)
 seconds_tsan := 950
 minutes = $$((($(seconds_$(SAN))) / 60 / $(cores) + 1))
 more = Not in it: all shapes (make test-full), make sanitize, make test-mutants.
@@ -91,7 +91,7 @@ compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here 
 help: ## lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
-	@echo "  variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX PYTHON"
+	@echo "  variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX PYTHON V=1 (prints all)"
 backend: # said once, not by `make test` again for its parts
 	@$(if $(filter test-parts,$(MAKECMDGOALS)),:,echo "lk: BACKEND=$(BACKEND) ($(why))")
 
