@@ -12,8 +12,6 @@
 #ifndef LK_PTX_CUH
 #define LK_PTX_CUH
 
-#define LK_FLT_MAX 3.402823466e38f /* the largest finite float, (2 - 2^-23) 2^127 */
-
 #if defined(LK_SIMT)
 #include <simt_ptx.h> /* -Itests/simt finds it */
 #elif defined(__CUDACC__)
