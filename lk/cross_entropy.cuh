@@ -153,7 +153,7 @@ typedef struct {
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  the workspace is NULL, too small or not aligned to 128 bytes
- * Rows of any alignment run at full speed, in B and FB where rows of dlogits and logits start at the same offset modulo 16 bytes
+ * Rows of any alignment run at full speed, in B and FB where rows of dlogits and logits start at one offset modulo 16 bytes
  * (16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element. */
 
 #define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \

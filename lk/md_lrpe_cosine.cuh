@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
 /* md_lrpe_cosine.cuh - linearised relative positional encoding, cosine form, on a grid of 1 to 8 axes, forward and backward.
  *
- *   tokens     The first `prefix` tokens are outside the grid. Token prefix + i is cell i of the grid, with the indices
+ *   tokens     The first `prefix` tokens are outside the grid. Token prefix + c is cell c of the grid, with the indices
  *              (i_0 .. i_{axes-1}); the last one changes fastest. Its position on axis a is s_a = offset[a] + i_a.
- *   angle      phi = s_a theta[head,t] radians. Feature f belongs to axis a = f / e, and t = f % e.
+ *   angle      phi = s_a * theta[head,j] radians. Each axis has e features: feature f belongs to axis a = f / e, and j = f % e.
  *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi)
  *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi)
  *              dx = g act'(x);  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
- *              dtheta[head,t] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
- *                               over the batch, the tokens of the grid and the features of t
+ *              dtheta[head,j] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
+ *                               over the batch, the tokens of the grid and all features f with f % e = j
  *   prefix     phi = 0 exactly: y = (act(x), 0) and g = dy[0:dim]; dy[dim:2 dim] is not read.
  *
- * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape. The
- * strides of batch, head and token are free, so [batch, tokens, heads, dim] needs no copy. The dot product of two tokens' y
- * depends on positions only by their difference, which is what a linear attention needs. `offset` decodes token by token.
+ * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape[0] to
+ * shape[axes - 1]. The strides of batch, head and token are free. For x of [batch, tokens, heads, dim] set all three: tokens *
+ * heads * dim, dim and heads * dim. The dot product of y of two grid tokens depends on their positions only through the
+ * difference, as an attention without softmax needs it. To decode one token, set shape to ones and `offset` to its position.
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
@@ -22,26 +23,32 @@
  *                lk_md_lrpe_cosine_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
  *                    .axes = 2, .shape = {64, 64}, .theta_dtype = LK_DTYPE_F32};
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dtheta needs a workspace, about 2 MiB on an H200. Its query needs a
- *            device, since the size depends on the number of SMs.
- * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. accumulate: dtheta is added to what
- *            is there. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0 means packed,
- *            so an expanded tensor, whose stride is 0, must be made contiguous first.
- * Numerics   The angle is right at any length. theta / 2 pi is a number of turns in 64-bit fixed point; its product with s
- *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.5e-7. The
+ *                args.dy = dy, args.dx = dx;
+ *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
+ *            With dtheta: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes) says how much memory
+ *            args.workspace must have.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dtheta needs a workspace: about 2 MiB on an H200, more with very many
+ *            heads. Its size depends on the device's number of SMs, so that function needs a device.
+ * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. accumulate: the new dtheta is added
+ *            to its old contents. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0
+ *            means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
+ *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
- *            to pi. Over 1 or 2 batches a walk along tokens adds 1.2e-8: it adds turns rounded to 32 bits up to 15 times.
- *            Beyond 2^24 each doubling of theta loses a bit.
- *            So |y error| <= 8e-7 |act(x)| and |g error| <= 8e-7 (|dy[f]| + |dy[dim + f]|), in f32 too, plus the rounding to T.
+ *            to pi. With 1 or 2 batches a thread handles up to 16 tokens and gets each angle from the last one; that adds
+ *            1.2e-8. Beyond 2^24 each doubling of theta loses a bit.
+ *            So |y error| <= 8e-7 |act(x)| and |g error| <= 8e-7 (|dy[f]| + |dy[dim + f]|), in f32 too, plus the error of act
+ *            and the rounding to T.
  *            Relative errors: sigmoid and silu (|x| + 8) 2^-23, softmax (max - x + log dim + 8) 2^-23. Sums of dtheta are
- *            compensated: they err by 16 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act.
- *            A theta that is not finite makes its features NaN, except in the prefix. Infinities and NaN of x and dy follow
- *            the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN for a row with +inf or NaN, and for
- *            a row of only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
- * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once for dtheta or an
- *            activation. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its angles.
- *            Over 3 and more, four threads (two for a large tensor) compute a vector's angles together and exchange them.
- *            Each then processes every fourth (second) batch.
+ *            compensated: they err by 16 * 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act in
+ *            each term.
+ *            A theta that is not finite makes its features of y and dx NaN, except in the prefix. Infinities and NaN of x and
+ *            dy follow the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN for a row with +inf or
+ *            NaN, and for a row of only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
+ * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
+ *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
+ *            angles. Over 3 and more, four threads (two for a large tensor) compute a vector's angles together and exchange
+ *            them. Each then processes every fourth (second) batch.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -50,7 +57,7 @@
 
 #include "lk_base.cuh"
 
-/* Which kernel runs. Both compute the same function with every option. */
+/* The kernel that runs. Both compute the same function. AUTO takes VECTOR wherever it can run. */
 enum {
     LK_MD_LRPE_COSINE_AUTO = 0,
     LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features. dim and strides must be multiples of 16 bytes, and
@@ -67,8 +74,8 @@ enum {
     LK_MD_LRPE_COSINE_SOFTMAX = 4 /* over dim */
 };
 
-/* One struct for both calls, so that a training step fills it once. F: forward, B: backward; no letter: both. A call ignores
- * the fields of the other one. Backward without dtheta and activation ignores x and its strides too. */
+/* One struct for both calls: a training step fills it once. F: forward, B: backward; no letter: both. A call ignores the fields
+ * of the other one. Backward with neither dtheta nor an activation ignores x and its strides too. */
 typedef struct {
     const void *x;           /* F B in    T [batch, heads, tokens, dim]; B: only with dtheta or an activation */
     const void *theta;       /* F B in    theta_dtype [heads, e] packed, radians per position */
@@ -76,42 +83,43 @@ typedef struct {
     const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out     T [batch, heads, tokens, dim], not in place; NULL to skip */
     float *dtheta;           /* B out     f32 [heads, e] packed; NULL to skip */
-    void *workspace;         /* B         scratch, aligned to LK_WORKSPACE_ALIGNMENT; NULL without dtheta */
-    size_t workspace_bytes;  /* B         at least what the query says */
+    void *workspace;         /* B         scratch for dtheta, aligned to LK_WORKSPACE_ALIGNMENT; without dtheta not used */
+    size_t workspace_bytes;  /* B         at least what lk_md_lrpe_cosine_backward_workspace_bytes_<T> says */
     int64_t batch;           /* at least 0 */
     int64_t heads;           /* at least 0 */
     int64_t dim;             /* features of x, 1 to 2^30 */
-    int64_t e;               /* features per axis, e axes >= dim; 0 means dim / axes rounded up */
+    int64_t e;               /* features per axis, e * axes >= dim; 0 means dim / axes rounded up; theta has e columns */
     int64_t prefix;          /* tokens before the grid, at least 0 */
     int axes;                /* of the grid, 1 to 8; 0 means 1 */
-    int64_t shape[8];        /* of the grid, each at least 0; tokens = prefix + their product */
-    int64_t offset[8];       /* added to grid indices; every position is in (-2^31, 2^31) */
-    int64_t x_batch_stride;  /* F B: elements between batches; 0 means packed: heads x_head_stride */
-    int64_t x_head_stride;   /* 0 means packed: tokens x_token_stride */
+    int64_t shape[8];        /* of the grid, each at least 0; those from `axes` on are not used */
+    int64_t offset[8];       /* added to grid indices, may be negative; every position is in (-2^31, 2^31) */
+    int64_t x_batch_stride;  /* elements between batches; 0 means packed: heads * x_head_stride */
+    int64_t x_head_stride;   /* 0 means packed: tokens * x_token_stride */
     int64_t x_token_stride;  /* 0 means packed: dim */
-    int64_t y_batch_stride;  /* F: likewise, with 2 dim */
-    int64_t y_head_stride;
-    int64_t y_token_stride;
-    int64_t dy_batch_stride; /* B: likewise, with 2 dim */
-    int64_t dy_head_stride;
-    int64_t dy_token_stride;
-    int64_t dx_batch_stride; /* B: likewise, with dim */
-    int64_t dx_head_stride;
-    int64_t dx_token_stride;
+    int64_t y_batch_stride;  /* F: likewise; packed tokens have 2 dim elements */
+    int64_t y_head_stride;   /* F */
+    int64_t y_token_stride;  /* F */
+    int64_t dy_batch_stride; /* B: as for y */
+    int64_t dy_head_stride;  /* B */
+    int64_t dy_token_stride; /* B */
+    int64_t dx_batch_stride; /* B: as for x */
+    int64_t dx_head_stride;  /* B */
+    int64_t dx_token_stride; /* B */
     int theta_dtype;         /* LK_DTYPE_*: T or f32; 0 means T */
     int activation;          /* LK_MD_LRPE_COSINE_NONE to SOFTMAX */
-    int accumulate;          /* B: not 0: dtheta is added to what is there */
-    int path;                /* LK_MD_LRPE_COSINE_*; 0 chooses */
+    int accumulate;          /* B: not 0: the new dtheta is added to the old one; 0: it replaces it */
+    int path;                /* LK_MD_LRPE_COSINE_VECTOR or ROW; 0 chooses */
 } lk_md_lrpe_cosine_args;
 
-/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
- *   LK_ERR_NULL       theta; forward: x, y; backward: x for dtheta or an activation. Every output
- *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e axes < dim; a tensor that spans
- *                     more than 2^62 elements; a workspace of more than 2^62 bytes; elements of y or dx that overlap
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
+ *   LK_ERR_NULL       theta is NULL; forward: x, y; backward: x for dtheta or an activation; all outputs are NULL
+ *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e not 0 and e * axes < dim; a
+ *                     tensor that spans more than 2^62 elements; a workspace of more than 2^62 bytes; elements of y or dx that
+ *                     overlap (those of x and dy may)
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is not in its enum
  *   LK_ERR_PATH       VECTOR, but dim, a stride or a pointer is not a multiple of 16 bytes, or softmax has dim above 512 bytes
  *   LK_ERR_WORKSPACE  with dtheta: workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
- * The queries look at sizes and options alone. Tensors may be NULL there; a dtheta that is not NULL says that it is wanted.
+ * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there.
  * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
