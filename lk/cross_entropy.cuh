@@ -1774,7 +1774,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (forward) a->upstream = a->dlse = NULL, a->dlogits = NULL, a->zero_padding = 0; /* what a call does not have */
     if (back) a->loss = a->z_loss_out = a->entropy = NULL, a->argmax = NULL;
     const bool mean = back && a->reduction == LK_REDUCTION_MEAN, in_place = !query && a->dlogits == a->logits;
-    const int saved = back ? LK_IN : LK_OUT; /* by forward for backward */
+    const int saved = back ? LK_IN : LK_OUT; /* what forward writes and backward reads */
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
     /* The columns of dlogits with its padding. A stride says where that ends, even of a single row, which has no other use for
      * it. */
