@@ -44,7 +44,8 @@
  *            each term.
  *            A theta that is not finite makes its features of y and dx NaN, except in the prefix. Infinities and NaN of x and
  *            dy follow the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN for a row with +inf or
- *            NaN, and for a row of only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
+ *            NaN, and for a row of only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then
+ *            NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
  *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
  *            angles. Over 3 and more, four threads (two for a large tensor) compute a vector's angles together and exchange

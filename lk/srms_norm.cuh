@@ -2,7 +2,7 @@
 /* srms_norm.cuh - root mean square normalisation of rows, with residual stream and weight, forward and backward.
  *
  *   forward    s[r,c] = x[r,c] + residual[r,c]                                           (s = x without a residual)
- *              rstd[r] = 1 / sqrt(mean_c s[r,c]^2 + eps)
+ *              rstd[r] = 1 / sqrt(mean_c(s[r,c]^2) + eps)
  *              y[r,c] = s[r,c] rstd[r] weight[c]                                         (weight = 1 without one)
  *              residual_out[r,c] = s[r,c]
  *   backward   g[r,c] = dy[r,c] weight[c],  h[r,c] = s[r,c] rstd[r]
@@ -10,8 +10,8 @@
  *              dx = ds,  dresidual = ds
  *              dweight[c] = sum_r dy[r,c] h[r,c]
  *
- * Without weight this is SRMSNorm (scaled to sqrt(cols) times the unit sphere), with weight RMSNorm. With a residual it is the
- * "add and norm" of a transformer block.
+ * Without weight this is SRMSNorm (each row gets the length sqrt(cols), except for eps), with weight RMSNorm. With a residual
+ * it is the "add and norm" of a transformer block.
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/srms_norm.cuh"               #include "lk/srms_norm.cuh"
@@ -21,22 +21,24 @@
  *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       (reads x and the rstd that forward wrote)
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight needs a workspace, of at most 64 MiB + 8 cols + 128 bytes. The
- *            query answers for the current device. It is exact for the x or residual_out that it is given, and the tensors
- *            beside them. With both NULL it is the most for any tensors of these sizes, strides and types.
- * Options    residual, weight, rstd, dresidual_out and every output may be NULL. A NULL dy means 1, not 0. The residual stream,
- *            weight and dweight may be float beside 16-bit x and y. Strides of 0 mean packed, so an expanded tensor must be
- *            copied first.
- * Numerics   Sums, s and rstd are float. Every output is rounded once. y and dx come from the unrounded s where it is
- *            x + residual, and from the rounded one where backward is given residual_out.
- *            Relative errors before that rounding: rstd 8 2^-24, y 10 2^-24. dx: 16 2^-24 of the sum of its terms' magnitudes.
- *            dweight: (16 + log2 rows) 2^-24 of the same sum, where rounding errors have random signs. Its sums over rows are
- *            chains, so many equal rows round in one direction. bench/results/choices.md has errors beside PyTorch's.
+ *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight needs a workspace, of at most 64 MiB + (8 * cols + 128) bytes.
+ *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
+ *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types.
+ * Options    residual, weight, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
+ *            residual, residual_out, their gradients, weight and dweight may be float beside 16-bit x and y. Strides of 0 mean
+ *            packed, so an expanded tensor must be copied first.
+ * Numerics   Sums, s and rstd are float. Every output is rounded once. Forward's y and rstd come from the unrounded s. So do
+ *            backward's results where s is x + residual; where it is given residual_out they come from that, as it is stored.
+ *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24; dx 16 * 2^-24 of the sum of its
+ *            terms' magnitudes; dweight typically (16 + log2 rows) 2^-24 of the sum of its terms' magnitudes. Rows are added to
+ *            dweight one after another. Where many rows are equal the rounding errors all have one sign, and add up.
+ *            bench/results/choices.md has errors beside PyTorch's.
  *            Special values: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0 its rstd is +inf, and
- *            its y, its dx and all of dweight are NaN. A NaN makes its whole row NaN. An infinity in s: rstd = 0, y is NaN
- *            there and 0 elsewhere, dx is NaN.
- *            The sum of squares is a float. It overflows from a root mean square of 1.8e19 / sqrt(cols) on. Then rstd = 0,
- *            y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and
+ *            its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN, and all of dweight. An
+ *            infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
+ *            The sum of squares is a float. It overflows where the root mean square is 1.8e19 / sqrt(cols) or more. Then rstd =
+ *            0, y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and
  *            those below 2^-150 are 0 (with --use_fast_math all below 2^-126). The bounds above hold where the mean square
  *            + eps is at least 2^-100, so with eps = 0 from a root mean square of 2^-50 on. Where all squares are 0 and eps
  *            is 0, rstd is +inf, y is +-inf, or NaN where s is 0, and dx is infinite or NaN.
@@ -53,7 +55,7 @@
 
 #include "lk_base.cuh"
 
-/* The kernel that runs. Every path takes every shape and every option. */
+/* The kernel that runs. Every path takes every option, and every shape within the limits under LK_ERR_PATH. */
 enum {
     LK_SRMS_NORM_AUTO = 0,
     LK_SRMS_NORM_WARP = 1,   /* a team of 1 to 32 lanes per row, several rows per block */
@@ -69,45 +71,44 @@ typedef struct {
                                                    B: s as forward wrote it; NULL: s is x + residual */
     float *rstd;                  /* F out, B in   f32 [rows]; F: NULL to skip; B: NULL: computed again from s and eps */
     const void *weight;           /* F B in        weight_dtype [cols]; NULL means 1 */
-    void *y;                      /* F out         T [rows, cols]; may be x; NULL to skip */
+    void *y;                      /* F out         T [rows, cols]; NULL to skip; may be x, which backward then lacks */
     const void *dy;               /* B in          T [rows, cols], the gradient of y; NULL means 1, not 0 */
-    const void *dresidual_out;    /* B in          residual_dtype [rows, cols], the other gradient of s, which reaches
-                                                   residual_out; NULL: none */
+    const void *dresidual_out;    /* B in          residual_dtype [rows, cols], the gradient of residual_out; NULL: none */
     void *dx;                     /* B out         T [rows, cols]; may be dy, or dresidual_out of the same type; NULL to skip */
-    void *dresidual;              /* B out         residual_dtype [rows, cols], the float of dx rounded to it; may be
-                                                   dresidual_out; NULL to skip */
+    void *dresidual;              /* B out         residual_dtype [rows, cols], ds rounded to that type; may be dresidual_out;
+                                                   NULL to skip */
     void *dweight;                /* B out         dweight_dtype [cols]; NULL to skip */
-    void *workspace;              /* B             scratch memory, aligned to LK_WORKSPACE_ALIGNMENT; NULL if none is needed */
-    size_t workspace_bytes;       /* B             at least what the query answers */
+    void *workspace;              /* B             for dweight, aligned to LK_WORKSPACE_ALIGNMENT; without dweight not used */
+    size_t workspace_bytes;       /* B             at least what ..._workspace_bytes_<T> answers */
     int64_t rows;                 /* F B           at least 0 */
     int64_t cols;                 /* F B           1 to 2^30 */
     int64_t x_stride;             /* F B           elements between rows; 0 means packed, cols */
     int64_t residual_stride;      /* F B           likewise */
-    int64_t residual_out_stride;  /* F B           likewise, or where it is residual that one's stride */
-    int64_t y_stride;             /* F             likewise, or where it is x that one's stride */
+    int64_t residual_out_stride;  /* F B           likewise; 0 where residual_out is residual: residual's */
+    int64_t y_stride;             /* F             likewise; 0 where y is x: x's */
     int64_t dy_stride;            /* B             elements between rows; 0 means packed, cols */
     int64_t dresidual_out_stride; /* B             likewise */
-    int64_t dx_stride;            /* B             likewise, or in place the other's stride */
-    int64_t dresidual_stride;     /* B             likewise */
-    float eps;                    /* F B           finite, at least 0; 0 means 0; B: not used where rstd is given */
-    int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual, residual_out and gradients */
-    int weight_dtype;             /* F B           likewise */
-    int dweight_dtype;            /* B             likewise */
-    int accumulate;               /* B             not 0: dweight += instead of = */
+    int64_t dx_stride;            /* B             likewise; 0 where dx is dy or dresidual_out: that tensor's */
+    int64_t dresidual_stride;     /* B             likewise; 0 where dresidual is dresidual_out: that tensor's */
+    float eps;                    /* F B           finite, at least 0; there is no default; B: not used where rstd is given */
+    int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual(_out) and gradients */
+    int weight_dtype;             /* F B           LK_DTYPE_*: T or f32; 0 means T */
+    int dweight_dtype;            /* B             LK_DTYPE_*: T or f32; 0 means T, also where weight is f32 */
+    int accumulate;               /* B             not 0: the new dweight is added to the old one; 0: it replaces it */
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
 } lk_srms_norm_args;
 
-/* Errors, in the order of the checks (lk/README.md has the rules of all ops):
- *   LK_ERR_NULL       x is NULL (backward: and so is residual_out); every output
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
+ *   LK_ERR_NULL       x is NULL, in backward residual_out too; all outputs are NULL
  *   LK_ERR_SHAPE      rows or cols out of range; a stride that is not 0 and below cols; a tensor of more than 2^62 elements
- *                     with its gaps; tensors that overlap, except for those that may be in place of another
+ *                     with its gaps
  *   LK_ERR_VALUE      eps is negative or not finite; a dtype is neither T nor f32; path is none of the enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
- *   LK_ERR_WORKSPACE  the workspace of a dweight is NULL, too small or not aligned
- * Rows that start at the same address modulo 16 in all tensors are fastest (f32 beside 16 bits: any address that puts both on
- * 16 bytes at the same columns). Other rows are read and written element by element. So are, in backward with weight or
- * dweight, rows of more than 2^21 columns (f32: 2^23) that start at another address modulo 16 each.
- * backward is fastest with dy, one source of s, cols a multiple of 16 bytes, and a weight of type T where there is one. */
+ *   LK_ERR_WORKSPACE  dweight is wanted, and workspace is NULL, too small or not aligned
+ * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
+ * element. So are, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a
+ * multiple of 16 bytes. backward is fastest where dy is given, s comes from one tensor, a row is a multiple of 16 bytes, and
+ * weight is of type T. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -119,8 +120,8 @@ typedef struct {
 
 /* ---- Both directions ---------------------------------------------------------------------------------------------------- */
 
-/* N elements of type E: one, or LK_VEC<T> beside a tensor of T, which are one or two accesses of 16 bytes. The caches may keep
- * them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
+/* N elements of type E: one, or LK_VEC<T>, in one 16-byte access, or in two where E is float and T has 16 bits. The caches may
+ * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
 template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
 {
