@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* linear_cross_entropy in three rungs, one idea a rung: the loss of logits = x weight^T, and its gradients, for 4 tokens of 2
+/* linear_cross_entropy in three rungs, one idea per rung: the loss of logits = x weight^T, and its gradients, for 4 tokens of 2
  * numbers and a vocabulary of 4. The weights are logarithms, so that the exponentials of the logits are whole numbers:
  *
  *   weight[0] = log 1, log 4         token 0   x = 1, 0    exponentials 1 2 3 4    target 3    loss = log 10/4 = 0.916291
@@ -8,7 +8,7 @@
  *   weight[3] = log 4, log 2         token 3   x = 2, 2                                ignored        0
  *
  *   dlogits    p, and 1 less at the target:  1 2 3 -6 of 10;  -4 1 1 2 of 8;  4 -15 3 8 of 17;  0 0 0 0
- *   dx         = dlogits weight, a token a row, times 10, 8, 17, 1:
+ *   dx         = dlogits weight, a row per token, times 10, 8, 17, 1:
  *              3 log 3 - 10 log 2, -4 log 2;   5 log 2 + log 3, -6 log 2;   log 2 + 3 log 3, 16 log 2;   0, 0
  *   dweight    = dlogits^T x. Column 0 is rows 0 and 2 of dlogits:   1/10 + 4/17 and so on, times 170:   57 -116  81 -22
  *              column 1 is rows 1 and 2:                            -4/8 + 4/17 and so on, times 136:  -36 -103  41  98
@@ -18,8 +18,8 @@
  *   make BACKEND=cpu SAN=asan example-linear_cross_entropy   on the CPU, with symbols; then
  *   gdb build/cpu-asan/examples/linear_cross_entropy         and: break losses_kernel, run, next
  *
- * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, spelt so that it also runs on
- * the CPU.
+ * lk_launch(kernel, grid, block, smem, stream, args) is CUDA's launch in triple angle brackets, written so that it also runs
+ * on the CPU.
  */
 #include <math.h>
 #include <stdio.h>
@@ -37,14 +37,14 @@ typedef struct {
     const float *x;        /* [TOKENS, HIDDEN] */
     const float *weight;   /* [VOCAB, HIDDEN] */
     const int64_t *target; /* [TOKENS] */
-    float *logits;         /* [tokens, VOCAB], then dlogits in their place */
+    float *logits;         /* [tokens, VOCAB], overwritten by dlogits */
     float *loss;           /* [TOKENS] */
     float *dx;             /* [TOKENS, HIDDEN] */
     float *dweight;        /* [VOCAB, HIDDEN] */
     int first, tokens;     /* which tokens the logits are of */
 } rung_args;
 
-/* A thread owns a logit. lk leaves this product and the two of the gradients to cuBLASLt: nearly all of the time is theirs. */
+/* A thread owns a logit. This product and the two of the gradients take nearly all of the time; lk leaves them to cuBLASLt. */
 __global__ void logits_kernel(rung_args a)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, token = i / VOCAB, col = i % VOCAB;
@@ -55,8 +55,7 @@ __global__ void logits_kernel(rung_args a)
 }
 
 /* A thread owns a token: its loss, and dlogits over its logits. lk has cross_entropy.cuh's kernels for this, where a block
- * reads a row once; examples/cross_entropy.cu leads there, and says why the target's gradient is minus the sum of the others.
- */
+ * reads a row once. examples/cross_entropy.cu explains them, and why the target's gradient is minus the sum of the others. */
 __global__ void losses_kernel(rung_args a)
 {
     const int token = blockIdx.x * blockDim.x + threadIdx.x;
@@ -83,7 +82,7 @@ __global__ void dx_kernel(rung_args a)
     a.dx[a.first * HIDDEN + i] = sum;
 }
 
-/* A thread owns an element of dweight, and adds these tokens' part to what is there. */
+/* A thread owns an element of dweight and adds these tokens to it. */
 __global__ void dweight_kernel(rung_args a)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, col = i / HIDDEN, d = i % HIDDEN;
@@ -93,8 +92,8 @@ __global__ void dweight_kernel(rung_args a)
     a.dweight[i] = sum;
 }
 
-/* A thread owns a token: its loss from one logit at a time, of which only the largest so far, the sum of exponentials against
- * it, and the target's are kept. For bf16 on a Hopper GPU lk does so with tiles of 128 tokens and 256 columns. */
+/* A thread owns a token: its loss from one logit at a time. It keeps the largest so far, the sum of exponentials relative to
+ * that, and the target's. For bf16 on a Hopper GPU lk does so with tiles of 128 tokens and 256 columns. */
 __global__ void running_kernel(rung_args a)
 {
     const int token = blockIdx.x * blockDim.x + threadIdx.x;
@@ -112,7 +111,7 @@ __global__ void running_kernel(rung_args a)
     a.loss[token] = y == IGNORED ? 0.0f : (max - target) + logf(sum);
 }
 
-/* CUDA's calls and lk's return 0 or what went wrong. */
+/* CUDA's functions and lk's return 0 or an error. */
 static int failures;
 static void check(const char *what, int status)
 {
@@ -134,7 +133,7 @@ static void run_rung(const char *name, rung_args a, int chunk)
     }
 }
 
-/* Prints `count` values on the device, each times its factor, and holds them against the comment above. */
+/* Prints `count` values on the device, each times its factor, and compares them with the comment above. */
 static void show(const char *name, const float *device, int count, const float *expected, const float *factors)
 {
     float host[TOKENS * HIDDEN];
@@ -205,20 +204,20 @@ int main(void)
     run_rung("rung 1", a, TOKENS);
     show_all("rung 1: all logits at once", &a, false);
 
-    /* Rung 2: a token's loss and gradients need its own logits only, so half the tokens need half the memory, and then the
-     * other half uses it again. Only dweight has something from every token: it adds up over the chunks. */
+    /* Rung 2: a token's loss and gradients need its own logits only. So half of the tokens need half of the memory, and the
+     * other half uses it again. Only dweight needs every token: it is summed over the chunks. */
     forget(&a);
     run_rung("rung 2", a, TOKENS / 2);
     show_all("rung 2: the logits of half the tokens", &a, false);
 
-    /* Rung 3: the loss alone needs no logit twice, so none is stored. The gradients would: with the sum known, all logits are
-     * computed once more, or something of each is kept after all. */
+    /* Rung 3: the loss alone needs each logit once, so none is stored. The gradients need them again when the sum is known:
+     * computed once more, or stored in some form. */
     forget(&a);
     check("rung 3", lk_launch(running_kernel, 1, 32, 0, NULL, a));
     printf("rung 3: one logit at a time\n");
     show("  loss", a.loss, TOKENS, loss_right, ones);
 
-    /* lk: a query answers the workspace that one wants; or the caller says how much memory there is, and a plan what it buys.
+    /* lk: a query answers a good size of the workspace. Or the caller has so much memory, and a plan says what lk does with it.
      * The context holds cuBLASLt's handle. */
     static lk_linear_cross_entropy_context context;
     check("init", lk_linear_cross_entropy_init(&context));
@@ -233,13 +232,13 @@ int main(void)
     check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, bytes, &plan));
     printf("by default %zu bytes, %zu of them for cuBLASLt: %s\n", bytes, plan.cublas_bytes, plan.text);
     check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, (size_t)1 << 20, &plan));
-    printf("1 MiB buys: %s\n", plan.text);
+    printf("with 1 MiB: %s\n", plan.text);
     args.workspace = memory_of(NULL, plan.workspace_bytes), args.workspace_bytes = plan.workspace_bytes;
     forget(&a);
     check("lk", lk_linear_cross_entropy_forward_backward_f32(&args, NULL));
     show_all("lk", &a, false);
 
-    /* A chunk may also have a part of the vocabulary only: path and sizes are chosen here, and else by the plan. */
+    /* A chunk may also have some columns of the vocabulary at a time. Here the caller chooses the path and the chunk. */
     args.reduction = LK_REDUCTION_MEAN, args.path = LK_LINEAR_CROSS_ENTROPY_PANELS, args.chunk_tokens = 2;
     check("plan", lk_linear_cross_entropy_forward_backward_plan_f32(&args, args.workspace_bytes, &plan));
     printf("with path and chunk_tokens: %s\n", plan.text);

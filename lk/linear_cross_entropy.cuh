@@ -53,13 +53,14 @@
  *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of hidden products. fast_logits stores them in T:
  *            half the bytes, and an error of half an ulp of T in each.
  *            dZ is rounded to T once, and dx, dweight and dbias once more. dweight is a sum over all tokens in float, or in 24
- *            bits (see Plans). In bf16, dx of tail columns (see Plans) is rounded to bf16 before the rest is added.
+ *            bits (see Plans). In bf16 without panels, dx of tail columns (see Plans) is rounded
+ *            to bf16 before the rest is added.
  *            A mean's divisor and a single upstream do not go into 16-bit dZ, where they would round all tokens alike. They go
  *            into the matmuls' alpha, unless there is dlse.
  *            f16: dZ is stored times a power of 2, chosen for the largest factor, and alpha takes it back. So a loss scale of
  *            65536 and a mean over 10^6 tokens are safe. Where a class weight and 2 z_loss |lse| are above 15 together, dZ may
  *            overflow.
- *            p - 1 is never computed. Its minus, the sum of p over all other columns, is summed by itself.
+ *            The target's gradient needs p - 1. lk sums p of all other columns instead, so that no digits cancel.
  *            FUSED rounds exponentials to bf16, and x times the row's factor: relative Frobenius error up to 2.4e-3 in dx and
  *            2.8e-3 in dweight, where other plans have 2.5e-3 (64 tokens, 500 columns, sigma 0.02 to 64, simulated). Its
  *            exponentials are taken against a guess. A row with tiles 2^40 above it or 2^90 below it is rounded once more. Its
@@ -74,16 +75,17 @@
  *            Models", 2024.
  *
  * Plans      A plan says what the workspace holds at a time. lk takes the fastest one that fits, by a model of an H200's times.
- *            The fields path, chunk_tokens, slice_tokens and panel_vocab overrule it. Every plan is exact.
- *            CHUNKS: the logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T. 3 matmuls.
+ *            path, chunk_tokens, slice_tokens and panel_vocab overrule it. Every plan is exact, except with fast_logits.
+ *            forward has 1 matmul in every plan; forward_backward has:
+ *            CHUNKS: 3 matmuls. The logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T.
  *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice may lie in
  *            dweight: if dweight is packed, starts at a multiple of 256 bytes, is not added to and is written last.
- *            PANELS: the logits of a panel of columns of a chunk. A fourth matmul makes them again when lse is known.
- *            PANELS_TWICE: a fifth matmul makes them once more, so that a panel of dweight is summed over all chunks before the
- *            next panel begins.
- *            FUSED (bf16 on sm_90a, own kernels by lk_gemm.cuh): logits never leave registers. forward stores 16 bytes per
- *            token and stretch of columns. forward_backward stores exp(z - reference) in bf16. That is dZ except for a factor
- *            per row, which dx's tiles and a copy of x take.
+ *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
+ *            PANELS_TWICE: 5 matmuls. They are made once more, so that a panel of dweight is summed over all chunks before
+ *            the next panel begins.
+ *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). Logits never leave registers. forward stores 16
+ *            bytes per token and stretch of columns. forward_backward stores exp(z - reference) in bf16. That is dZ except for
+ *            a factor per row, which dx's tiles and a copy of x take.
  *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 of the workspace. FUSED keeps it in
  *            16-bit dweight and one byte per element of the workspace: 24 bits. With one chunk, dweight needs no sum.
  *            Path 0 takes FUSED for the calls that it is for (see Errors) if no lengths are given. In forward that is wherever
@@ -101,8 +103,8 @@
  *                   2    the smallest, 4 matmuls                    6    the smallest, 5 matmuls
  *            FUSED there: 160 MiB hold a 24th of the tokens, 512 a seventh, 1130 a third, 3178 all. bf16 dweight in chunks
  *            needs 660 MiB for a 24th, 1044 for a sixth, 1568 for a third. forward takes 12 MiB.
- *            cuBLASLt gets the rest of the workspace: at most 32 MiB, at least a tenth or 32 MiB, whichever is less. With FUSED
- *            that is 8 MiB, and nothing where cuBLASLt has no product.
+ *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
+ *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt has no product.
  *            Tail columns: cuBLASLt is several times slower where a 16-bit or TF32 matrix has rows of no multiple of 8. So the
  *            last vocab % 8 columns have small products of their own. f16 then sums dx of CHUNKS in f32 of the workspace.
  *            Nothing helps hidden: make it a multiple of 8.
@@ -133,7 +135,7 @@ LK_API lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *c
 LK_API lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context);
 #endif
 
-/* What a workspace of some size gives. */
+/* What lk does within a workspace of some size. */
 typedef struct {
     size_t workspace_bytes; /* what the plan uses, cublas_bytes included; no more than the budget */
     size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
@@ -248,7 +250,7 @@ typedef struct {
 #pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
 #endif
 
-/* ---- What is known of a call ----------------------------------------------------------------------------------------- */
+/* ---- A call and its workspace ---------------------------------------------------------------------------------------- */
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
 
@@ -272,7 +274,7 @@ typedef struct {
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
-/* What is known of a row in a stretch of columns, without its target: fields of lk_ce_row. */
+/* The state of a row in a stretch of columns, without its target: fields of lk_ce_row. */
 typedef struct {
     float max, sum, weights, weighted;
 } lk_lce_sums;
@@ -306,7 +308,7 @@ typedef struct {
     size_t bytes;          /* of all but cublas */
 } lk_lce_workspace;
 
-/* What kernels are given. */
+/* The parameters of the kernels. */
 typedef struct {
     lk_lce_call c;
     lk_lce_workspace w;
@@ -371,9 +373,10 @@ LK_DEVICE int lk_lce_exponent(float x)
  *
  * A mean's divisor and a single upstream are the same for all rows. In 16-bit dZ they would round all rows alike, and no sum
  * over rows makes that error smaller. So alpha has them, with which the matmuls scale. There are two exceptions: alpha would be
- * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse, which they do not scale. factor
- * has everything else, and everything in true float. f16 has too small a range for that: there factor also has 2^(power - e),
- * and alpha takes it back. 2^e is the first power of two above all other |factor|. */
+ * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse, which they do not scale.
+ *
+ * factor has everything else, and everything in true float. f16 has too small a range for that: there factor also has
+ * 2^(power - e), and alpha takes it back. 2^e is the first power of two above all other |factor|. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.c.a;
@@ -695,9 +698,10 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 
 /* ---- Fused: the logits stay in registers ------------------------------------------------------------------------------ */
 
-/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. Gradients store a chunk's exponentials in bf16, E[t,j]
- * = exp(scale (v[t,j] - reference)). dZ is E times a factor v per row, which is known when the row's sum is, except for the
- * target's element, which is written then. So dx = v (E weight), where v comes last, and dweight = E^T (v x).
+/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. Gradients store a chunk's exponentials in bf16,
+ *   E[t,j] = exp(scale (logit[t,j] - reference[t]))
+ * dZ is E times a factor v[t], except for the target's element. Both are known when the row's sum is. So dx = v (E weight), and
+ * dweight = E^T (v x).
  *
  * A row has one reference, which must be known before the row. It is guessed from the first tile, whose maximum and mean say
  * how far the largest of all columns may be. bf16 has float's range, so the guess may be wrong by 2^40 upwards and 2^90
@@ -710,7 +714,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 typedef struct {
     CUtensorMap x, weight;
     lk_lce_panel q;       /* the chunk, all columns */
-    lk_lce_sums *sums;   /* [chunk, runs] */
+    lk_lce_sums *sums;    /* [chunk, stretches] */
     float ahead;          /* (largest of vocab columns - mean) / (largest of a tile - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
@@ -989,7 +993,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
 }
 
 /* A warp owns a row. It writes the row's results, finds v, writes the target's element, and rescales tiles with other
- * references. With f = upstream logit_scale, rest = f w[y] and own = 2 z_loss lse f + logit_scale dlse, the gradient is
+ * references.
+ *
+ * With f = upstream logit_scale, rest = f w[y] and own = 2 z_loss lse f + logit_scale dlse, the gradient is
  *   dlogits[j] = (rest + own) p[j]   for j != y,      dlogits[y] = own p[y] - rest (1 - p[y]),      each times its slope.
  * So v = (rest + own) p[j] / E[j], the same for all j. Where rest and own cancel, v would lose the target's element. There v
  * has rest alone, and E is multiplied by (rest + own) / rest. */
@@ -1051,14 +1057,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
 }
 
 /* dx = v (E weight) of a chunk and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch makes both, so
- * that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k by 64. dweight
- * holds its sums, rounded to bf16. One byte per element of the workspace holds the rest of a sum, in units of 2^-8 of a bf16's
- * last place: 24 bits in all, and nothing to do after the last chunk. Any other dweight is cuBLASLt's, which is faster. */
+ * that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k by 64.
+ *
+ * dweight holds its sums, rounded to bf16. One byte per element of the workspace holds the rest of a sum, in units of 2^-8 of a
+ * bf16's last place: 24 bits in all, and nothing to do after the last chunk. Any other dweight is cuBLASLt's, which is faster.
+ */
 
 #define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above */
 
 typedef struct {
-    int pairs, cols; /* of 256 rows, of 256 columns; 0: nobody wants the product, or it is cuBLASLt's */
+    int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not wanted, or it is cuBLASLt's */
     int steps;       /* of the dimension that is summed */
 } lk_lce_tiles;
 
@@ -1747,7 +1755,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
 
 /* ---- Checks ---------------------------------------------------------------------------------------------------------- */
 
-/* What the fused path is for, if this call is not; NULL: it is. */
+/* The kind of calls that FUSED is for, if this is none; else NULL. */
 LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
@@ -1841,7 +1849,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (status) return status;
 
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* of a single row: nobody uses it, and TMA accepts it */
+    if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
     if (vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
@@ -1866,17 +1874,17 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
 
 /* ---- Matmuls --------------------------------------------------------------------------------------------------------- */
 
-/* A call on its way. mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
+/* A call while it is launched. mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
 typedef struct {
     const char *op;
     cudaStream_t stream;
     lk_device device;
-    lk_lce_work p; /* what kernels are given */
+    lk_lce_work p;
     lk_linear_cross_entropy_plan plan;
     int mode;
 } lk_lce_job;
 
-/* A product that is still without sizes; of_dz: one of its factors is dZ. */
+/* A product without its sizes; of_dz: one of its factors is dZ. */
 LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool of_dz)
 {
     const lk_lce_call &c = job->p.c;
@@ -1991,7 +1999,7 @@ template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::m);
 }
 
-/* dx of a chunk, or what a panel adds to it. */
+/* dx of a chunk, or a panel added to it. */
 template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_panel &q)
 {
     const lk_lce_call &c = job->p.c;
@@ -2021,7 +2029,7 @@ template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const 
     return w.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
 }
 
-/* What a chunk adds to dweight, for the panel's columns. */
+/* Adds a chunk to dweight, for the panel's columns. */
 template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_panel &q)
 {
     const lk_lce_args &a = job->p.c.a;
@@ -2293,7 +2301,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 /* ---- Launchers ------------------------------------------------------------------------------------------------------- */
 
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy(const char *op, const lk_lce_args *args, int direction, int mode, cudaStream_t stream)
+LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, int mode, cudaStream_t stream)
 {
     lk_lce_job job = {};
     size_t least = 0;
@@ -2321,8 +2329,8 @@ LK_HOST lk_status lk_linear_cross_entropy(const char *op, const lk_lce_args *arg
 
 /* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const lk_lce_args *args, int direction, size_t budget,
-                                                bool least, lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
+                               lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_call c;
     size_t smallest = 0;
@@ -2335,43 +2343,39 @@ LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const lk_lce_arg
     return LK_OK;
 }
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
+LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan = {};
-    const lk_status status = lk_linear_cross_entropy_query<T>(op, args, direction, LK_LCE_DEFAULT_BYTES, true, &plan);
+    const lk_status status = lk_lce_query<T>(op, args, direction, LK_LCE_DEFAULT_BYTES, true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;
 }
 
-/* The four functions of a direction, for LK_EMIT has but two. */
-#define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, DIRECTION, T)                                                                  \
+/* The four functions of a direction; LK_EMIT makes two. */
+#define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
     LK_API lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)                   \
     {                                                                                                                          \
-        return lk_linear_cross_entropy<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, LK_LCE_##DIRECTION,         \
-                                               LK_CUBLAS_LAUNCH, stream);                                                      \
+        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, LK_CUBLAS_LAUNCH, stream);        \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_tune_##T(const lk_lce_args *args, cudaStream_t stream)              \
     {                                                                                                                          \
-        return lk_linear_cross_entropy<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, LK_LCE_##DIRECTION,         \
-                                               LK_CUBLAS_TUNE, stream);                                                        \
+        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, LK_CUBLAS_TUNE, stream);          \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes)         \
     {                                                                                                                          \
-        return lk_linear_cross_entropy_bytes<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, LK_LCE_##DIRECTION,   \
-                                                     bytes);                                                                   \
+        return lk_lce_bytes<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, bytes);                         \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_lce_args *args, size_t budget,                    \
                                                                     lk_linear_cross_entropy_plan *plan)                        \
     {                                                                                                                          \
-        return lk_linear_cross_entropy_query<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, LK_LCE_##DIRECTION,   \
-                                                     budget, false, plan);                                                     \
+        return lk_lce_query<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, budget, false, plan);           \
     }
 
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T)                                                                                      \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                         \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(forward, FORWARD, T)                                                                          \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, FORWARD_BACKWARD, T)                                                        \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(backward, BACKWARD, T)
+    LK_LINEAR_CROSS_ENTROPY_EMIT(forward, LK_LCE_FORWARD, T)                                                                   \
+    LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)                                                 \
+    LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)
 
 #else
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY")

@@ -31,12 +31,12 @@
 
 #include <cublasLt.h>
 
-/* What an algorithm is chosen for. Keys are compared byte by byte, so there is no padding. */
+/* The choice of an algorithm depends on these. Keys are compared byte by byte, so there is no padding. */
 typedef struct {
     int32_t factor_type, type;        /* LK_DTYPE_* of a and b, and of d and the bias */
     int32_t transpose_a, transpose_b; /* not 0: stored as k x m, as n x k */
     int32_t tf32;                     /* not 0: f32 factors may be rounded to TF32 */
-    int32_t bias, scalars_on_device;  /* lk_cublas_multiply fills in these two, the alignments and the last two */
+    int32_t bias, scalars_on_device;  /* these two, the alignments and the last two: lk_cublas_multiply's */
     int32_t align_a, align_b, align_d;
     int64_t m, n, k, lda, ldb, ldd;   /* sizes and strides between columns, in elements */
     int64_t workspace_bytes, add;     /* add: d is read too, which may have another fastest algorithm */
@@ -106,7 +106,7 @@ LK_HOST lk_status lk_cublas_destroy(const char *op, lk_cublas_context *c)
     return lk_cublas_status(op, "cublasLtDestroy", cublasLtDestroy(c->handle));
 }
 
-/* Whether init has made the context, on the current device. Without a device that is left for others to say. */
+/* Refuses a context that init has not made, or not on the current device. Launchers report that there is no device. */
 LK_HOST lk_status lk_cublas_check(const char *op, const lk_cublas_context *c)
 {
     int device = -1;
@@ -212,7 +212,7 @@ LK_HOST lk_status lk_cublas_race(const lk_cublas_call *c, const lk_cublas_produc
     return status;
 }
 
-/* A product with the algorithm that the context keeps for it. One that is not there yet is asked for. */
+/* A product with the algorithm that the context keeps for it. If there is none yet, cuBLASLt is asked. */
 LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_product *p)
 {
     lk_cublas_context *const c = call->context;
