@@ -44,6 +44,7 @@ san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 san_tsan := -O1 -g -fsanitize=thread
 asan_schedules ?= forward random:3
 tsan_args ?= # --without f16, say
+mutate_args ?= # --half 0, say
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 
@@ -115,7 +116,7 @@ sanitize-asan: | backend
 sanitize-tsan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
-	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(ops) lk
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) lk
 engine: $(engine) # the simulator's objects, for tests/mutate
 	@rm -f $(filter-out $(engine),$(wildcard $(out)/simt/*.o)) # of sources that are gone
 test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
