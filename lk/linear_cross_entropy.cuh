@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT
-/* linear_cross_entropy.cuh - cross entropy of x W^T without storing the logits: loss and all gradients of a language model's
+/* linear_cross_entropy.cuh - cross entropy of x W^T without storing all logits: loss and all gradients of a language model's
  * head, exact, in a workspace of almost any size.
  *
  *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]
  *   loss, lse    those of cross_entropy.cuh for these logits; its comment has the formulas of all options
  *   dZ[t,j]      the gradient of logits[t,j], by cross_entropy.cuh's formula, with upstream and dlse
  *   dx[t,d]      = sum_j dZ[t,j] weight[j,d]
- *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        added to what is there with accumulate
+ *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
  *   dbias[j]     = sum_t dZ[t,j]               likewise
  *
- * All logits at once may be larger than the model: 6 GiB for 12288 tokens and 131072 columns. So lk makes them for a chunk of
+ * All logits at once may be larger than the weights: 6 GiB for 12288 tokens and 131072 columns. So lk makes them for a chunk of
  * tokens or a panel of columns, uses them, and makes the next ones in the same memory.
  *
  * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
  *                #include "lk/linear_cross_entropy.cuh"     #include "lk/linear_cross_entropy.cuh"
  *                LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)       LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
- *            T is f32, f16 or bf16. Once per device and per host thread that calls:
- *                static lk_linear_cross_entropy_context context;
+ *            T is f32, f16 or bf16. Make a context for each device, and for each host thread that calls at the same time;
+ *            lk_linear_cross_entropy_destroy(&context) frees it at the end:
+ *                lk_linear_cross_entropy_context context;
  *                lk_status status = lk_linear_cross_entropy_init(&context);
  *            Then, asynchronously on the caller's stream, in a graph too:
  *                lk_linear_cross_entropy_args args = {.context = &context, .x = x, .weight = weight, .target = target,
@@ -25,75 +26,78 @@
  *                status = lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
- *            forward_backward makes loss and gradients. forward makes loss and lse. backward makes the gradients from a saved
- *            lse; it computes the logits again. A gradient whose pointer is NULL is not computed.
- *            The query answers what the best plan within 1 GiB needs. For another amount of memory, ask for a plan:
+ *            forward_backward makes loss, lse and gradients. forward makes loss and lse. backward makes the gradients from a
+ *            saved lse; it computes the logits again. Outputs whose pointer is NULL are not computed.
+ *            The workspace function answers what the best plan within 1 GiB needs, or the smallest plan if that needs more.
+ *            For another amount of memory, ask for a plan:
  *                lk_linear_cross_entropy_plan plan;
  *                status = lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- *            Autograd knows the upstream gradient after forward_backward. Leave upstream NULL, keep dx, dweight and dbias, and
- *            scale each of them later: lk_scale_bf16(dx, tokens * hidden, upstream, stream) of lk_scale.cuh. It returns at
- *            once where upstream is 1.
+ *            In a framework with autograd the upstream gradient is known later. Leave upstream NULL, without dlse and
+ *            accumulate. Keep packed dx, dweight and dbias, and scale each of them by that one number when it is known:
+ *            lk_scale_bf16(dx, tokens * hidden, upstream, stream) of lk_scale.cuh, lk_scale_f32 for an f32 dweight.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
- * Options    Zero is off. Zeroed arguments with the required fields set compute the plain loss of each token.
- *            Ignored token: loss, z-loss, lse and dx are 0; it adds nothing to dweight and dbias. Its x must be finite, since 0
- *            times NaN is NaN. There are two exceptions: max_counted is below tokens, or the plan is FUSED.
+ * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
+ *            token. Without use_ignore_index a target of -100 is bad.
+ *            Ignored token: loss, z-loss, lse and dx are 0; it adds nothing to dweight and dbias. Keep its x finite, since 0
+ *            times NaN is NaN. Only where max_counted is below tokens, or the plan is FUSED, it may be anything.
  *            Bad target (counted, outside [0, vocab)): loss and the token's dx are NaN, and so is a reduced loss. It adds
- *            nothing to dweight and dbias. lse and z-loss are those of its logits. It counts in valid_rows, the divisor of a
- *            mean without class_weight. It adds 0 to weight_sum, the divisor with class_weight.
+ *            nothing to dweight and dbias. lse and z-loss are those of its logits. valid_rows, the divisor of a mean without
+ *            class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
  *            bias = -inf masks a column: p is 0 there. Without label_smoothing, only tokens with that target use the column:
  *            their loss is +inf, their gradient finite. With label_smoothing every loss is +inf, and the column has the
- *            gradient that smoothing gives where p is 0. With softcap nothing is masked: the logit is -softcap, its slope 0.
- *            max_counted: the matmuls have only this many rows. x of the tokens that count is copied; no other x is read. If
- *            more tokens count, then loss, z-loss, lse and all gradients are NaN.
- *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are 0.
+ *            formula's gradient with p = 0. With softcap nothing is masked: the logit becomes -softcap, its derivative 0.
+ *            max_counted: the matmuls have only this many rows. x of the tokens that are not ignored is copied into the
+ *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse and all gradients are NaN.
+ *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse, 0 without it.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss and dx are NaN, and so are dweight and dbias.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
- *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of hidden products. fast_logits stores them in T:
- *            half the bytes, and an error of half an ulp of T in each.
+ *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of `hidden` products. With fast_logits they are
+ *            stored in T: half the bytes, and an error of half an ulp of T in each. FUSED stores none and ignores it.
  *            dZ is rounded to T once, and dx, dweight and dbias once more. dweight is a sum over all tokens in float, or in 24
- *            bits (see Plans). In bf16 without panels, dx of tail columns (see Plans) is rounded
- *            to bf16 before the rest is added.
+ *            bits (see Plans). In bf16 without panels, dx of tail columns (see Plans) is rounded to bf16 before the rest is
+ *            added.
  *            A mean's divisor and a single upstream do not go into 16-bit dZ, where they would round all tokens alike. They go
- *            into the matmuls' alpha, unless there is dlse.
+ *            into alpha, the number that a matmul multiplies its result by, unless there is dlse.
  *            f16: dZ is stored times a power of 2, chosen for the largest factor, and alpha takes it back. So a loss scale of
- *            65536 and a mean over 10^6 tokens are safe. Where a class weight and 2 z_loss |lse| are above 15 together, dZ may
- *            overflow.
+ *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15, dZ may overflow.
  *            The target's gradient needs p - 1. lk sums p of all other columns instead, so that no digits cancel.
  *            FUSED rounds exponentials to bf16, and x times the row's factor: relative Frobenius error up to 2.4e-3 in dx and
- *            2.8e-3 in dweight, where other plans have 2.5e-3 (64 tokens, 500 columns, sigma 0.02 to 64, simulated). Its
- *            exponentials are taken against a guess. A row with tiles 2^40 above it or 2^90 below it is rounded once more. Its
- *            sums of 24 bits are rounded once per chunk, to 2^-16, rarely 2^-15.
- * Traffic    Each matmul takes 2 tokens hidden vocab operations. Between them, forward_backward reads the logits once and
- *            writes dZ once: 6 bytes per element with f32 logits, plus the 4 that the matmul writes and the 4 that the
- *            gradients' matmuls read. dbias reads dZ once more.
- * Repeatable The same bits every time for the same context, shapes, strides, alignment of pointers (modulo 256) and workspace
- *            size. A matmul has the algorithm that cuBLASLt's heuristic names first, or the one that tune kept. Everything else
- *            has a fixed order; there are no float atomics.
+ *            2.8e-3 in dweight, where other plans have 2.5e-3 (64 tokens, 500 columns, logits of sigma 0.02 to 64, simulated).
+ *            Its exponentials are taken against a guess of the row's maximum. A row with tiles 2^40 above that guess or 2^90
+ *            below it is rounded once more. Its sums of 24 bits are rounded once per chunk, by a relative 2^-16, rarely 2^-15.
+ * Traffic    Each matmul takes 2 * tokens * hidden * vocab operations. Per logit of 16-bit T, CHUNKS moves 14 bytes: the matmul
+ *            writes 4, the kernel between reads 4 and writes 2, and the two matmuls of the gradients read 2 each. dbias reads
+ *            dZ once more.
+ * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size, and
+ *            for a context that was tuned the same way or not at all. A matmul has the algorithm that cuBLASLt's heuristic
+ *            names first, or the one that tune kept. Everything else has a fixed order; there are no float atomics.
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
  *
- * Plans      A plan says what the workspace holds at a time. lk takes the fastest one that fits, by a model of an H200's times.
- *            path, chunk_tokens, slice_tokens and panel_vocab overrule it. Every plan is exact, except with fast_logits.
- *            forward has 1 matmul in every plan; forward_backward has:
+ * Plans      A plan says what the workspace holds at a time. lk takes the fastest one that fits, by times estimated for an
+ *            H200. path, chunk_tokens, slice_tokens and panel_vocab overrule it. No plan approximates the formula; they differ
+ *            in rounding (Numerics). forward has 1 matmul in every plan; forward_backward and backward have:
  *            CHUNKS: 3 matmuls. The logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T.
- *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice may lie in
- *            dweight: if dweight is packed, starts at a multiple of 256 bytes, is not added to and is written last.
+ *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice uses
+ *            dweight's memory where it can: dweight is packed, starts at a multiple of 256 bytes, has no accumulate, and is
+ *            written after everything else.
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
  *            PANELS_TWICE: 5 matmuls. They are made once more, so that a panel of dweight is summed over all chunks before
  *            the next panel begins.
- *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). Logits never leave registers. forward stores 16
- *            bytes per token and stretch of columns. forward_backward stores exp(z - reference) in bf16. That is dZ except for
- *            a factor per row, which dx's tiles and a copy of x take.
- *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 of the workspace. FUSED keeps it in
- *            16-bit dweight and one byte per element of the workspace: 24 bits. With one chunk, dweight needs no sum.
- *            Path 0 takes FUSED for the calls that it is for (see Errors) if no lengths are given. In forward that is wherever
- *            it fits. In forward_backward it is where the model expects it to be faster: for many columns, or where vocab is
- *            not a multiple of 8.
- *            Queries look at the current device, as the calls do. Without a device, or without code for sm_90a, the plan stores
- *            logits, and its text says why.
- *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16. All f32 logits take 6144 MiB.
+ *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). The logits themselves are not stored. forward
+ *            stores 16 bytes per token and piece of the columns. forward_backward stores exp(z - reference) in bf16. That is dZ
+ *            except for a factor per row, by which dx's tiles and a copy of x are multiplied.
+ *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 in the workspace. FUSED keeps it in 24
+ *            bits: 16 in dweight and 8 in the workspace. With one chunk, dweight needs no sum.
+ *            Path 0 takes FUSED only where it can run (see LK_ERR_PATH) and chunk_tokens, panel_vocab and slice_tokens are 0.
+ *            In forward it then takes FUSED wherever it fits, in forward_backward where the estimate says that it is faster:
+ *            for many columns, or where vocab is not a multiple of 8.
+ *            The workspace and plan functions look at the current device, as the calls do. Without a device, or without code
+ *            for sm_90a, the plan is not FUSED, and its text says why.
+ *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses. All f32 logits
+ *            take 6144 MiB.
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
  *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
@@ -105,9 +109,9 @@
  *            needs 660 MiB for a 24th, 1044 for a sixth, 1568 for a third. forward takes 12 MiB.
  *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
  *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt has no product.
- *            Tail columns: cuBLASLt is several times slower where a 16-bit or TF32 matrix has rows of no multiple of 8. So the
- *            last vocab % 8 columns have small products of their own. f16 then sums dx of CHUNKS in f32 of the workspace.
- *            Nothing helps hidden: make it a multiple of 8.
+ *            Tail columns: cuBLASLt is several times slower where the rows of a 16-bit or TF32 matrix are not a multiple of 8
+ *            elements. So the last vocab % 8 columns have small products of their own. f16 then sums dx of CHUNKS in an f32
+ *            buffer in the workspace. lk cannot do that for `hidden`: make it a multiple of 8.
  */
 #ifndef LK_LINEAR_CROSS_ENTROPY_CUH
 #define LK_LINEAR_CROSS_ENTROPY_CUH
@@ -115,7 +119,7 @@
 #include "cross_entropy.cuh"
 #include "lk_gemm.cuh"
 
-/* The kinds of plan, see Plans. Every path takes every option, except for what Errors says of FUSED. */
+/* The kinds of plan, see Plans. Every path takes every option, except as under LK_ERR_PATH. */
 enum {
     LK_LINEAR_CROSS_ENTROPY_AUTO = 0,
     LK_LINEAR_CROSS_ENTROPY_CHUNKS = 1,
@@ -139,20 +143,20 @@ LK_API lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context
 typedef struct {
     size_t workspace_bytes; /* what the plan uses, cublas_bytes included; no more than the budget */
     size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
-    size_t cublas_bytes;    /* of them for cuBLASLt */
-    int64_t chunk_tokens, chunks;
-    int64_t panel_vocab, panels;
+    size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
+    int64_t chunk_tokens, chunks; /* tokens of a chunk, number of chunks */
+    int64_t panel_vocab, panels;  /* columns of a panel, number of panels */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
-    int matmuls;            /* how many products of 2 tokens hidden vocab operations each */
+    int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
     int exact;              /* not 0: no 16-bit logits, and dweight is summed in float or 24 bits */
     char text[300];         /* all of this in words, and why FUSED is left out if the device or its code is the reason */
 } lk_linear_cross_entropy_plan;
 
-/* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. Fields that a call does
- * not have are not looked at. */
+/* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. A call ignores the
+ * fields that are marked for other calls. */
 typedef struct {
-    lk_linear_cross_entropy_context *context; /* in and out, from init */
+    lk_linear_cross_entropy_context *context; /* in and out, from init; one call at a time */
     const void *x;             /*      in      T [tokens, hidden] */
     const void *weight;        /*      in      T [vocab, hidden] */
     const void *bias;          /*      in      bias_dtype [vocab]; -inf masks the column; NULL: none */
@@ -165,12 +169,12 @@ typedef struct {
     float *lse;                /* F FB out, B in: f32 [tokens], B: from forward with the same options; F FB: NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
-    int32_t *bad_targets;      /*      in, out int32 [1], the number of bad targets is added to it; NULL to skip */
-    void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Scratch before it is written */
-    void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before it is written */
+    int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
+    void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
+    void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
     void *dbias;               /* B FB out     dbias_dtype [vocab]; NULL to skip */
     void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
-    size_t workspace_bytes;    /* what a query answers; at least a plan's minimum_bytes. More is faster */
+    size_t workspace_bytes;    /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
     int64_t tokens;            /* 0 to 2^31 - 1 */
     int64_t hidden;            /* 1 to 2^30 */
     int64_t vocab;             /* 1 to 2^30 */
@@ -178,58 +182,59 @@ typedef struct {
     int64_t weight_stride;     /* likewise */
     int64_t dx_stride;         /* B FB likewise */
     int64_t dweight_stride;    /* B FB likewise */
-    int64_t ignore_index;      /* any value; -100 is PyTorch's */
-    int64_t max_counted;       /* 0, or a bound of the tokens that count */
-    int64_t chunk_tokens;      /* tokens of a chunk; 0 chooses */
-    int64_t panel_vocab;       /* columns of a panel, rounded up to a multiple of 16; 0 chooses */
-    int64_t slice_tokens;      /* B FB tokens of a slice; 0 chooses */
+    int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
+    int64_t max_counted;       /* an upper bound of the tokens that are not ignored; 0, or tokens and more: none */
+    int64_t chunk_tokens;      /* tokens of a chunk; 0: lk chooses */
+    int64_t panel_vocab;       /* columns of a panel, rounded up to a multiple of 16; 0: lk chooses */
+    int64_t slice_tokens;      /* B FB tokens of a slice; 0: lk chooses */
     float logit_scale;         /* 0 to 2^127; 0 means 1 */
-    float softcap;             /* 2^-100 to 2^100, and so logit_scale / softcap; 0: off */
+    float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor; finite, at least 0; 0: off */
     int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
     int reduction;             /* LK_REDUCTION_* */
     int zero_when_empty;       /* F FB not 0: a mean over nothing is 0 instead of NaN */
     int upstream_per_token;    /* B FB not 0: upstream is [tokens] */
-    int accumulate;            /* B FB not 0: dweight and dbias are added to what is there */
-    int target_dtype;          /* LK_TARGET_* */
-    int bias_dtype;            /* LK_DTYPE_*: T or f32 */
+    int accumulate;            /* B FB not 0: dweight and dbias are added to their old contents */
+    int target_dtype;          /* LK_TARGET_*; 0: int64 */
+    int bias_dtype;            /* LK_DTYPE_*: T or f32; 0: T */
     int dweight_dtype;         /* B FB likewise */
     int dbias_dtype;           /* B FB likewise */
     int fast_logits;           /* not 0: stored logits are T instead of f32, see Numerics */
     int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
-    int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0 chooses */
+    int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
 } lk_linear_cross_entropy_args;
 
-/* Errors, in the order of the checks (lk/README.md has the rules for all ops):
- *   LK_ERR_NULL       args, plan; context, x, weight, target; backward: lse. Every output. With tokens = 0 all except for
- *                     args and plan may be NULL
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
+ *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL; all outputs are. With tokens = 0 all
+ *                     except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
- *                     than 2^62 elements; tensors that overlap, one of them an output; max_counted, chunk_tokens, panel_vocab
- *                     or slice_tokens below 0
+ *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
- *                     the enum; another dtype is neither T nor f32; a context that init has not made, or of another device
- *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; code or device is not sm_90a; backward; gradients with
+ *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
+ *                     made, or of another device
+ *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; backward; gradients with
  *                     label_smoothing; 2^30 tokens or more; x (unless max_counted is below tokens) or weight does not start at
  *                     a multiple of 16 bytes, or has a stride above 2^38 or of no multiple of 8
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
  *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched. Or it failed to launch one: outputs are
- *                     undefined
- * Any other alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of 16 bytes
- * and hidden is a multiple of 8.
+ *                     undefined. lk_last_error says which
+ * Except for this, any alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of
+ * 16 bytes and hidden is a multiple of 8.
  *
- * Each direction has four calls with the same arguments:
+ * Each direction has four functions that take the same struct:
  *   ..._<T>              the call
  *   ..._workspace_bytes  the workspace of the fastest plan within 1 GiB, or the smallest workspace if that is larger
  *   ..._plan             the fastest plan within `budget` bytes. A workspace of plan->workspace_bytes runs it
  *   ..._tune             times cuBLASLt's first 8 algorithms for each matmul of the call. The context keeps the fastest for
- *                        this shape, these alignments and this workspace size. It waits for the GPU, and outputs hold no
- *                        results. A context has room for 64 matmuls; all later ones use its last entry
- * The two queries need shapes and options, and no tensors. A pointer other than NULL says that there is such a tensor, or that
- * it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. Where x, weight and dweight lie matters for
- * FUSED and slices. Without x or weight they are taken as aligned, and minimum_bytes is enough for any. */
+ *                        this shape, these alignments and this workspace size. Unlike the other functions it waits for the
+ *                        GPU, so it cannot be captured, and the outputs are overwritten with no results. A context has room
+ *                        for 64 different matmuls; later ones replace its last entry, and are only slower
+ * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
+ * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. The alignment of x, weight and
+ * dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
