@@ -24,7 +24,8 @@
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight needs a workspace, of at most 64 MiB + (8 * cols + 128) bytes.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
- *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types.
+ *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without dweight it
+ *            answers 0 and needs no device.
  * Options    residual, weight, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
  *            residual, residual_out, their gradients, weight and dweight may be float beside 16-bit x and y. Strides of 0 mean
  *            packed, so an expanded tensor must be copied first.
