@@ -1153,7 +1153,7 @@ LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, f
 }
 
 /* unit and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so unit is above 1/2. The
- * rounding of the product and of the addition is known exactly. It is a factor apart from the sum's power of two: in one
+ * rounding of the product and of the addition is known exactly. It is a separate factor beside the power of two: in one
  * exponent with that it would lose digits. */
 LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *base)
 {

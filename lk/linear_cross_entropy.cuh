@@ -255,7 +255,7 @@ typedef struct {
 #pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
 #endif
 
-/* ---- A call and its workspace ---------------------------------------------------------------------------------------- */
+/* ---- A call and its workspace -------------------------------------------------------------------------------------------- */
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
 
@@ -333,7 +333,7 @@ LK_DEVICE void lk_lce_set(void *to, int type, int64_t i, float x)
     else lk_put((lk_bf16 *)to + i, x);
 }
 
-/* ---- Before the matmuls: counts, and what each row needs ------------------------------------------------------------- */
+/* ---- Before the matmuls: counts, and what each row needs ----------------------------------------------------------------- */
 
 #define LK_LCE_THREADS 256
 #define LK_LCE_BLOCKS 3 /* at least, per SM; without this bound ptxas gives these kernels fewer registers than they need */
@@ -469,7 +469,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
 }
 
-/* ---- Copies of rows: compacted x, gradients that are rounded -------------------------------------------------------- */
+/* ---- Copies of rows: compacted x, gradients that are rounded ------------------------------------------------------------- */
 
 typedef struct {
     const void *from;
@@ -534,7 +534,7 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     }
 }
 
-/* ---- Panels: some columns of the vocabulary at a time ---------------------------------------------------------------- */
+/* ---- Panels: some columns of the vocabulary at a time -------------------------------------------------------------------- */
 
 typedef struct {
     lk_lce_work p;
@@ -701,7 +701,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     }
 }
 
-/* ---- Fused: the logits stay in registers ------------------------------------------------------------------------------ */
+/* ---- Fused: the logits stay in registers --------------------------------------------------------------------------------- */
 
 /* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. Gradients store a chunk's exponentials in bf16,
  *   E[t,j] = exp(scale (logit[t,j] - reference[t]))
@@ -1270,7 +1270,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
 #endif
 }
 
-/* ---- dbias ----------------------------------------------------------------------------------------------------------- */
+/* ---- dbias --------------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     lk_lce_panel q;
@@ -1299,7 +1299,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_colum
     *out = sum;
 }
 
-/* ---- After the matmuls ----------------------------------------------------------------------------------------------- */
+/* ---- After the matmuls --------------------------------------------------------------------------------------------------- */
 
 /* The sums of a reduced loss, by one block; every thread calls. */
 LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
@@ -1391,7 +1391,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     }
 }
 
-/* ---- The context ----------------------------------------------------------------------------------------------------- */
+/* ---- The context --------------------------------------------------------------------------------------------------------- */
 
 static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_cross_entropy_context), "the opaque struct is large enough");
 
@@ -1407,7 +1407,7 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
     return context ? lk_cublas_destroy(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
 }
 
-/* ---- Plans ----------------------------------------------------------------------------------------------------------- */
+/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
 #define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* the limit of ..._workspace_bytes, if that is enough */
@@ -1758,7 +1758,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
              c->note[0] ? "; FUSED, for sm_90a, is left out" : "", c->note);
 }
 
-/* ---- Checks ---------------------------------------------------------------------------------------------------------- */
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
 /* The kind of calls that FUSED is for, if this is none; else NULL. */
 LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
@@ -1877,7 +1877,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     return status ? status : lk_check_allocations(op, list, count);
 }
 
-/* ---- Matmuls --------------------------------------------------------------------------------------------------------- */
+/* ---- Matmuls ------------------------------------------------------------------------------------------------------------- */
 
 /* A call while it is launched. mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
 typedef struct {
@@ -1925,7 +1925,7 @@ LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_produ
     return status ? status : lk_lce_multiply(job, m);
 }
 
-/* ---- The steps of a call --------------------------------------------------------------------------------------------- */
+/* ---- The steps of a call ------------------------------------------------------------------------------------------------- */
 
 template <class Args>
 LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int64_t grid, const Args &args)
@@ -2303,7 +2303,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, job->p);
 }
 
-/* ---- Launchers ------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 template <class T>
 LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, int mode, cudaStream_t stream)

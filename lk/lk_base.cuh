@@ -341,8 +341,8 @@ LK_HOST const lk_tensor *lk_in_place_of(const lk_tensor *list, const lk_tensor *
     return NULL;
 }
 
-/* Fills in the strides of one tensor that are 0, and those of dimensions of one element, which nobody uses: packed, or in place
- * those of the other. */
+/* Fills in the strides of one tensor that are 0, and those of dimensions of one element, which are not used: packed, or in
+ * place those of the other tensor. */
 LK_HOST lk_status lk_check_stride(const char *op, const lk_tensor *t, const lk_tensor *other)
 {
     __extension__ typedef __int128 wide;
@@ -383,8 +383,8 @@ LK_HOST lk_status lk_check_stride(const char *op, const lk_tensor *t, const lk_t
     return LK_OK;
 }
 
-/* Two tensors that overlap for certain, one of them an output: the same pointer, or ranges without gaps that meet. Rows with
- * gaps between them may lie in each other's gaps. */
+/* Two tensors that overlap for certain, one of them an output: the same pointer, or ranges without gaps that intersect. Rows
+ * with gaps between them may lie in each other's gaps. */
 LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int count)
 {
     struct {

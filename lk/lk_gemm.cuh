@@ -115,11 +115,11 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
     const unsigned rank = lk_cluster_ctarank();
     const int half = LK_GEMM_COLS / 2 * (int)rank, side = LK_GEMM_DEPTH;
     for (int step_of_tile = 0; step_of_tile < steps; step_of_tile++, ++*step) {
-        const unsigned stage = *step % LK_GEMM_STAGES, turn = *step / LK_GEMM_STAGES % 2;
+        const unsigned stage = *step % LK_GEMM_STAGES, parity = *step / LK_GEMM_STAGES % 2;
         const int k = step_of_tile * LK_GEMM_DEPTH;
         lk_mbarrier *const full = &ring->full[stage];
         lk_bf16 *const to_a = ring->a[stage], *const to_b = ring->b[stage] + half * LK_GEMM_DEPTH;
-        lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], turn ^ 1);
+        lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], parity ^ 1);
         lk_mbarrier_arrive_expect_tx(full, LK_GEMM_STAGE_BYTES);
         for (int i = 0; i < (transpose_a ? LK_GEMM_ROWS : 1); i += side)
             lk_cp_async_bulk_tensor_2d_load(to_a + i * side, a, transpose_a ? row + i : k, transpose_a ? k : row, full);
@@ -147,9 +147,9 @@ LK_DEVICE void lk_gemm_multiply(float (&d)[LK_GEMM_SUMS], lk_gemm_ring *ring, un
     const uint64_t first_b = lk_wgmma_descriptor(ring->b[0], transpose_b ? 2 * square : 16, 1024);
     const int next_a = transpose_a ? 128 : 2, next_b = transpose_b ? 128 : 2; /* 16 k further on: 16 rows, or 32 bytes */
     for (int k = 0; k < steps; k++, ++*step) {
-        const unsigned stage = *step % LK_GEMM_STAGES, turn = *step / LK_GEMM_STAGES % 2;
+        const unsigned stage = *step % LK_GEMM_STAGES, parity = *step / LK_GEMM_STAGES % 2;
         const uint64_t a = first_a + stage * (sizeof ring->a[0] / 16), b = first_b + stage * (sizeof ring->b[0] / 16);
-        lk_mbarrier_wait_parity(&ring->full[stage], turn);
+        lk_mbarrier_wait_parity(&ring->full[stage], parity);
         lk_wgmma_fence();
 #pragma unroll
         for (int j = 0; j < LK_GEMM_DEPTH / 16; j++)
@@ -163,7 +163,7 @@ LK_DEVICE void lk_gemm_multiply(float (&d)[LK_GEMM_SUMS], lk_gemm_ring *ring, un
     lk_wgmma_hold(d);
 }
 
-/* Row within a block's tile and column of a thread's i-th sum: two neighbours in every 8 columns, in two rows 8 apart. */
+/* Row within a block's tile and column of a thread's i-th sum: two neighbours in every 8 columns, in rows r and r + 8. */
 LK_DEVICE int lk_gemm_row(int i)
 {
     return (int)threadIdx.x / 32 * 16 - 64 + (int)threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -177,7 +177,7 @@ LK_DEVICE int lk_gemm_col(int i)
 
 #if !defined(LK_SIMT)
 /* Static shared memory tells which code was loaded: a fat binary may hold sm_90 alone, or PTX. ptxas rounds it up and Hopper
- * has 1 KiB of its own, so the two are far apart. */
+ * has 1 KiB of its own, so the two numbers differ clearly. */
 LK_KERNEL void lk_gemm_probe_kernel(int *out)
 {
     LK_SHARED(int, probe, [LK_SM90A ? 2048 : 4]);

@@ -131,7 +131,7 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- Whole numbers: division, positions --------------------------------------------------------------------------------- */
+/* ---- Whole numbers: division, positions ---------------------------------------------------------------------------------- */
 
 /* n / size for 0 <= n < 2^63 without a division: n factor / 2^(63 + log2) rounded down. Here 2^log2 >= size, and factor is
  * 2^(63 + log2) / size rounded up. That rounding adds less than n / 2^(63 + log2) < 1 / size, so no whole number is crossed.
@@ -184,7 +184,7 @@ LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
     return grid.small ? lk_lrpe_position_as(grid, (int)cell, axis) : lk_lrpe_position_as(grid, cell, axis);
 }
 
-/* ---- Angles ------------------------------------------------------------------------------------------------------------- */
+/* ---- Angles -------------------------------------------------------------------------------------------------------------- */
 
 /* theta in turns (1 turn is 2 pi), without whole ones: frac(theta / 2 pi) 2^64 = high 2^32 + low, with low signed. */
 typedef struct {
@@ -439,7 +439,7 @@ template <int N> LK_DEVICE void lk_lrpe_walk_step(lk_lrpe_angles<N> *angles, lk_
     }
 }
 
-/* ---- Activations -------------------------------------------------------------------------------------------------------- */
+/* ---- Activations --------------------------------------------------------------------------------------------------------- */
 
 /* The sigmoids of x and of -x, by one exponential and one reciprocal. In 1 - sigmoid(x) digits of the second would cancel.
  * Nothing overflows, since the exponent is never positive. */
@@ -549,7 +549,7 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
                     (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------------------------------ */
+/* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
 
 /* bench/results/choices.md has the alternatives to these choices, with figures. Loads and stores of vectors are ld.ca and
  * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
@@ -1128,7 +1128,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_
     p.dtheta[at] = p.accumulate ? p.dtheta[at] + partial[element] : partial[element];
 }
 
-/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 /* A walk over tokens is split while the launch has fewer threads per SM than FILL. A loop over the batch, which costs more to
  * begin, is split only below BATCH_FILL. Walks have at most TOKENS_MOST tokens, which limits the error of their angles; they

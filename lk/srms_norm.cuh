@@ -119,7 +119,7 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- Both directions ---------------------------------------------------------------------------------------------------- */
+/* ---- Both directions ----------------------------------------------------------------------------------------------------- */
 
 /* N elements of type E: one, or LK_VEC<T>, in one 16-byte access, or in two where E is float and T has 16 bits. The caches may
  * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
@@ -401,7 +401,7 @@ LK_DEVICE int lk_srms_norm_first(void)
     return (int)threadIdx.x / 32 * LK_SRMS_NORM_FEW_VECS * 32 + (int)threadIdx.x % 32;
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------------ */
+/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
 /* A kernel's part of the arguments. */
 typedef struct {
@@ -550,7 +550,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     }
 }
 
-/* ---- Backward ----------------------------------------------------------------------------------------------------------- */
+/* ---- Backward ------------------------------------------------------------------------------------------------------------ */
 
 /* Vectors of a row that a thread holds, rows in flight, and most threads per block. With weight or dweight a thread also has a
  * register for dweight's sum of each element that it holds, and the copies of the next row in flight. */
@@ -929,7 +929,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
     lk_put(out, a.accumulate ? lk_to_float(*out) + sum : sum);
 }
 
-/* ---- Launchers ---------------------------------------------------------------------------------------------------------- */
+/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 /* The tensors of a call, for the checks and for the layout: first those of rows, and of these the inputs first. */
 #define LK_SRMS_NORM_ROW_TENSORS 8

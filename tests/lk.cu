@@ -769,6 +769,23 @@ static void case_devices(void)
             }
 }
 
+/* What a body prints on stderr. */
+template <class Body> static std::vector<char> heard(Body body)
+{
+    fflush(stderr);
+    FILE *const file = tmpfile();
+    const int kept = dup(2);
+    dup2(fileno(file), 2);
+    body();
+    fflush(stderr);
+    dup2(kept, 2), close(kept);
+    std::vector<char> text((size_t)lseek(fileno(file), 0, SEEK_END) + 1);
+    rewind(file);
+    text[fread(text.data(), 1, text.size() - 1, file)] = 0;
+    fclose(file);
+    return text;
+}
+
 /* ---- lk_scale ---------------------------------------------------------------------------------------------------------------- */
 
 static lk_status scale_of(int type, void *x, int64_t count, const float *factor)
@@ -808,7 +825,12 @@ static void case_scale(void)
                         else ((uint16_t *)test_buffer_host(&x))[i] = (uint16_t)bits;
                     }
                     test_buffer_upload(&x), test_buffer_upload(&f);
-                    const lk_status status = scale_of(type, test_buffer_device(&x), count, (const float *)test_buffer_device(&f));
+                    lk_status status = LK_OK;
+                    const auto run = [&] {
+                        status = scale_of(type, test_buffer_device(&x), count, (const float *)test_buffer_device(&f));
+                    };
+                    if (count) run();
+                    else heard(run); /* with LK_CHECK a line on stderr, which case_heard looks at */
                     test_buffer_download(&x), test_buffer_download(&f);
                     if (!test_that(status == LK_OK)) test_detail("count %lld: %s", (long long)count, lk_last_error());
                     for (int64_t i = 0; i < count; i++) {
@@ -916,23 +938,6 @@ static void case_scale_large(void)
 #endif
 
 /* ---- LK_CHECK ------------------------------------------------------------------------------------------------------------------ */
-
-/* What a body prints on stderr. */
-template <class Body> static std::vector<char> heard(Body body)
-{
-    fflush(stderr);
-    FILE *const file = tmpfile();
-    const int kept = dup(2);
-    dup2(fileno(file), 2);
-    body();
-    fflush(stderr);
-    dup2(kept, 2), close(kept);
-    std::vector<char> text((size_t)lseek(fileno(file), 0, SEEK_END) + 1);
-    rewind(file);
-    text[fread(text.data(), 1, text.size() - 1, file)] = 0;
-    fclose(file);
-    return text;
-}
 
 /* A call that is right but looks odd: a line with `sentence` under LK_CHECK, else nothing. */
 static void check_heard(work *w, const char *what, const char *sentence)
