@@ -26,11 +26,11 @@
  *                                              .rows = rows, .vocab = vocab};
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *                args.dlogits = dlogits;
- *                status = lk_cross_entropy_backward_bf16(&args, stream);    reads the lse of forward
+ *                status = lk_cross_entropy_backward_bf16(&args, stream);    // reads the lse of forward
  *            The mean of all rows: loss and valid_rows are one number each, and a workspace is needed:
- *                args.reduction = LK_REDUCTION_MEAN, args.valid_rows = valid_rows;    (weight_sum too with class_weight)
+ *                args.reduction = LK_REDUCTION_MEAN, args.valid_rows = valid_rows;    // with class_weight weight_sum too
  *                lk_cross_entropy_forward_workspace_bytes_bf16(&args, &args.workspace_bytes);
- *                args.workspace = memory of that many bytes, aligned to 128
+ *                args.workspace = ...;                                      // that many bytes, aligned to 128
  *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call. It needs no lse, valid_rows or
  *            weight_sum, and has a workspace function of its own.
  *            A reduced loss needs 4 bytes of workspace per row, 4 more with z_loss, 4 more with class_weight or weight_sum; a

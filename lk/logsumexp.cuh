@@ -14,7 +14,7 @@
  *                lk_logsumexp_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
  *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
  *                args.dlse = dlse, args.dx = dx;
- *                status = lk_logsumexp_backward_bf16(&args, stream);       (reads x and the lse that forward wrote)
+ *                status = lk_logsumexp_backward_bf16(&args, stream);       // reads x and the lse that forward wrote
  *            lk_lse in lk_row.cuh is the running state (empty, add, merge, log) for kernels of your own.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: its functions ..._workspace_bytes_<T> return 0 bytes.
  * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded and dlse
@@ -58,7 +58,7 @@ typedef struct {
     const void *x;           /* F B in        T [outer, cols, inner]; inner is contiguous */
     float *lse;              /* F out, B in   f32 [outer, inner] packed; F: NULL to skip */
     float *lse_low;          /* F out, B in   f32 [outer, inner] packed, the rounding of lse; NULL: skip in F, 0 in B */
-    void *lse_rounded;       /* F out         T [outer, inner] packed, lse rounded to T; NULL to skip */
+    void *lse_rounded;       /* F out         T [outer, inner] packed, lse rounded to T; of f32 it may be lse; NULL to skip */
     const float *dlse;       /* B in          f32 [outer, inner] packed, the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out         T [outer, cols, inner]; may be x */
     int64_t outer;           /* at least 0 */
@@ -466,7 +466,7 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
          {{a->outer, &a->outer_stride, "outer_stride"}, {a->cols, &a->col_stride, "col_stride"}}},
         {"lse", a->lse, 4, backward ? LK_REQUIRED : LK_OUT, rows},
         {"lse_low", a->lse_low, 4, backward ? LK_IN : LK_OUT, rows},
-        {"lse_rounded", a->lse_rounded, sizeof(T), forward_out, rows},
+        {"lse_rounded", a->lse_rounded, sizeof(T), forward_out, rows, {}, {sizeof(T) == 4 ? "lse" : NULL}},
         {"dlse", a->dlse, 4, backward_in, rows},
         {"dx", a->dx, sizeof(T), backward ? LK_OUT | LK_REQUIRED : LK_UNUSED, a->inner,
          {{a->outer, &a->dx_outer_stride, "dx_outer_stride"}, {a->cols, &a->dx_col_stride, "dx_col_stride"}}, {"x"}},

@@ -17,10 +17,10 @@
  *                #include "lk/srms_norm.cuh"               #include "lk/srms_norm.cuh"
  *                LK_DEFINE_SRMS_NORM(bf16)                 LK_DECLARE_SRMS_NORM(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_srms_norm_args args = {.x = x, .y = y, .rstd = rstd, .rows = rows, .cols = cols, .eps = 1e-6f};
+ *                lk_srms_norm_args args = {.x = x, .rstd = rstd, .y = y, .rows = rows, .cols = cols, .eps = 1e-6f};
  *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
- *                status = lk_srms_norm_backward_bf16(&args, stream);       (reads x and the rstd that forward wrote)
+ *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight needs a workspace, of at most 64 MiB + (8 * cols + 128) bytes.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,

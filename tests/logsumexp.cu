@@ -1141,6 +1141,7 @@ static void errors(int type, int direction)
         BAD(LK_OK, "x may overlap")->outer_stride = 3;
         BAD(LK_OK, "what forward does not have")->dx = 1, c->dlse = 1, c->dx_outer_stride = -1;
         BAD(LK_ERR_SHAPE, "lse_low and lse overlap")->low = -5, c->query = LK_OK;
+        BAD(bytes == 4 ? LK_OK : LK_ERR_SHAPE, "lse_rounded and lse overlap")->rounded = -4, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "lse and x overlap")->lse = -6, c->query = LK_OK;
     }
     BAD(LK_ERR_VALUE, "scale")->scale = INFINITY;
