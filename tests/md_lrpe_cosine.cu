@@ -1376,6 +1376,7 @@ static void *moved(test_buffer *b, int by)
     case -4: return test_buffer_device(&theta_buffer);
     case -5: return test_buffer_device(&dx_buffer);
     case -6: return test_buffer_device(&y_buffer);
+    case -7: return (char *)test_buffer_device(&x_buffer) + 512; /* between rows of 512 elements */
     }
     return (char *)test_buffer_device(b) + by;
 }
@@ -1515,12 +1516,12 @@ static void errors(int type, int direction)
         BAD(LK_ERR_SHAPE, "dtheta and dx overlap")->dtheta = -5, c->query = LK_OK;
         BAD(LK_OK, "in the memory of an x that is not read")->dx = -2;
         BAD(LK_OK, "x and dy are one tensor")->y = -2, c->p.activation = 1;
-        BAD(LK_OK, "in each other's gaps")->dx = -3, c->p.activation = 1, c->dx_stride[2] = c->x_stride[2] = 512;
+        BAD(LK_OK, "in each other's gaps")->dx = -7, c->p.activation = 1, c->dx_stride[2] = c->x_stride[2] = 512;
     } else {
         BAD(LK_ERR_SHAPE, "y and x overlap")->y = -2, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "y and x overlap")->y = -3, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "y and theta overlap")->y = -4, c->query = LK_OK;
-        BAD(LK_OK, "in each other's gaps")->y = -3, c->y_stride[2] = c->x_stride[2] = 512;
+        BAD(LK_OK, "in each other's gaps")->y = -7, c->y_stride[2] = c->x_stride[2] = 512;
     }
     BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = last - 3;
     BAD(LK_OK, "up to 2^31 - 1")->p.offset[0] = last - 4;

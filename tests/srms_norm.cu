@@ -1252,7 +1252,7 @@ static void forward_errors(int type)
     BAD_QUERIED(LK_ERR_SHAPE, "y and x overlap", LK_OK, a.y = (char *)a.x + 32);
     BAD_QUERIED(LK_ERR_SHAPE, "weight and y overlap", LK_OK, a.weight = (char *)a.y + 32);
     BAD_QUERIED(LK_ERR_SHAPE, "rstd and residual_out overlap", LK_OK, a.rstd = (float *)a.residual_out);
-    BAD(LK_OK, "y and x in each other's gaps", (a.y = (char *)a.x + 32, a.x_stride = a.y_stride = 16));
+    BAD(LK_OK, "y and x in each other's gaps", (a.y = (char *)a.x + 8 * test_type_bytes[type], a.x_stride = a.y_stride = 16));
     BAD(LK_OK, "x is residual", a.x = a.residual);
     BAD(LK_OK, "what forward does not have",
         (a.dy = a.dresidual_out = (void *)1, a.dx = a.dresidual = a.dweight = a.workspace = a.y, a.dy_stride = -1,
@@ -1337,7 +1337,7 @@ static void backward_errors(int type)
     BAD_QUERIED(LK_ERR_SHAPE, "dx and dy overlap", LK_OK, a.dx = (char *)a.dy + 32);
     BAD_QUERIED(LK_ERR_SHAPE, "dweight and weight overlap", LK_OK, a.dweight = (void *)a.weight);
     BAD_QUERIED(LK_ERR_SHAPE, "rstd and dresidual overlap", LK_OK, a.rstd = (float *)a.dresidual);
-    BAD(LK_OK, "dx and dy in each other's gaps", (a.dx = (char *)a.dy + 32, a.dx_stride = a.dy_stride = 16));
+    BAD(LK_OK, "dx and dy in each other's gaps", (a.dx = (char *)a.dy + 8 * test_type_bytes[type], a.dx_stride = a.dy_stride = 16));
     BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
     BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
     int *const dtypes[] = {&a.residual_dtype, &a.weight_dtype, &a.dweight_dtype};
