@@ -37,13 +37,13 @@
  *            the same card, hot or cool, so of_gemm = bare ms / own ms (medians) needs no rule about the card. The baseline
  *            alternates with bare by itself, 7 times, since the card rests in its passes over memory and bare is faster after
  *            it. Where bare differs by over 3 % from an earlier study of the H200 (known_ms), a note says so, for
- *            information: "card: bare 1.05 of the study's".
+ *            information: "card: bare took 1.05 times as long as in an earlier study".
  *
- * Host       The time that the host spends in a call, 1000 calls of a small shape in stretches of 100 (matmuls: of 10) that
- *            wait for nothing; the median stretch. Printed as "host: ... us a call" behind the rows, no CSV.
+ * Host       The time that the host spends in a call: 1000 calls of a small shape in groups of 100 (matmuls: of 10) that
+ *            wait for nothing; the median group. Printed as "host: ... us per call" after the rows, no CSV.
  *
- * Check      Before it is timed, the graph that will be timed runs once over poisoned outputs; check() then holds the last set
- *            against double on the host. A provider that fails prints FAIL and has no row.
+ * Check      Before it is timed, the graph that will be timed runs once over poisoned outputs; check() then compares the last set
+ *            with double on the host. A provider that fails prints FAIL and has no row.
  *
  * CSV        Rows of the cases that ran replace their old rows, and all rows of the op when all cases ran; rows of other ops
  *            stay. The file is sorted by op, then in the order of the bench's array, and appears by rename. BENCH_COLUMNS names
@@ -760,8 +760,9 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
         const char *invalid = slow ? "invalid: ceiling" : above ? "invalid: above ceiling" : "";
         if (invalid[0]) b->invalid++;
         b->measured++;
-        char card[64] = "", note[320], remark[160];
-        if (fabs(of_study - 1.0) > 0.03) snprintf(card, sizeof card, "card: bare %.2f of the study's", of_study);
+        char card[96] = "", note[320], remark[160];
+        if (fabs(of_study - 1.0) > 0.03)
+            snprintf(card, sizeof card, "card: bare took %.2f times as long as in an earlier study", of_study);
         const char *said = invalid[0] ? invalid : card, *own = c->note ? c->note : ""; /* never both of the first */
         snprintf(note, sizeof note, "%s%s%s", said, said[0] && own[0] ? "; " : "", own);
         for (int i = 0; i < operations; i++)
@@ -809,7 +810,7 @@ static void bench_time_host(bench *b, const bench_case *c)
         b->failed++;
     } else {
         qsort(us, (size_t)stretches, sizeof us[0], bench_compare_floats);
-        printf("host: %.2f us a call (%s %s %s; %d times %d calls in a row, %.2f to %.2f)\n", us[stretches / 2], c->direction,
+        printf("host: %.2f us per call (%s %s %s; %d times %d calls in a row, %.2f to %.2f)\n", us[stretches / 2], c->direction,
                c->dtype, c->name, stretches, calls, us[0], us[stretches - 1]);
     }
     fflush(stdout);
