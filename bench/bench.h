@@ -12,7 +12,7 @@
  *
  * A bench    is a static array of cases and, for each, a bench_case: the least traffic in bytes and four functions (fill,
  *            launch, naive, check); a fifth, workspace, where the operation needs scratch. A second array has the small calls
- *            of which the host's time is measured. bench_run() does the rest.
+ *            that are timed on the host. bench_run() does the rest.
  *
  * Buffers    A case gets sets of buffers: read (the inputs that count as traffic), write (the outputs that count), in and out
  *            (small tensors that do not count, such as lse). Launch i of a replay uses set i modulo the number of sets; all

@@ -272,7 +272,7 @@ LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* a b for numbers that are at least 0; INT64_MAX where that is more. */
+/* a * b for numbers that are at least 0; INT64_MAX if the product is larger. */
 LK_HOST int64_t lk_count(int64_t a, int64_t b)
 {
     int64_t product;
@@ -307,7 +307,7 @@ LK_HOST int64_t lk_span(const lk_tensor *t)
     return span;
 }
 
-/* A required tensor that is NULL, and a call that has work and no output. */
+/* Fails if a required tensor is NULL, or if a call has work and no output. */
 LK_HOST lk_status lk_check_null(const char *op, const lk_tensor *list, int count)
 {
     bool work = false, output = false;
@@ -332,13 +332,30 @@ LK_HOST lk_status lk_check_size(const char *op, const char *name, int64_t size, 
                    (long long)most);
 }
 
-/* The tensor that t is in place of; NULL: none. */
+/* Whether t may be the same memory as other. */
+LK_HOST bool lk_may_be(const lk_tensor *t, const lk_tensor *other)
+{
+    for (int k = 0; k < 2; k++)
+        if (t->in_place[k] && !strcmp(t->in_place[k], other->name)) return true;
+    return false;
+}
+
+/* The first tensor that t is in place of; NULL: none. */
 LK_HOST const lk_tensor *lk_in_place_of(const lk_tensor *list, const lk_tensor *t)
 {
     for (const lk_tensor *other = list; t->pointer && other < t; other++)
-        for (int k = 0; k < 2 && other->pointer == t->pointer; k++)
-            if (t->in_place[k] && !strcmp(t->in_place[k], other->name)) return other;
+        if (other->pointer == t->pointer && lk_may_be(t, other)) return other;
     return NULL;
+}
+
+/* Whether the rows of two tensors with the same pointer start at the same bytes, once the strides are checked. */
+LK_HOST bool lk_same_rows(const lk_tensor *t, const lk_tensor *other)
+{
+    bool same = true;
+    for (int d = 0; d < 3; d++)
+        if (t->dim[d].stride && t->dim[d].size > 1)
+            same = same && lk_count(*t->dim[d].stride, t->bytes) == lk_count(*other->dim[d].stride, other->bytes);
+    return same;
 }
 
 /* Fills in the strides of one tensor that are 0, and those of dimensions of one element, which are not used: packed, or in
@@ -383,8 +400,8 @@ LK_HOST lk_status lk_check_stride(const char *op, const lk_tensor *t, const lk_t
     return LK_OK;
 }
 
-/* Two tensors that overlap for certain, one of them an output: the same pointer, or ranges without gaps that intersect. Rows
- * with gaps between them may lie in each other's gaps. */
+/* Fails if an output overlaps another tensor for certain: the same pointer, or ranges without gaps that intersect. Rows with
+ * gaps between them may lie in each other's gaps. */
 LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int count)
 {
     struct {
@@ -406,14 +423,14 @@ LK_HOST lk_status lk_check_overlap(const char *op, const lk_tensor *list, int co
             if (!((t->use | range[j].tensor->use) & LK_OUT)) continue;
             if (first >= range[j].end || range[j].first >= range[n - 1].end) continue;
             const bool same = first == range[j].first, dense = range[j].dense && range[n - 1].dense;
-            if (same ? lk_in_place_of(list, t) != range[j].tensor : dense)
+            if (same ? !lk_may_be(t, range[j].tensor) || !lk_same_rows(t, range[j].tensor) : dense)
                 return lk_fail(LK_ERR_SHAPE, op, "%s and %s overlap", t->name, range[j].tensor->name);
         }
     }
     return LK_OK;
 }
 
-/* What the checks of a query are given for the architecture: the queries look at shapes and options alone. */
+/* The architecture that the workspace functions give to the checks: they look at shapes and options alone. */
 #define LK_QUERY INT32_MAX
 
 /* The shapes of all tensors, once the sizes are checked. query: pointers mean nothing. */
@@ -425,13 +442,13 @@ LK_HOST lk_status lk_check_shapes(const char *op, const lk_tensor *list, int cou
     return status || query ? status : lk_check_overlap(op, list, count);
 }
 
-/* A number that breaks a rule, which is the end of "it must be ...". */
+/* Fails unless the number is good. rule: the end of the sentence "it must be ...". */
 LK_HOST lk_status lk_check_number(const char *op, const char *name, double number, bool good, const char *rule)
 {
     return good ? LK_OK : lk_fail(LK_ERR_VALUE, op, "%s is %g; it must be %s", name, number, rule);
 }
 
-/* An enum that counts from 0; names: LK_REDUCTION_*, say. */
+/* Fails unless value is 0 to most. names: the enum's, for example LK_REDUCTION_*. */
 LK_HOST lk_status lk_check_enum(const char *op, const char *name, int value, int most, const char *names)
 {
     return value >= 0 && value <= most ? LK_OK

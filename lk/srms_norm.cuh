@@ -211,7 +211,7 @@ typedef struct {
 } lk_srms_norm_tensor;
 
 /* The input of a kernel, and how teams divide it. A row's team is 1 to 32 lanes of a warp, and a block has several teams; or a
- * block; or a cluster, of which each block takes a segment of the columns. */
+ * block; or a cluster; each of its blocks takes a segment of the columns. */
 typedef struct {
     lk_srms_norm_tensor x, r, dy, dr; /* of T, R, T, R: s = x + r, either may be NULL; r: residual or residual_out; dr:
                                          dresidual_out */

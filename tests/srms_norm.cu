@@ -1324,6 +1324,9 @@ static void backward_errors(int type)
     BAD(LK_OK, "dx is dy, with its gaps", (a.dx = (void *)a.dy, a.dy_stride = 9));
     BAD(LK_OK, "dx is dresidual_out, with its gaps", (a.dx = (void *)a.dresidual_out, a.dresidual_out_stride = 9));
     BAD(LK_OK, "dx is dresidual_out", (a.dx = (void *)a.dresidual_out, a.dx_stride = 8));
+    BAD(LK_OK, "dx is dy and dresidual_out", (a.dx = (void *)a.dy, a.dresidual_out = a.dy));
+    BAD_QUERIED(LK_ERR_SHAPE, "dx and dresidual_out overlap", LK_OK,
+                (a.dx = (void *)a.dy, a.dresidual_out = a.dy, a.dresidual_out_stride = 9));
     BAD_QUERIED(LK_ERR_SHAPE, "dx_stride must be 0 or 9", LK_OK,
                 (a.dx = (void *)a.dresidual_out, a.dresidual_out_stride = 9, a.dx_stride = 8));
     BAD_QUERIED(LK_ERR_SHAPE, "dresidual_stride must be 0 or 8", LK_OK,
