@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`.
+"""lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`, `make compare-calls`.
 
-    compare.py [OP...] [--library FILE] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider TEXT]
-               [--device cpu --smoke]
+    compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider TEXT]
+               [--list] [--device cpu --smoke]
 
-Providers  lk, through the shared library of `make lib` and an autograd.Function as one would write it; PyTorch eager and
-           torch.compile; Liger-Kernel, flash-linear-attention, cut-cross-entropy and quack-kernels where they import
-           (bench/requirements.txt pins what was measured). One that does not import is named as missing. Each is called as its
-           own documentation calls it.
-Directions forward; backward (autograd.grad, nothing accumulated); forward_backward. A provider that makes its gradients in
-           forward has only the last. lk's forward_backward is one fused call where the library has it, else the two.
+Providers  lk, through its PyTorch extension lk_torch (examples/torch); PyTorch eager and torch.compile; Liger-Kernel,
+           flash-linear-attention, cut-cross-entropy and quack-kernels where they import (bench/requirements.txt pins what was
+           measured). One that does not import is named as missing. Each is called as its own documentation calls it.
+Directions forward; backward (autograd.grad, nothing accumulated); forward_backward (a forward, then autograd.grad of it).
+           Inputs want gradients, so forward keeps what backward needs.
+           A provider that makes its gradients in forward, as lk_torch does for both cross entropies, has forward_backward. Its
+           forward is that of evaluation: inputs that want no gradient, under no_grad. It has no backward of its own. lk has
+           one all the same: after the loss per row (reduction="none"), whose forward keeps the lse and whose backward makes
+           the gradients. Its upstream is 1 / rows for each row, so the gradients are those of the mean.
+           lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16.
 Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again
-           before each provider, since some overwrite them. Inputs want gradients, so forward keeps what backward needs.
+           before each provider, since some overwrite them.
 Clocks     call_ms: the L2 is flushed, the GPU is idle, then one call from Python, from the event before to the event after it:
            launch overhead is in it. kernel_ms: the kernels alone, either a CUDA graph of calls over all sets in turn, replay
            time / calls (kernel_clock graph), or for what cannot be captured the profiler's sum of kernel times of such calls
@@ -28,12 +32,16 @@ Ceiling    The time of a plain kernel with the same reads and writes, from lk's 
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
+--calls    call_ms alone, medians of up to 51, for all providers in one process, into a CSV of its own (<gpu>-calls.csv): no
+           kernels, errors or memory. torch.compile takes seconds for a case, so it comes after all others, and only where lk's
+           call takes under 1 ms. The run ends with the places where lk is more than 5% slower than the fastest other.
 """
 import argparse
 import collections
+import contextlib
 import csv
-import ctypes
 import dataclasses
+import functools
 import gc
 import importlib
 import importlib.metadata
@@ -59,17 +67,20 @@ except ImportError as error:
     sys.exit(f"{sys.executable}: {error}; `make compare` needs PyTorch, PYTHON= says which Python has it")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, f"{ROOT}/tests")
-import liblk  # noqa: E402
+sys.path.append(f"{ROOT}/examples/torch")  # lk_torch where it was built in the tree, unless one is installed
+import plot  # noqa: E402: beside this file; its plots are not made here
 
 OPS = ("logsumexp", "cross_entropy", "srms_norm", "md_lrpe_cosine", "linear_cross_entropy")
 DIRECTIONS = ("forward", "backward", "forward_backward")
 COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling",
            "ceiling_ms", "ceiling_from", "errors", "extra_mb", "note", "gpu", "commit")
+CALLS_COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "call_ms", "note", "gpu", "commit")
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 REALISTIC = (32000, 50257, 128256, 151936)  # vocabularies of Llama 2, GPT-2, Llama 3, Qwen
 EPS = 1e-6
 LONGEST = 150.0  # seconds that a provider may take for one direction of a case, compilation included
+COMPILED_BELOW = 1.0  # milliseconds of lk's call: --calls compiles nothing for what takes longer
+WRONG = 1e-2  # a relative error of lk from which on --smoke fails; rounding to bf16 is some 2e-3
 MIB = 2.0**20
 
 # ---- Cases ------------------------------------------------------------------------------------------------------------------
@@ -261,7 +272,7 @@ def linear_cross_entropy_cases(env):
         yield Case("linear_cross_entropy", f"tokens={tokens} hidden={hidden} vocab={vocab} reduction=mean",
                    {"x": normal(tokens, hidden), "weight": normal(vocab, hidden, sigma=0.02), "target": targets(tokens, vocab)},
                    ("x", "weight"), ("loss",), (None,), linear_cross_entropy_reference, {},
-                   linear_cross_entropy_providers(env, tokens, hidden, vocab),
+                   linear_cross_entropy_providers(env, hidden, vocab),
                    (tokens, hidden, vocab) in ((12288, 4096, 8192), (12288, 4096, 131072), (8192, 4096, 128256)),
                    flops=2.0 * tokens * hidden * vocab)
 
@@ -274,124 +285,83 @@ CASES = {"logsumexp": logsumexp_cases, "cross_entropy": cross_entropy_cases, "sr
 
 @dataclasses.dataclass
 class Provider:
-    """forward(**inputs) gives the output or outputs, which autograd can differentiate. both(**inputs), where there is such a
-    call, gives (outputs, gradients). missing: why it is not here."""
+    """forward(**inputs) gives the output or outputs, which autograd can differentiate. load() gives (version, forward): it is
+    called before the first use, so that a run of one provider waits for no other's import. gradients_in_forward: forward makes
+    the gradients where one is wanted. apart: a forward that does not, for backward. missing: why the provider is not here."""
     name: str
+    load: object
+    directions: tuple = DIRECTIONS
+    gradients_in_forward: bool = False
+    apart: object = None
     version: str = ""
     forward: object = None
-    both: object = None
-    directions: tuple = DIRECTIONS
     missing: str = ""
+
+    def ready(self):
+        if not (self.forward or self.missing):
+            try:
+                self.version, self.forward = self.load()
+            except Exception as error:  # a package may fail at import in any way
+                self.missing = f"{PACKAGES.get(self.name.split()[0], self.name)}: {type(error).__name__}: {error}"
+        return not self.missing
 
 
 PACKAGES = {"liger": "liger-kernel", "fla": "flash-linear-attention", "cce": "cut-cross-entropy", "quack": "quack-kernels"}
 
 
-def peer(name, module, make, directions=DIRECTIONS, label=None):
-    """A provider from another package: make(module) gives its forward."""
-    package = PACKAGES[name]
+@functools.cache
+def imported(module):
+    """The module, or what its import raised: one that fails is not tried again for each case."""
     try:
-        version = f"{package} {importlib.metadata.version(package)}"
-        return Provider(label or name, version, make(importlib.import_module(module)), directions=directions)
-    except Exception as error:  # a package may fail at import in any way
-        return Provider(label or name, missing=f"{package}: {type(error).__name__}: {error}")
+        return importlib.import_module(module)
+    except Exception as error:
+        return error
+
+
+def peer(name, module, make, label=None, gradients_in_forward=False, directions=DIRECTIONS):
+    """A provider from another package: make(module) gives its forward."""
+    def load():
+        version, found = f"{PACKAGES[name]} {importlib.metadata.version(PACKAGES[name])}", imported(module)
+        if isinstance(found, Exception):
+            raise found
+        return version, make(found)
+    if gradients_in_forward:
+        directions = ("forward", "forward_backward")
+    return Provider(label or name, load, directions, gradients_in_forward)
 
 
 def torch_pair(forward):
     """PyTorch eager, and the same function compiled for the case's shape."""
     version = f"torch {torch.__version__}"
-    return [Provider("torch", version, forward),
-            Provider("torch.compile", version, torch.compile(forward, dynamic=False))]
+    return [Provider("torch", lambda: (version, forward)),
+            Provider("torch.compile", lambda: (version, torch.compile(forward, dynamic=False)))]
 
 
-def lk_provider(env, op, forward, both=None):
-    if env.library is None or not env.library.has(f"{op}_forward_bf16"):
-        return Provider("lk", missing=f"{env.path} has no lk_{op}_forward_bf16")
-    fused = both if both and env.library.has(f"{op}_forward_backward_bf16") else None
-    return Provider("lk", env.version, forward, fused)
+def lk_provider(env, forward, apart=None):
+    return Provider("lk", lambda: (env.version, forward), gradients_in_forward=apart is not None, apart=apart)
 
 
 def logsumexp_providers(env):
-    class Logsumexp(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            lse = x.new_empty(len(x), dtype=F32)
-            env.launch("logsumexp_forward", x=x, lse=lse, outer=len(x), cols=x.shape[1])
-            ctx.save_for_backward(x, lse)
-            return lse
-
-        @staticmethod
-        def backward(ctx, dlse):
-            x, lse = ctx.saved_tensors
-            dx = torch.empty_like(x)
-            env.launch("logsumexp_backward", x=x, lse=lse, dlse=dlse, dx=dx, outer=len(x), cols=x.shape[1])
-            return dx
-
-    return [lk_provider(env, "logsumexp", lambda x: Logsumexp.apply(x)), *torch_pair(lambda x: torch.logsumexp(x, -1)),
-            peer("fla", "fla.ops.utils", lambda m: m.logsumexp_fwd, ("forward",))]
+    return [lk_provider(env, lambda x: env.lk.logsumexp(x, -1, dtype=F32)), *torch_pair(lambda x: torch.logsumexp(x, -1)),
+            peer("fla", "fla.ops.utils", lambda m: m.logsumexp_fwd, directions=("forward",))]
 
 
 def cross_entropy_providers(env):
-    def common(logits, target):
-        return dict(logits=logits, target=target, rows=len(logits), vocab=logits.shape[1], reduction=1, use_ignore_index=1,
-                    ignore_index=-100)
-
-    class CrossEntropy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, logits, target):
-            loss, lse = logits.new_empty((), dtype=F32), logits.new_empty(len(logits), dtype=F32)
-            valid = logits.new_empty(1, dtype=torch.int64)
-            env.launch("cross_entropy_forward", loss=loss, lse=lse, valid_rows=valid, **common(logits, target))
-            ctx.save_for_backward(logits, target, lse, valid)
-            return loss
-
-        @staticmethod
-        def backward(ctx, dloss):
-            logits, target, lse, valid = ctx.saved_tensors
-            dlogits = torch.empty_like(logits)
-            env.launch("cross_entropy_backward", lse=lse, valid_rows=valid, upstream=dloss, dlogits=dlogits,
-                       **common(logits, target))
-            return dlogits, None
-
-    def fused(logits, target):
-        loss, dlogits = logits.new_empty((), dtype=F32), torch.empty_like(logits)
-        env.launch("cross_entropy_forward_backward", loss=loss, dlogits=dlogits, **common(logits, target))
-        return loss, [dlogits]
-
-    return [lk_provider(env, "cross_entropy", lambda logits, target: CrossEntropy.apply(logits, target), fused),
+    return [lk_provider(env, lambda logits, target: env.lk.cross_entropy(logits, target),
+                        lambda logits, target: env.lk.cross_entropy(logits, target, reduction="none")),
             *torch_pair(lambda logits, target: F.cross_entropy(logits, target)),
             peer("liger", "liger_kernel.transformers.functional",
-                 lambda m: lambda logits, target: m.liger_cross_entropy(logits, target), ("forward_backward",)),
+                 lambda m: lambda logits, target: m.liger_cross_entropy(logits, target), gradients_in_forward=True),
             peer("fla", "fla.modules", lambda m: lambda logits, target, loss=m.FusedCrossEntropyLoss(): loss(logits, target)),
             peer("quack", "quack.cross_entropy",
                  lambda m: lambda logits, target: m.cross_entropy(logits, target, reduction="mean"))]
 
 
 def srms_norm_providers(env, residual, weight):
-    class SrmsNorm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, residual, weight):
-            y, rstd = torch.empty_like(x), x.new_empty(len(x), dtype=F32)
-            sums = x if residual is None else torch.empty_like(x)
-            more = {} if residual is None else dict(residual=residual, residual_out=sums)
-            env.launch("srms_norm_forward", x=x, weight=weight, y=y, rstd=rstd, rows=len(x), cols=x.shape[1], eps=EPS, **more)
-            ctx.save_for_backward(sums, weight, rstd)
-            ctx.has_residual = residual is not None
-            return y if residual is None else (y, sums)
-
-        @staticmethod
-        def backward(ctx, dy, dsums=None):
-            sums, weight, rstd = ctx.saved_tensors
-            dx = torch.empty_like(sums)
-            more = {"residual_out" if ctx.has_residual else "x": sums}
-            if ctx.has_residual:
-                more["dresidual_out"] = dsums
-            dweight = None
-            if weight is not None:
-                dweight = torch.empty_like(weight)
-                more.update(weight=weight, dweight=dweight)
-            env.launch("srms_norm_backward", rstd=rstd, dy=dy, dx=dx, rows=len(sums), cols=sums.shape[1], eps=EPS, **more)
-            return dx, dx if ctx.has_residual else None, dweight
+    def lk(x, residual=None, weight=None):
+        if residual is None:
+            return env.lk.rms_norm(x, x.shape[-1:], weight, EPS)
+        return env.lk.add_rms_norm(x, residual, x.shape[-1:], weight, EPS)
 
     def eager(x, residual=None, weight=None):
         s = x if residual is None else x + residual
@@ -405,10 +375,9 @@ def srms_norm_providers(env, residual, weight):
         y = F.rms_norm(s, s.shape[-1:], weight, EPS)
         return y if residual is None else (y, s)
 
-    providers = [lk_provider(env, "srms_norm",
-                             lambda x, residual=None, weight=None: SrmsNorm.apply(x, residual, weight)), *torch_pair(eager)]
+    providers = [lk_provider(env, lk), *torch_pair(eager)]
     if hasattr(F, "rms_norm"):
-        providers.append(Provider("torch.rms_norm", providers[1].version, functional))
+        providers.append(Provider("torch.rms_norm", lambda: (f"torch {torch.__version__}", functional)))
     if residual and weight:
         providers.append(peer("liger", "liger_kernel.transformers.functional",
                               lambda m: lambda x, residual, weight: m.liger_fused_add_rms_norm(x, residual, weight, EPS)))
@@ -416,7 +385,7 @@ def srms_norm_providers(env, residual, weight):
         providers.append(peer("liger", "liger_kernel.transformers.functional",
                               lambda m: lambda x, weight=None: m.liger_rms_norm(x, weight, EPS)))
     else:
-        providers.append(Provider("liger", missing="liger-kernel: with a residual it wants a weight"))
+        providers.append(Provider("liger", None, missing="liger-kernel: with a residual it wants a weight"))
     providers.append(peer("fla", "fla.modules.layernorm", lambda m: lambda x, residual=None, weight=None: m.rms_norm(
         x, weight, None, residual, eps=EPS, prenorm=residual is not None)))
     providers.append(peer("quack", "quack.rmsnorm", lambda m: lambda x, residual=None, weight=None: m.rmsnorm(
@@ -425,25 +394,6 @@ def srms_norm_providers(env, residual, weight):
 
 
 def md_lrpe_cosine_providers(env, grid, prefix, positions):
-    def common(x):
-        return dict(theta_dtype=1, batch=x.shape[0], heads=x.shape[1], dim=x.shape[3], prefix=prefix, axes=len(grid),
-                    shape=list(grid))
-
-    class Lrpe(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, theta):
-            y = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
-            env.launch("md_lrpe_cosine_forward", x=x, theta=theta, y=y, **common(x))
-            ctx.save_for_backward(theta)
-            return y
-
-        @staticmethod
-        def backward(ctx, dy):
-            theta, = ctx.saved_tensors
-            dx = dy.new_empty(*dy.shape[:-1], dy.shape[-1] // 2)
-            env.launch("md_lrpe_cosine_backward", dy=dy, theta=theta, dx=dx, **common(dx))
-            return dx, None
-
     def eager(x, theta):
         phi = lrpe_angles(positions, theta, x.shape[-1], F32)
         turned = x[..., prefix:, :]
@@ -453,53 +403,30 @@ def md_lrpe_cosine_providers(env, grid, prefix, positions):
             y = torch.cat([torch.cat([head, torch.zeros_like(head)], -1), y], -2)
         return y
 
-    return [lk_provider(env, "md_lrpe_cosine", lambda x, theta: Lrpe.apply(x, theta)), *torch_pair(eager)]
+    return [lk_provider(env, lambda x, theta: env.lk.md_lrpe_cosine(x, theta, grid, prefix)), *torch_pair(eager)]
 
 
-def linear_cross_entropy_providers(env, tokens, hidden, vocab):
+def linear_cross_entropy_providers(env, hidden, vocab):
     # The exact sum of dweight, and chunks of logits of which lk's goals allow as much: far below what torch takes.
-    budget = 4 * vocab * hidden + (155 << 20) + 7800 * vocab
+    mib = math.ceil((4 * vocab * hidden + 7800 * vocab) / MIB) + 155
 
-    def common(x, weight, target):
-        return dict(context=env.context, x=x, weight=weight, target=target, tokens=tokens, hidden=hidden, vocab=vocab,
-                    reduction=1, use_ignore_index=1, ignore_index=-100, budget=budget)
+    def lk(x, weight, target, reduction="mean"):
+        return env.lk.linear_cross_entropy(x, weight, target, reduction=reduction, workspace_mib=mib)
 
-    class LinearCrossEntropy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight, target):
-            loss, lse = x.new_empty((), dtype=F32), x.new_empty(tokens, dtype=F32)
-            env.launch("linear_cross_entropy_forward", loss=loss, lse=lse, **common(x, weight, target))
-            ctx.save_for_backward(x, weight, target, lse)
-            return loss
-
-        @staticmethod
-        def backward(ctx, dloss):
-            x, weight, target, lse = ctx.saved_tensors
-            dx, dweight = torch.empty_like(x), torch.empty_like(weight)
-            env.launch("linear_cross_entropy_backward", lse=lse, upstream=dloss, dx=dx, dweight=dweight,
-                       **common(x, weight, target))
-            return dx, dweight, None
-
-    def fused(x, weight, target):
-        loss, dx, dweight = x.new_empty((), dtype=F32), torch.empty_like(x), torch.empty_like(weight)
-        env.launch("linear_cross_entropy_forward_backward", loss=loss, dx=dx, dweight=dweight, **common(x, weight, target))
-        return loss, [dx, dweight]
-
-    both = ("forward_backward",)
-    return [lk_provider(env, "linear_cross_entropy", lambda x, weight, target: LinearCrossEntropy.apply(x, weight, target),
-                        fused),
+    return [lk_provider(env, lk, functools.partial(lk, reduction="none")),
             *torch_pair(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target)),
             peer("liger", "liger_kernel.transformers.functional",
-                 lambda m: lambda x, weight, target: m.liger_fused_linear_cross_entropy(x, weight, target), both),
+                 lambda m: lambda x, weight, target: m.liger_fused_linear_cross_entropy(x, weight, target),
+                 gradients_in_forward=True),
             peer("fla", "fla.modules", lambda m: lambda x, weight, target, loss=m.FusedLinearCrossEntropyLoss(): loss(
-                x, target, weight), both),
+                x, target, weight), gradients_in_forward=True),
             peer("cce", "cut_cross_entropy", lambda m: lambda x, weight, target: m.linear_cross_entropy(x, weight, target)),
             peer("cce", "cut_cross_entropy", lambda m: lambda x, weight, target: m.linear_cross_entropy(
                 x, weight, target, filter_eps=None), label="cce unfiltered"),
             # quack 0.6.5 fails where a chunk has as many tokens as features, as its default of 4096 has at hidden 4096
             peer("quack", "quack.linear_cross_entropy",
                  lambda m: lambda x, weight, target: m.chunked_linear_cross_entropy(
-                     x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096), both)]
+                     x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096), gradients_in_forward=True)]
 
 
 # ---- One provider on one case -----------------------------------------------------------------------------------------------
@@ -515,18 +442,20 @@ class Subject:
     def __init__(self, case, provider, sets, upstreams):
         self.case, self.provider = case, provider
         self.sets = [{name: t.detach().requires_grad_(name in case.wanted) for name, t in s.items()} for s in sets]
+        self.plain = [{name: t.detach() for name, t in s.items()} for s in sets]
         self.upstreams, self.casts = upstreams, {}
         self.kept = {}  # what backward alone starts from
 
     def forward(self, number):
-        with torch.set_grad_enabled("backward" in self.provider.directions or "forward_backward" in self.provider.directions):
-            return as_list(self.provider.forward(**self.sets[number]))
+        differentiable = not self.provider.gradients_in_forward and self.provider.directions != ("forward",)
+        with torch.set_grad_enabled(differentiable):
+            return as_list(self.provider.forward(**(self.sets if differentiable else self.plain)[number]))
 
     def upstream(self, number, outputs):
-        """In the outputs' types; making them is no part of a call."""
+        """In the outputs' types; making them is no part of a call. A loss has 1, a loss per row 1 / rows."""
         if number not in self.casts:
             pairs = zip(self.upstreams[number], outputs)
-            self.casts[number] = [torch.ones_like(o) if u is None else u.to(o.dtype) for u, o in pairs]
+            self.casts[number] = [torch.full_like(o, 1 / o.numel()) if u is None else u.to(o.dtype) for u, o in pairs]
         return self.casts[number]
 
     def gradients(self, outputs, number, retain):
@@ -534,16 +463,13 @@ class Subject:
         return torch.autograd.grad(outputs, inputs, self.upstream(number, outputs), retain_graph=retain)
 
     def prepare_backward(self, number):
-        self.kept[number] = self.forward(number)
+        self.kept[number] = as_list((self.provider.apart or self.provider.forward)(**self.sets[number]))
 
     def backward(self, number):
         return list(self.gradients(self.kept[number], number, True))
 
     def forward_backward(self, number):
-        if self.provider.both:
-            outputs, gradients = self.provider.both(**self.sets[number])
-            return as_list(outputs) + list(gradients)
-        outputs = self.forward(number)
+        outputs = as_list(self.provider.forward(**self.sets[number]))
         return outputs + list(self.gradients(outputs, number, False))
 
 
@@ -678,12 +604,31 @@ def kernel_clock(env, call, sets, call_ms):
         return None, "", f"{why}; profiler: {type(error).__name__}: {error}"
 
 
-def measure(env, subject, direction, right):
-    """One row's measured columns."""
-    case, sets = subject.case, len(subject.sets)
+def checked(env, subject, direction, prepare, call, right):
+    """The columns errors and extra_mb, each of one call."""
+    case, row = subject.case, {}
     names = list(case.outputs) * (direction != "backward") + [f"d{name}" for name in case.wanted] * (direction != "forward")
     expected = right[0] * (direction != "backward") + right[1] * (direction != "forward")
-    call = getattr(subject, direction)
+    prepare(1)
+    result = call(0)
+    row["errors"] = relative_errors(names, result, expected)
+    result = None
+    subject.kept.clear()
+    if env.cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        prepare(1)
+        result = call(0)
+        torch.cuda.synchronize()
+        own = tensor_bytes(result + subject.kept.get(0, []), subject.sets[0].values())
+        row["extra_mb"] = f"{max(0, torch.cuda.max_memory_allocated() - before - own) / MIB:.6g}"
+    return row
+
+
+def measure(env, subject, direction, right):
+    """One row's measured columns; without `right`, its call alone."""
+    call, sets = getattr(subject, direction), len(subject.sets)
 
     def prepare(count):
         for number in range(count if direction == "backward" else 0):
@@ -691,31 +636,22 @@ def measure(env, subject, direction, right):
 
     row = {}
     with Deadline(min(LONGEST, max(0.0, env.left()) + 30)):
-        prepare(1)
-        call(0)  # compiles, tunes, loads
-        subject.refill()  # some write to their inputs or upstream gradients
-        prepare(1)
-        result = call(0)
-        row["errors"] = relative_errors(names, result, expected)
-        result = None
-        subject.kept.clear()
-        if env.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+        with env.timed("first calls"):
             prepare(1)
-            result = call(0)
-            torch.cuda.synchronize()
-            own = tensor_bytes(result + subject.kept.get(0, []), subject.sets[0].values())
-            row["extra_mb"] = f"{max(0, torch.cuda.max_memory_allocated() - before - own) / MIB:.6g}"
-            result = None
-        prepare(sets)
-        for number in range(sets if direction != "forward" else 0):
-            call(number)  # so that the upstream gradients are there before the clocks
-        call_ms = call_clock(env, call, sets)
+            call(0)  # compiles, tunes, loads
+        subject.refill()  # some write to their inputs or upstream gradients
+        if right:
+            with env.timed("errors and memory"):
+                row.update(checked(env, subject, direction, prepare, call, right))
+        with env.timed("calls"):
+            prepare(sets)
+            for number in range(sets if direction != "forward" else 0):
+                call(number)  # so that the upstream gradients are there before the clocks
+            call_ms = call_clock(env, call, sets)
         row["call_ms"] = f"{call_ms:.5g}"
-        if env.cuda:
-            kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms)
+        if env.cuda and not env.options.calls:
+            with env.timed("kernels"):
+                kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms)
             if kernel_ms is not None:
                 row["kernel_ms"] = f"{kernel_ms:.5g}"
     return row
@@ -805,6 +741,8 @@ class Environment:
         self.cuda = self.device == "cuda"
         self.started = time.monotonic()
         self.calls, self.warm, self.replays = (2, 1, 0) if self.smoke else (9, 2, 7) if options.quick else (21, 3, 21)
+        if options.calls and not (self.smoke or options.quick):
+            self.calls = 51
         self.commit = os.environ.get("COMMIT") or text_of(["git", "rev-parse", "--short", "HEAD"]) or "none"
         name = torch.cuda.get_device_name() if self.cuda else "cpu"
         self.gpu = name.removeprefix("NVIDIA ").lower().translate(str.maketrans(" /,", "---"))
@@ -815,28 +753,32 @@ class Environment:
             torch.cuda.set_stream(self.stream)  # one stream for all: a capture of backward needs the stream of its forward
         driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0] or "unknown"
         triton = importlib.metadata.version("triton") if has_package("triton") else "none"
-        self.version = f"lk {self.commit}; driver {driver}; CUDA {torch.version.cuda}; PyTorch {torch.__version__}; " \
+        self.said, self.spent, self.rows = set(), collections.Counter(), []
+        self.lk = None if options.list or options.provider not in "lk" else self.load_lk()
+        self.version = f"lk_torch, lk {self.commit}; driver {driver}; CUDA {torch.version.cuda}; PyTorch {torch.__version__}; " \
                        f"Triton {triton}; Python {platform.python_version()}"
-        self.path = options.library
-        self.library, self.context, self.said = None, None, set()
-        if os.path.exists(self.path):
-            headers = [op for op in OPS if os.path.exists(f"{ROOT}/lk/{op}.cuh")]
-            self.library = liblk.Library(self.path, headers, self.device)
-            if "linear_cross_entropy" in (options.ops or OPS):
-                self.open_context()
 
-    def open_context(self):
-        """linear_cross_entropy's: it stays where it is for as long as it is used."""
-        if not self.library.has("linear_cross_entropy_init"):
-            return
-        self.storage = self.library.structs["lk_linear_cross_entropy_context"]()
-        status = self.library.lk.lk_linear_cross_entropy_init(ctypes.byref(self.storage))
-        if status:
-            raise SystemExit(f"lk_linear_cross_entropy_init: {self.library.lk.lk_status_string(status).decode()}")
-        self.context = ctypes.addressof(self.storage)
+    def load_lk(self):
+        """lk_torch's functions. Without them there is nothing to compare with, so that ends the run."""
+        try:
+            import lk_torch
+        except Exception as error:
+            raise SystemExit(f"lk_torch: {type(error).__name__}: {error}\n"
+                             "`pip install --no-build-isolation ./examples/torch` builds it for this GPU; with LK_BACKEND=cpu "
+                             "before it, for --device cpu") from error
+        if lk_torch.BACKEND != self.device:
+            raise SystemExit(f"{lk_torch.__file__} was built for {lk_torch.BACKEND}, and --device is {self.device}")
+        self.where = os.path.dirname(lk_torch.__file__)
+        return lk_torch.functional
 
-    def launch(self, function, **fields):
-        self.library.launch(function, "bf16", **{name: value for name, value in fields.items() if value is not None})
+    @contextlib.contextmanager
+    def timed(self, what):
+        """Adds up where the run's seconds go."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] += time.monotonic() - start
 
     def left(self):
         budget = self.options.budget
@@ -845,7 +787,8 @@ class Environment:
     def head(self):
         yield self.version
         yield f"GPU {torch.cuda.get_device_name()}, L2 {self.l2 / MIB:.0f} MiB" if self.cuda else "no GPU"
-        yield f"library {self.path}" + ("" if self.library else ": not there")
+        if self.lk:
+            yield f"lk_torch {self.where}"
         for package in PACKAGES.values():
             yield f"{package} {importlib.metadata.version(package)}" if has_package(package) else f"missing: {package}"
 
@@ -865,13 +808,13 @@ def key_of(row):
 class Rows:
     """The CSV: rows are appended as they come, and the newest of each key stay."""
 
-    def __init__(self, path):
-        self.path, self.rows = path, {}
+    def __init__(self, path, columns):
+        self.path, self.columns, self.rows = path, columns, {}
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if os.path.exists(path):
             with open(path, newline="") as file:
                 reader = csv.DictReader(file)
-                if tuple(reader.fieldnames or ()) != COLUMNS:
+                if tuple(reader.fieldnames or ()) != self.columns:
                     raise SystemExit(f"{path} has other columns than this program writes; it is left as it is")
                 self.rows = {key_of(row): row for row in reader}
         else:
@@ -879,7 +822,7 @@ class Rows:
 
     def append(self, row):
         with open(self.path, "a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if row is None:
                 writer.writeheader()
             else:
@@ -890,7 +833,7 @@ class Rows:
         order = {op: i for i, op in enumerate(OPS)}
         rows = sorted(self.rows.values(), key=lambda row: order.get(row["op"], len(order)))  # stable: cases keep their order
         with open(f"{self.path}.part", "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         os.replace(f"{self.path}.part", self.path)
@@ -916,16 +859,20 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+SHOWN = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling", "errors", "extra_mb",
+         "note")
+
+
 def say(env, rows, progress, case, row):
-    row = {**dict.fromkeys(COLUMNS, ""), "op": case.op, "dtype": "bf16", "case": case.name, "gpu": env.gpu,
+    row = {**dict.fromkeys(rows.columns, ""), "op": case.op, "dtype": "bf16", "case": case.name, "gpu": env.gpu,
            "commit": env.commit, **row}
     plain = re.sub(r"\x1b\[[0-9;]*m", "", row["note"])  # without colours
     row["note"] = " ".join(plain.replace(",", ";").replace('"', "'").replace("|", "/").split())[:200]
     rows.append(row)
+    if row["direction"]:
+        env.rows.append(row)
     progress.clear()
-    shown = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling", "errors", "extra_mb",
-             "note")
-    print(f"| {progress.done}/{progress.total} | " + " | ".join(str(row[column]) for column in shown) + " |", flush=True)
+    print(f"| {progress.done}/{progress.total} | " + " | ".join(str(row[c]) for c in SHOWN if c in row) + " |", flush=True)
 
 
 def make_sets(env, case):
@@ -935,7 +882,7 @@ def make_sets(env, case):
         if gradient:
             specs[f"upstream {number}"] = normal(*gradient[0], sigma=gradient[1])
     size = sum(math.prod(shape) * torch.empty(0, dtype=dtype).element_size() for shape, dtype, _ in specs.values())
-    count = max(2, 1 + math.ceil(4 * env.l2 / size)) if env.cuda else 2
+    count = max(2, 1 + math.ceil(4 * env.l2 / size)) if env.cuda and not env.options.calls else 2
     whole = [{name: torch.empty(shape, dtype=dtype, device=env.device) for name, (shape, dtype, _) in specs.items()}
              for _ in range(count)]
 
@@ -952,41 +899,57 @@ def make_sets(env, case):
 
 def run_provider(env, rows, progress, case, provider, wanted, shared):
     sets, upstreams, refill, right, ceilings = shared
+    with env.timed("imports"):
+        ready = provider.ready()
     common = {"provider": provider.name, "version": provider.version}
-    if provider.missing:
+    if not ready:
         if (case.op, provider.name, provider.missing) not in env.said:
             env.said.add((case.op, provider.name, provider.missing))
             say(env, rows, progress, dataclasses.replace(case, name=""), {**common, "note": f"missing: {provider.missing}"})
         return
     for direction in provider.directions:
-        if direction not in wanted:
+        if direction not in wanted or (provider.name == "torch.compile" and not worth_compiling(env, rows, case, direction)):
             continue
         progress.show(f"{case.op} {case.name} {provider.name} {direction}")
         subject = Subject(case, provider, sets, upstreams)
         subject.refill = refill
         try:
-            refill()
+            with env.timed("inputs"):
+                refill()
             row = measure(env, subject, direction, right)
-            ceiling, source = ceilings[direction]
+            ceiling, source = ceilings.get(direction, (None, ""))
             if ceiling and row.get("kernel_ms"):
                 share = ceiling / float(row["kernel_ms"])
                 row.update(of_ceiling=f"{share:.3f}", ceiling_ms=f"{ceiling:.5g}", ceiling_from=source)
         except Exception as error:  # a peer may fail in any way, and says so in its row
             row = {"note": f"failed: {type(error).__name__}: {error}"}
         subject = None
-        gc.collect()
-        if env.cuda:
-            torch.cuda.synchronize()  # raises when the context is lost: nothing after it would be worth a row
-            torch.cuda.empty_cache()
+        with env.timed("memory given back"):
+            gc.collect()
+            if env.cuda:
+                torch.cuda.synchronize()  # raises when the context is lost: nothing after it would be worth a row
+                torch.cuda.empty_cache()
         say(env, rows, progress, case, {**common, "direction": direction, **row})
 
 
+def worth_compiling(env, rows, case, direction):
+    """With --calls only what lk needs under COMPILED_BELOW ms for, or what lk has no row of."""
+    lk = rows.rows.get((case.op, direction, "bf16", case.name, "lk"))
+    return not env.options.calls or not (lk and lk["call_ms"]) or float(lk["call_ms"]) < COMPILED_BELOW
+
+
 def run_case(env, rows, progress, case, todo):
-    torch._dynamo.reset()  # else shapes of earlier cases cost later ones guards, and at the eighth compilation ends
-    sets, upstreams, refill = make_sets(env, case)
-    with torch.no_grad():
-        right = case.reference(sets[0], [None if u is None else u.detach() for u in upstreams[0]])
-    ceilings = Ceilings.of(env.ceilings, case, sets)
+    gc.freeze()  # the modules' objects, which are many: gc.collect() then looks at the case's alone
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # else shapes of earlier cases cost later ones guards, and at the eighth compilation ends
+    with env.timed("inputs"):
+        sets, upstreams, refill = make_sets(env, case)
+    right, ceilings = None, {}
+    if not env.options.calls:
+        with env.timed("float64"), torch.no_grad():
+            right = case.reference(sets[0], [None if u is None else u.detach() for u in upstreams[0]])
+        with env.timed("ceilings"):
+            ceilings = Ceilings.of(env.ceilings, case, sets)
     for provider, directions in todo:
         if env.left() < 0:
             return False
@@ -1012,14 +975,18 @@ def chosen_cases(env, rows):
                     todo.append((provider, wanted))
             if todo:
                 found.append((case, todo))
+    if options.calls:
+        compiled = [(case, [part for part in todo if part[0].name == "torch.compile"]) for case, todo in found]
+        others = [(case, [part for part in todo if part[0].name != "torch.compile"]) for case, todo in found]
+        found = [(case, todo) for case, todo in others + compiled if todo]
     return found
 
 
 def main():
     parser = argparse.ArgumentParser(description="lk beside other libraries; the file's first comment says how it measures")
     parser.add_argument("ops", nargs="*", choices=[[], *OPS], metavar="OP", help=f"{', '.join(OPS)}; all when left out")
-    parser.add_argument("--library", default=f"{ROOT}/build/gpu/liblk.so")
-    parser.add_argument("--csv", help="instead of bench/results/<gpu>-compare.csv (-quick.csv, -smoke.csv)")
+    parser.add_argument("--calls", action="store_true", help="times calls from Python alone")
+    parser.add_argument("--csv", help="instead of bench/results/<gpu>-compare.csv or -calls.csv; build/<gpu>-... with --smoke")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--smoke", action="store_true", help="tiny cases, to try the program itself")
     parser.add_argument("--quick", action="store_true", help="three cases an op, fewer repetitions")
@@ -1038,17 +1005,18 @@ def main():
     env.ceilings = Ceilings(env)
     for line in env.head():
         print(line)
-    kind = "-smoke" if options.smoke else "-quick" if options.quick else ""
-    rows = Rows(options.csv or f"{ROOT}/bench/results/{env.gpu}-compare{kind}.csv")
+    kind = ("-calls" if options.calls else "-compare") + ("-quick" if options.quick else "")
+    folder = "build" if options.smoke else "bench/results"
+    rows = Rows(options.csv or f"{ROOT}/{folder}/{env.gpu}{kind}.csv", CALLS_COLUMNS if options.calls else COLUMNS)
     todo = chosen_cases(env, rows)
     if options.list:
         for case, providers in todo:
             print(f"{case.op} {case.name}: {', '.join(provider.name for provider, _ in providers)}")
         return 0
-    print("call_ms: a call from Python, L2 cold; kernel_ms: the kernels alone; of_ceiling: of kernel_ms;\n"
-          "errors: relative, against float64; extra_mb: peak beyond inputs and results, MiB\n")
-    print("| # | op | case | direction | provider | call_ms | kernel_ms | clock | of_ceiling | errors | extra_mb | note |")
-    print("|" + "---|" * 12, flush=True)
+    print("call_ms: a call from Python, L2 cold" + ("" if options.calls else "; kernel_ms: the kernels alone; of_ceiling: of "
+          "kernel_ms;\nerrors: relative, against float64; extra_mb: peak beyond inputs and results, MiB") + "\n")
+    head = ["#", *(column for column in SHOWN if column in rows.columns)]
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|", flush=True)
     progress = Progress(len(todo))
     left_out = []
     try:
@@ -1067,10 +1035,19 @@ def main():
         rows.finish()
     for name in left_out:
         print(f"left out, or not all of it, for want of time: {name}")
-    failed = sum("failed" in row["note"] for row in rows.rows.values())
-    print(f"{rows.path}: {len(rows.rows)} rows, {failed} failed, {time.monotonic() - env.started:.0f} s; "
-          "`make compare-plots` makes plots and tables from it, where matplotlib is")
-    return 0
+    print("seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in env.spent.most_common()))
+    if options.calls and not options.smoke:
+        texts, count, compared = plot.slower(plot.grouped(plot.calls_of(rows.path)), "call_ms", plot.CALLS_SLOWER)
+        print("\n".join(texts))
+        print(f"lk's call is more than {plot.CALLS_SLOWER - 1:.0%} slower than the fastest other's in {count} of {compared} places")
+    failed = [row for row in env.rows if row["note"].startswith("failed")]
+    print(f"{rows.path}: {len(env.rows)} rows measured, {len(failed)} of them failed, {time.monotonic() - env.started:.0f} s; "
+          "`make compare-plots` makes plots and tables of all rows, where matplotlib is")
+    if options.smoke:
+        wrong = [row for row in env.rows if not row["call_ms"] or not plot.right(row, WRONG)]
+        print(f"{len(env.rows) - len(wrong)} passed, {len(wrong)} failed")
+        return 1 if wrong else 0
+    return 1 if any(row["provider"] == "lk" for row in failed) else 0
 
 
 if __name__ == "__main__":

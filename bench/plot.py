@@ -17,9 +17,14 @@ import sys
 
 DIRECTIONS = ("forward", "backward", "forward_backward")
 TITLE = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
-SLOWER, WORSE = 1.02, 1.05  # ratios from which on lk counts as slower, as less accurate: what runs differ by, and errors
+# Ratios from which on lk's kernels, its calls count as slower, lk as less accurate: what runs differ by, and errors.
+SLOWER, CALLS_SLOWER, WORSE = 1.02, 1.05, 1.05
 MOST = 1.3  # the largest share that plots show
 WRONG = 0.5  # a relative error from which on a result is none, and its time is not compared
+
+
+def key_of(row):
+    return row["op"], row["direction"], row["case"], row["provider"]
 
 
 def read(path):
@@ -27,8 +32,18 @@ def read(path):
     rows = {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            rows[row["op"], row["direction"], row["case"], row["provider"]] = row
+            rows[key_of(row)] = row
     return list(rows.values())
+
+
+def calls_of(path):
+    """The rows of compare.py --calls, with the errors of the compare CSV beside it, so that wrong results do not count. None
+    where there is no such file."""
+    if not os.path.exists(path):
+        return []
+    compare, rows = path.replace("-calls", "-compare"), read(path)
+    known = {key_of(row): row["errors"] for row in read(compare)} if os.path.exists(compare) else {}
+    return [{**row, "errors": known.get(key_of(row), "")} for row in rows]
 
 
 def number(text):
@@ -43,7 +58,7 @@ def parts(case):
 
 
 def errors_of(row):
-    return {name: number(value) for name, value in (part.split("=") for part in row["errors"].split())}
+    return {name: number(value) for name, value in (part.split("=") for part in row.get("errors", "").split())}
 
 
 def unique(values):
@@ -186,8 +201,8 @@ def plots(rows, stem):
 # ---- Tables -----------------------------------------------------------------------------------------------------------------
 
 
-def right(row):
-    return all(value is not None and value < WRONG for value in errors_of(row).values())
+def right(row, wrong=WRONG):
+    return all(value is not None and value < wrong for value in errors_of(row).values())
 
 
 def peers_of(row_of):
@@ -250,16 +265,16 @@ def listed(items, most=6):
     return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")
 
 
-def slower(groups, column):
-    """Where the best peer beats lk by this clock: a text for each op, direction and peer, worst first; the number of those
-    cases, and of all that were compared."""
+def slower(groups, column, limit=SLOWER):
+    """Where lk's time by this clock is over `limit` times the best peer's: a text for each op, direction and peer, worst first;
+    the number of those cases, and of all that were compared."""
     found, compared = collections.defaultdict(list), 0
     for (op, case, direction), row_of in groups.items():
         mine = number(row_of["lk"][column]) if "lk" in row_of else None
         name, theirs = best(row_of, column)
         if mine and theirs:
             compared += 1
-            if mine > SLOWER * theirs:
+            if mine > limit * theirs:
                 mark = "*" if column == "kernel_ms" and row_of[name]["kernel_clock"] == "profiler" else ""
                 found[op, TITLE[direction], name + mark].append((mine / theirs, case))
     texts = []
