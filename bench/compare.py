@@ -32,9 +32,10 @@ Ceiling    The time of a plain kernel with the same reads and writes, from lk's 
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
---calls    call_ms alone, medians of up to 51, for all providers in one process, into a CSV of its own (<gpu>-calls.csv): no
-           kernels, errors or memory. torch.compile takes seconds for a case, so it comes after all others, and only where lk's
-           call takes under 1 ms. The run ends with the places where lk is more than 5% slower than the fastest other.
+--calls    call_ms alone, medians of up to 51, into a CSV of its own (<gpu>-calls.csv): no kernels, errors or memory. The
+           providers' calls take turns, on one set of inputs, in one process. torch.compile needs seconds for a case, so it comes
+           after all others, and only where lk's call takes under 1 ms. The run ends with the places where lk is more than 5%
+           slower than the fastest other.
 """
 import argparse
 import collections
@@ -439,8 +440,8 @@ def as_list(outputs):
 class Subject:
     """A provider on the sets of inputs of a case: calls by direction, on set `number`."""
 
-    def __init__(self, case, provider, sets, upstreams):
-        self.case, self.provider = case, provider
+    def __init__(self, case, provider, sets, upstreams, refill):
+        self.case, self.provider, self.refill = case, provider, refill
         self.sets = [{name: t.detach().requires_grad_(name in case.wanted) for name, t in s.items()} for s in sets]
         self.plain = [{name: t.detach() for name, t in s.items()} for s in sets]
         self.upstreams, self.casts = upstreams, {}
@@ -462,8 +463,14 @@ class Subject:
         inputs = [self.sets[number][name] for name in self.case.wanted]
         return torch.autograd.grad(outputs, inputs, self.upstream(number, outputs), retain_graph=retain)
 
-    def prepare_backward(self, number):
-        self.kept[number] = as_list((self.provider.apart or self.provider.forward)(**self.sets[number]))
+    def prepare(self, direction, count):
+        """What the first `count` sets' calls start from: backward has a forward before it, and upstream gradients are made."""
+        for number in range(count if direction != "forward" else 0):
+            differentiable = self.provider.forward if direction != "backward" else self.provider.apart or self.provider.forward
+            outputs = as_list(differentiable(**self.sets[number]))
+            self.upstream(number, outputs)
+            if direction == "backward":
+                self.kept[number] = outputs
 
     def backward(self, number):
         return list(self.gradients(self.kept[number], number, True))
@@ -517,28 +524,39 @@ def enough(most, ms):
     return min(most, max(7, math.ceil(200 / ms)))
 
 
-def call_clock(env, call, sets):
-    """The median of single calls from Python, the L2 cold and the GPU idle before each."""
-    times = []
+def call_clock(env, calls, sets):
+    """For each call the median of its times from Python, the L2 cold and the GPU idle before each. Several calls take turns, so
+    that they share what else the machine does meanwhile. A call that raises has its exception as its time."""
+    times, wanted, failed = [[] for _ in calls], [env.warm + env.calls] * len(calls), {}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if env.cuda else (None, None)
-    wanted = env.warm + env.calls
-    while len(times) < wanted:
-        number, result = len(times), None
-        if env.cuda:
-            env.flush.zero_()
-            torch.cuda.synchronize()
-            begin.record()
-            result = call(number % sets)  # noqa: F841: it lives until the next call, as it would in training
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        else:
+
+    def once(call, number):
+        if not env.cuda:
             start = time.perf_counter()
-            result = call(number % sets)
-            times.append((time.perf_counter() - start) * 1e3)
-        if len(times) == env.warm:
-            wanted = env.warm + enough(env.calls, times[-1])
-    return statistics.median(times[env.warm:])
+            result = call(number)
+            return (time.perf_counter() - start) * 1e3, result
+        env.flush.zero_()
+        torch.cuda.synchronize()
+        begin.record()
+        result = call(number)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end), result
+
+    results = [None] * len(calls)  # they live until the next call, as they would in training
+    while any(len(mine) < most for i, (mine, most) in enumerate(zip(times, wanted)) if i not in failed):
+        for i, call in enumerate(calls):
+            if i in failed or len(times[i]) >= wanted[i]:
+                continue
+            try:
+                ms, results[i] = once(call, len(times[i]) % sets)
+            except Exception as error:
+                failed[i] = error
+                continue
+            times[i].append(ms)
+            if len(times[i]) == env.warm:
+                wanted[i] = env.warm + enough(env.calls, ms)
+    return [failed[i] if i in failed else statistics.median(mine[env.warm:]) for i, mine in enumerate(times)]
 
 
 def graph_clock(env, call, sets, call_ms):
@@ -604,12 +622,20 @@ def kernel_clock(env, call, sets, call_ms):
         return None, "", f"{why}; profiler: {type(error).__name__}: {error}"
 
 
-def checked(env, subject, direction, prepare, call, right):
+def first_calls(env, subject, direction):
+    """They compile, tune and load. Then the inputs are filled again, since some write to them or to upstream gradients."""
+    with env.timed("first calls"):
+        subject.prepare(direction, 1)
+        getattr(subject, direction)(0)
+        subject.refill()
+
+
+def checked(env, subject, direction, right):
     """The columns errors and extra_mb, each of one call."""
-    case, row = subject.case, {}
+    case, row, call = subject.case, {}, getattr(subject, direction)
     names = list(case.outputs) * (direction != "backward") + [f"d{name}" for name in case.wanted] * (direction != "forward")
     expected = right[0] * (direction != "backward") + right[1] * (direction != "forward")
-    prepare(1)
+    subject.prepare(direction, 1)
     result = call(0)
     row["errors"] = relative_errors(names, result, expected)
     result = None
@@ -618,7 +644,7 @@ def checked(env, subject, direction, prepare, call, right):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        prepare(1)
+        subject.prepare(direction, 1)
         result = call(0)
         torch.cuda.synchronize()
         own = tensor_bytes(result + subject.kept.get(0, []), subject.sets[0].values())
@@ -627,29 +653,20 @@ def checked(env, subject, direction, prepare, call, right):
 
 
 def measure(env, subject, direction, right):
-    """One row's measured columns; without `right`, its call alone."""
+    """One row's measured columns."""
     call, sets = getattr(subject, direction), len(subject.sets)
-
-    def prepare(count):
-        for number in range(count if direction == "backward" else 0):
-            subject.prepare_backward(number)
-
     row = {}
     with Deadline(min(LONGEST, max(0.0, env.left()) + 30)):
-        with env.timed("first calls"):
-            prepare(1)
-            call(0)  # compiles, tunes, loads
-        subject.refill()  # some write to their inputs or upstream gradients
-        if right:
-            with env.timed("errors and memory"):
-                row.update(checked(env, subject, direction, prepare, call, right))
+        first_calls(env, subject, direction)
+        with env.timed("errors and memory"):
+            row.update(checked(env, subject, direction, right))
         with env.timed("calls"):
-            prepare(sets)
-            for number in range(sets if direction != "forward" else 0):
-                call(number)  # so that the upstream gradients are there before the clocks
-            call_ms = call_clock(env, call, sets)
+            subject.prepare(direction, sets)
+            call_ms, = call_clock(env, [call], sets)
+        if isinstance(call_ms, Exception):
+            raise call_ms
         row["call_ms"] = f"{call_ms:.5g}"
-        if env.cuda and not env.options.calls:
+        if env.cuda:
             with env.timed("kernels"):
                 kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms)
             if kernel_ms is not None:
@@ -882,7 +899,7 @@ def make_sets(env, case):
         if gradient:
             specs[f"upstream {number}"] = normal(*gradient[0], sigma=gradient[1])
     size = sum(math.prod(shape) * torch.empty(0, dtype=dtype).element_size() for shape, dtype, _ in specs.values())
-    count = max(2, 1 + math.ceil(4 * env.l2 / size)) if env.cuda and not env.options.calls else 2
+    count = 1 if env.options.calls else max(2, 1 + math.ceil(4 * env.l2 / size)) if env.cuda else 2
     whole = [{name: torch.empty(shape, dtype=dtype, device=env.device) for name, (shape, dtype, _) in specs.items()}
              for _ in range(count)]
 
@@ -897,59 +914,107 @@ def make_sets(env, case):
     return sets, upstreams, refill
 
 
+def ready(env, rows, progress, case, provider):
+    """Whether the provider is here; that one is not is said once an op."""
+    with env.timed("imports"):
+        here = provider.ready()
+    if not here and (case.op, provider.name, provider.missing) not in env.said:
+        env.said.add((case.op, provider.name, provider.missing))
+        say(env, rows, progress, dataclasses.replace(case, name=""),
+            {"provider": provider.name, "note": f"missing: {provider.missing}"})
+    return here
+
+
+def failure(provider, direction, error):
+    return {"provider": provider.name, "version": provider.version, "direction": direction,
+            "note": f"failed: {type(error).__name__}: {error}"}
+
+
+def give_back(env):
+    with env.timed("memory given back"):
+        gc.collect()
+        if env.cuda:
+            torch.cuda.synchronize()  # raises when the context is lost: nothing after it would be worth a row
+            torch.cuda.empty_cache()
+
+
 def run_provider(env, rows, progress, case, provider, wanted, shared):
     sets, upstreams, refill, right, ceilings = shared
-    with env.timed("imports"):
-        ready = provider.ready()
-    common = {"provider": provider.name, "version": provider.version}
-    if not ready:
-        if (case.op, provider.name, provider.missing) not in env.said:
-            env.said.add((case.op, provider.name, provider.missing))
-            say(env, rows, progress, dataclasses.replace(case, name=""), {**common, "note": f"missing: {provider.missing}"})
-        return
-    for direction in provider.directions:
-        if direction not in wanted or (provider.name == "torch.compile" and not worth_compiling(env, rows, case, direction)):
-            continue
+    for direction in wanted:
         progress.show(f"{case.op} {case.name} {provider.name} {direction}")
-        subject = Subject(case, provider, sets, upstreams)
-        subject.refill = refill
+        subject = Subject(case, provider, sets, upstreams, refill)
         try:
             with env.timed("inputs"):
                 refill()
-            row = measure(env, subject, direction, right)
-            ceiling, source = ceilings.get(direction, (None, ""))
+            row = {"provider": provider.name, "version": provider.version, "direction": direction,
+                   **measure(env, subject, direction, right)}
+            ceiling, source = ceilings[direction]
             if ceiling and row.get("kernel_ms"):
                 share = ceiling / float(row["kernel_ms"])
                 row.update(of_ceiling=f"{share:.3f}", ceiling_ms=f"{ceiling:.5g}", ceiling_from=source)
         except Exception as error:  # a peer may fail in any way, and says so in its row
-            row = {"note": f"failed: {type(error).__name__}: {error}"}
+            row = failure(provider, direction, error)
         subject = None
-        with env.timed("memory given back"):
-            gc.collect()
-            if env.cuda:
-                torch.cuda.synchronize()  # raises when the context is lost: nothing after it would be worth a row
-                torch.cuda.empty_cache()
-        say(env, rows, progress, case, {**common, "direction": direction, **row})
+        give_back(env)
+        say(env, rows, progress, case, row)
 
 
-def worth_compiling(env, rows, case, direction):
-    """With --calls only what lk needs under COMPILED_BELOW ms for, or what lk has no row of."""
+def worth_compiling(rows, case, direction):
+    """What lk needs under COMPILED_BELOW ms for, or what lk has no row of."""
     lk = rows.rows.get((case.op, direction, "bf16", case.name, "lk"))
-    return not env.options.calls or not (lk and lk["call_ms"]) or float(lk["call_ms"]) < COMPILED_BELOW
+    return not (lk and lk["call_ms"]) or float(lk["call_ms"]) < COMPILED_BELOW
+
+
+def run_calls(env, rows, progress, case, todo, sets, upstreams, refill):
+    """The rows of --calls: the providers' calls take turns."""
+    for direction in DIRECTIONS:
+        subjects = [Subject(case, provider, sets, upstreams, refill) for provider, wanted in todo if direction in wanted]
+
+        def those_that(step, subjects):
+            """The subjects whose step does not fail; of the others there is a row that says why."""
+            fine = []
+            for subject in subjects:
+                progress.show(f"{case.op} {case.name} {subject.provider.name} {direction}")
+                try:
+                    with Deadline(min(LONGEST, max(0.0, env.left()) + 30)):
+                        step(subject)
+                    fine.append(subject)
+                except Exception as error:
+                    say(env, rows, progress, case, failure(subject.provider, direction, error))
+            return fine
+
+        # All first calls come before all preparations: they fill the inputs again, which ends what was prepared on them.
+        subjects = those_that(lambda subject: first_calls(env, subject, direction), subjects)
+        subjects = those_that(lambda subject: subject.prepare(direction, len(sets)), subjects)
+        with env.timed("calls"):
+            times = call_clock(env, [getattr(subject, direction) for subject in subjects], len(sets))
+        for provider, ms in zip([subject.provider for subject in subjects], times):
+            say(env, rows, progress, case, failure(provider, direction, ms) if isinstance(ms, Exception) else
+                {"provider": provider.name, "version": provider.version, "direction": direction, "call_ms": f"{ms:.5g}"})
+        del subjects
+        give_back(env)
 
 
 def run_case(env, rows, progress, case, todo):
+    """Whether there was time for all of it."""
+    todo = [(provider, directions) for provider, directions in todo if ready(env, rows, progress, case, provider)]
+    if env.options.calls:
+        todo = [(provider, [d for d in directions if provider.name != "torch.compile" or worth_compiling(rows, case, d)])
+                for provider, directions in todo]
+    if not any(directions for _, directions in todo):
+        return True
     gc.freeze()  # the modules' objects, which are many: gc.collect() then looks at the case's alone
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # else shapes of earlier cases cost later ones guards, and at the eighth compilation ends
     with env.timed("inputs"):
         sets, upstreams, refill = make_sets(env, case)
-    right, ceilings = None, {}
-    if not env.options.calls:
-        with env.timed("float64"), torch.no_grad():
-            right = case.reference(sets[0], [None if u is None else u.detach() for u in upstreams[0]])
-        with env.timed("ceilings"):
-            ceilings = Ceilings.of(env.ceilings, case, sets)
+    if env.options.calls:
+        run_calls(env, rows, progress, case, todo, sets, upstreams, refill)
+        return True
+    with env.timed("float64"), torch.no_grad():
+        right = case.reference(sets[0], [None if u is None else u.detach() for u in upstreams[0]])
+    with env.timed("ceilings"):
+        ceilings = Ceilings.of(env.ceilings, case, sets)
     for provider, directions in todo:
         if env.left() < 0:
             return False
