@@ -87,7 +87,7 @@ plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedul
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
 compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
-	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 --library $< $(ARGS))
+	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 $(ARGS))
 
 help: ## lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
@@ -143,8 +143,13 @@ lib install:
 	@echo "lk: make $@ needs nvcc, no GPU; $(NVCC) is not there. make install-headers copies the headers alone;" \
 	"make $@ BACKEND=cpu takes the CPU simulator's liblk_simt.so, which is for tests." >&2; exit 1
 endif
-compare: $(if $(simt),,$(library)) | backend ## lk beside PyTorch and other libraries on a GPU (bench/requirements.txt); compare-<op> one
+compare: | backend ## lk_torch beside PyTorch and other libraries on a GPU (bench/requirements.txt); compare-<op> one
 	$(call compare,)
+compare-calls: | backend ## times the calls from Python alone
+	$(call compare,--calls)
+compare-smoke: ## tries compare itself on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
+	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk $(ARGS)
+	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk --calls $(ARGS)
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
 readme: ## writes README's tables from bench/results/h200.csv and h200-compare.csv
@@ -170,7 +175,7 @@ else
 	@echo "lk: bench-$* measures a GPU and there is none here ($(why)); what an H200 reached is in bench/results/h200.csv"
 endif
 
-compare-%: $(if $(simt),,$(library)) | backend
+compare-%: | backend
 	$(call compare,$*)
 
 # The engine is never instrumented: it tells the sanitizers about its fibers instead.
@@ -245,5 +250,5 @@ $(out)/%.o: %.c
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
-.PHONY: compare compare-plots
+.PHONY: compare compare-calls compare-smoke compare-plots
 .SECONDARY:

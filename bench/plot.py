@@ -4,7 +4,9 @@
 
     plot.py CSV            writes CSV's Markdown tables beside it, and plots as SVG and PNG, for light and dark pages; the plots
                            need matplotlib
-    plot.py --readme CSV   prints README's section (bench/readme puts it in its place)
+    plot.py --readme CSV   prints the section at the head of that page (bench/readme puts it in its place)
+
+CSV is <gpu>-compare.csv. What is said of calls from Python is from <gpu>-calls.csv beside it, where that is there.
 
 A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
 marks others. Full lines are the kernels alone, dotted ones calls from Python. A share above 1.3 stands at 1.3: there the
@@ -286,6 +288,31 @@ def slower(groups, column, limit=SLOWER):
     return texts, sum(map(len, found.values())), compared
 
 
+def commits_of(rows):
+    return ", ".join(sorted({row["commit"] for row in rows if row["commit"]}))
+
+
+def how_called(rows):
+    """How Python called lk in these rows: lk_torch's rows name it in their version."""
+    mine = [row for row in rows if row["provider"] == "lk" and row["call_ms"]]
+    old = [row for row in mine if not row["version"].startswith("lk_torch")]
+    if not old:
+        return "through lk_torch"
+    costs = "which costs more than a small op's kernels"
+    if len(old) == len(mine):
+        return f"by ctypes, {costs}"
+    return f"through lk_torch, and in {len(old)} of {len(mine)} rows by ctypes ({commits_of(old)}), {costs}"
+
+
+def called(rows, path):
+    """Calls from Python, of compare.py --calls where its CSV is there, else of `rows`, the compare CSV's: how lk was called, and
+    what slower() says."""
+    timed = calls_of(path.replace("-compare", "-calls"))
+    if not timed:
+        return how_called(rows), *slower(grouped(rows), "call_ms", CALLS_SLOWER)
+    return f"{how_called(timed)} at {commits_of(timed)}", *slower(grouped(timed), "call_ms", CALLS_SLOWER)
+
+
 def less_accurate(groups):
     """Where a peer's error is below lk's: a text for each op and output, worst first."""
     found = collections.defaultdict(list)
@@ -322,6 +349,7 @@ def readme(rows, path):
           "which a stopped run was continued (`--resume`)",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
           "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 are drawn at 1.3.",
+          f"In these rows Python called lk {how_called(rows)}.",
           sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
@@ -355,8 +383,10 @@ def readme(rows, path):
     if any("* (" in text for text in texts):
         print("\\* By the profiler, since it cannot be captured: the sum of its kernels' times, without the gaps between "
               "them.\n")
-    print(sentence(*slower(groups, "call_ms"),
-                   "Called from Python, lk by ctypes, which takes longer than a small op's kernels"))
+    how, *calls = called(rows, path)
+    print(sentence(*calls, f"Where lk loses by more than {CALLS_SLOWER - 1:.0%}: called from Python, lk {how}"))
+    if calls_of(path.replace("-compare", "-calls")):
+        print("torch.compile was among the others only where lk's call takes under 1 ms: it compiles for seconds.\n")
     worse = listed(less_accurate(groups), 8)
     print(f"Where lk is less accurate than the most accurate of the others, by more than {WORSE - 1:.0%}:",
           worse + "." if worse else "nowhere.")

@@ -59,16 +59,16 @@ def table(results, groups):
         yield f"| [{op}](lk/{op}.cuh) | {text} | {of} | {other} | {lines} |"
 
 
-def losses(groups, stem):
+def losses(rows, path):
+    groups, stem = plot.grouped(rows), path.removesuffix(".csv")
     kernels, count, compared = plot.slower(groups, "kernel_ms")
-    _, called, calls = plot.slower(groups, "call_ms")
+    how, _, called, calls = plot.called(rows, path)
     yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\* by the profiler). The worst:"
     yield ""
     yield from kernels[:4]
-    yield f"- Called from Python by ctypes, which costs more than a small op's kernels, lk is slower in {called} of {calls} cases."
+    yield f"- Called from Python {how}, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases."
     yield ""
-    commits = sorted({row["commit"] for row_of in groups.values() for row in row_of.values() if row["commit"]})
-    yield f"The comparison was measured at {', '.join(commits)}; its page names the ops that have changed since."
+    yield f"The comparison was measured at {plot.commits_of(rows)}; its page names the ops that have changed since."
     yield ""
     yield f"[All losses, plots and errors]({stem}.md) · [all of lk's own rows]({stem.removesuffix('-compare')}.md)"
 
@@ -83,10 +83,10 @@ def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     results, compare, path = sys.argv[1:]
-    groups = plot.grouped(plot.read(compare))
+    rows = plot.read(compare)
     readme = pathlib.Path(path)
-    text = put(readme.read_text(), "table", table(results, groups))
-    readme.write_text(put(text, "losses", losses(groups, compare.removesuffix(".csv"))))
+    text = put(readme.read_text(), "table", table(results, plot.grouped(rows)))
+    readme.write_text(put(text, "losses", losses(rows, compare)))
     print(f"wrote {path}")
 
 
