@@ -33,9 +33,9 @@ Rows       are appended to the CSV as they finish, so a run that is stopped leav
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
 --calls    call_ms alone, medians of up to 51, into a CSV of its own (<gpu>-calls.csv): no kernels, errors or memory. The
-           providers' calls take turns, on one set of inputs, in one process. torch.compile needs seconds for a case, so it comes
-           after all others, and only where lk's call takes under 1 ms. The run ends with the places where lk is more than 5%
-           slower than the fastest other.
+           providers' calls take turns, on one set of inputs, in one process. torch.compile needs seconds for a case, so it
+           comes after all others, and only where lk's call takes under 1 ms. The run ends with the places where lk is more
+           than 5% slower than the fastest other.
 """
 import argparse
 import collections
@@ -771,9 +771,9 @@ class Environment:
         driver = text_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0] or "unknown"
         triton = importlib.metadata.version("triton") if has_package("triton") else "none"
         self.said, self.spent, self.rows = set(), collections.Counter(), []
-        self.lk = None if options.list or options.provider not in "lk" else self.load_lk()
-        self.version = f"lk_torch, lk {self.commit}; driver {driver}; CUDA {torch.version.cuda}; PyTorch {torch.__version__}; " \
+        self.version = f"lk {self.commit}; driver {driver}; CUDA {torch.version.cuda}; PyTorch {torch.__version__}; " \
                        f"Triton {triton}; Python {platform.python_version()}"
+        self.lk = None if options.list or options.provider not in "lk" else self.load_lk()
 
     def load_lk(self):
         """lk_torch's functions. Without them there is nothing to compare with, so that ends the run."""
@@ -785,6 +785,7 @@ class Environment:
                              "before it, for --device cpu") from error
         if lk_torch.BACKEND != self.device:
             raise SystemExit(f"{lk_torch.__file__} was built for {lk_torch.BACKEND}, and --device is {self.device}")
+        self.version = f"lk_torch {lk_torch.__version__}; {self.version}"  # plot.py tells by it how lk was called
         self.where = os.path.dirname(lk_torch.__file__)
         return lk_torch.functional
 
@@ -834,17 +835,15 @@ class Rows:
                 if tuple(reader.fieldnames or ()) != self.columns:
                     raise SystemExit(f"{path} has other columns than this program writes; it is left as it is")
                 self.rows = {key_of(row): row for row in reader}
-        else:
-            self.append(None)
 
     def append(self, row):
+        new = not os.path.exists(self.path)
         with open(self.path, "a", newline="") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            if row is None:
+            if new:
                 writer.writeheader()
-            else:
-                writer.writerow(row)
-                self.rows[key_of(row)] = row
+            writer.writerow(row)
+        self.rows[key_of(row)] = row
 
     def finish(self):
         order = {op: i for i, op in enumerate(OPS)}
@@ -1100,18 +1099,21 @@ def main():
         rows.finish()
     for name in left_out:
         print(f"left out, or not all of it, for want of time: {name}")
-    print("seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in env.spent.most_common()))
+    if env.spent:
+        print("seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in env.spent.most_common()))
     if options.calls and not options.smoke:
         texts, count, compared = plot.slower(plot.grouped(plot.calls_of(rows.path)), "call_ms", plot.CALLS_SLOWER)
         print("\n".join(texts))
-        print(f"lk's call is more than {plot.CALLS_SLOWER - 1:.0%} slower than the fastest other's in {count} of {compared} places")
+        print(f"lk's call is more than {plot.CALLS_SLOWER - 1:.0%} slower than the fastest other's in {count} of {compared} "
+              "places")
     failed = [row for row in env.rows if row["note"].startswith("failed")]
-    print(f"{rows.path}: {len(env.rows)} rows measured, {len(failed)} of them failed, {time.monotonic() - env.started:.0f} s; "
-          "`make compare-plots` makes plots and tables of all rows, where matplotlib is")
+    print(f"{rows.path}: {len(env.rows)} rows measured, {len(failed)} of them failed, {time.monotonic() - env.started:.0f} s"
+          + ("" if options.calls or options.smoke else "; `make compare-plots` makes plots and tables, where matplotlib is"))
     if options.smoke:
-        wrong = [row for row in env.rows if not row["call_ms"] or not plot.right(row, WRONG)]
-        print(f"{len(env.rows) - len(wrong)} passed, {len(wrong)} failed")
-        return 1 if wrong else 0
+        passed = sum(bool(row["call_ms"]) and plot.right(row, WRONG) for row in env.rows)
+        failures = len(env.rows) - passed + len(left_out)
+        print(f"{passed} passed, {failures} failed")
+        return 1 if failures else 0
     return 1 if any(row["provider"] == "lk" for row in failed) else 0
 
 

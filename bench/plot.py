@@ -305,8 +305,8 @@ def how_called(rows):
 
 
 def called(rows, path):
-    """Calls from Python, of compare.py --calls where its CSV is there, else of `rows`, the compare CSV's: how lk was called, and
-    what slower() says."""
+    """Calls from Python, of compare.py --calls where its CSV is there, else of `rows`, the compare CSV's: how lk was called,
+    and what slower() says."""
     timed = calls_of(path.replace("-compare", "-calls"))
     if not timed:
         return how_called(rows), *slower(grouped(rows), "call_ms", CALLS_SLOWER)
