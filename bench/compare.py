@@ -32,7 +32,7 @@ Ceiling    The time of a plain kernel with the same reads and writes, from lk's 
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
---calls    call_ms alone, medians of up to 51, into a CSV of its own (<gpu>-calls.csv): no kernels, errors or memory. The
+--calls    call_ms alone, medians of 3 to 51, into a CSV of its own (<gpu>-calls.csv): no kernels, errors or memory. The
            providers' calls take turns, on one set of inputs, in one process. torch.compile needs seconds for a case, so it
            comes after all others, and only where lk's call takes under 1 ms. The run ends with the places where lk is more
            than 5% slower than the fastest other.
@@ -519,9 +519,11 @@ def tensor_bytes(tensors, others):
     return sum(size for pointer, size in sizes.items() if pointer not in {t.data_ptr() for t in others})
 
 
-def enough(most, ms):
-    """How often what takes so many ms is timed: `most` times, or as long as 0.2 s allow, but 7 times at least."""
-    return min(most, max(7, math.ceil(200 / ms)))
+def enough(env, most, ms):
+    """How often what takes so many ms is timed: `most` times, or as long as 0.2 s allow, but 7 times at least. With --calls,
+    which has slow rivals in every turn, 0.05 s and 3 times."""
+    seconds, least = (0.05, 3) if env.options.calls else (0.2, 7)
+    return min(most, max(least, math.ceil(1e3 * seconds / ms)))
 
 
 def call_clock(env, calls, sets):
@@ -555,7 +557,7 @@ def call_clock(env, calls, sets):
                 continue
             times[i].append(ms)
             if len(times[i]) == env.warm:
-                wanted[i] = env.warm + enough(env.calls, ms)
+                wanted[i] = env.warm + enough(env, env.calls, ms)
     return [failed[i] if i in failed else statistics.median(mine[env.warm:]) for i, mine in enumerate(times)]
 
 
@@ -568,7 +570,7 @@ def graph_clock(env, call, sets, call_ms):
     with torch.cuda.graph(graph, stream=env.stream):
         for number in range(calls):
             results.append(call(number % sets))
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(enough(env.replays, call_ms * calls) + 1)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(enough(env, env.replays, call_ms * calls) + 1)]
     for _ in range(2):
         graph.replay()
     events[0].record()
@@ -584,7 +586,7 @@ def graph_clock(env, call, sets, call_ms):
 
 def profiler_clock(env, call, sets, call_ms):
     """The kernels alone where there are host synchronisations: the sum of their times by the profiler, a call."""
-    calls = enough(env.calls, call_ms)
+    calls = enough(env, env.calls, call_ms)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for number in range(calls):
             result = call(number % sets)  # noqa: F841
@@ -759,7 +761,7 @@ class Environment:
         self.started = time.monotonic()
         self.calls, self.warm, self.replays = (2, 1, 0) if self.smoke else (9, 2, 7) if options.quick else (21, 3, 21)
         if options.calls and not (self.smoke or options.quick):
-            self.calls = 51
+            self.calls, self.warm = 51, 1  # there are calls enough before it
         self.commit = os.environ.get("COMMIT") or text_of(["git", "rev-parse", "--short", "HEAD"]) or "none"
         name = torch.cuda.get_device_name() if self.cuda else "cpu"
         self.gpu = name.removeprefix("NVIDIA ").lower().translate(str.maketrans(" /,", "---"))
@@ -1101,11 +1103,11 @@ def main():
         print(f"left out, or not all of it, for want of time: {name}")
     if env.spent:
         print("seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in env.spent.most_common()))
-    if options.calls and not options.smoke:
-        texts, count, compared = plot.slower(plot.grouped(plot.calls_of(rows.path)), "call_ms", plot.CALLS_SLOWER)
-        print("\n".join(texts))
-        print(f"lk's call is more than {plot.CALLS_SLOWER - 1:.0%} slower than the fastest other's in {count} of {compared} "
-              "places")
+    if options.calls:
+        timed = plot.calls_of(rows.path)
+        texts, count, compared = plot.slower(plot.grouped(timed), "call_ms", plot.CALLS_SLOWER)
+        print(*texts, f"lk's call is more than {plot.CALLS_SLOWER - 1:.0%} slower than the fastest other's in {count} of "
+              f"{compared} places (rows of {plot.commits_of(timed)})", sep="\n")
     failed = [row for row in env.rows if row["note"].startswith("failed")]
     print(f"{rows.path}: {len(env.rows)} rows measured, {len(failed)} of them failed, {time.monotonic() - env.started:.0f} s"
           + ("" if options.calls or options.smoke else "; `make compare-plots` makes plots and tables, where matplotlib is"))

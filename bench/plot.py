@@ -44,7 +44,7 @@ def calls_of(path):
     if not os.path.exists(path):
         return []
     compare, rows = path.replace("-calls", "-compare"), read(path)
-    known = {key_of(row): row["errors"] for row in read(compare)} if os.path.exists(compare) else {}
+    known = {key_of(row): row.get("errors", "") for row in read(compare)} if os.path.exists(compare) else {}
     return [{**row, "errors": known.get(key_of(row), "")} for row in rows]
 
 
