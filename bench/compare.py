@@ -81,7 +81,7 @@ REALISTIC = (32000, 50257, 128256, 151936)  # vocabularies of Llama 2, GPT-2, Ll
 EPS = 1e-6
 LONGEST = 150.0  # seconds that a provider may take for one direction of a case, compilation included
 COMPILED_BELOW = 1.0  # milliseconds of lk's call: --calls compiles nothing for what takes longer
-WRONG = 1e-2  # a relative error of lk from which on --smoke fails; rounding to bf16 is some 2e-3
+WRONG = 1e-2  # a relative error from which on a row of --smoke fails; rounding to bf16 is some 2e-3
 MIB = 2.0**20
 
 # ---- Cases ------------------------------------------------------------------------------------------------------------------

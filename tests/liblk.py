@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared library of `make lib` through ctypes, for tests and benches that drive it on torch tensors.
+"""The shared library of `make lib` through ctypes, for tests that drive it on torch tensors.
 
 The argument structs are read from the headers, so that a new field is never missed; tests/against_torch.py holds them against
 the C compiler's layout.
@@ -48,13 +48,8 @@ class Library:
             self.structs.update(structs_of(op))
         self.fields = {name: dict(struct._fields_) for name, struct in self.structs.items()}
 
-    def has(self, function):
-        """Whether the library exports lk_<function>, its type included."""
-        return hasattr(self.lk, f"lk_{function}")
-
-    def call(self, function, dtype, budget=None, **fields):
-        """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query asks for, or with a budget in
-        bytes what the best plan within it uses. Returns the status."""
+    def call(self, function, dtype, **fields):
+        """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query asks for. Returns the status."""
         op = next(op for op in self.ops if function.startswith(op + "_"))
         name = f"lk_{op}_args"
         args, known = self.structs[name](), self.fields[name]
@@ -67,20 +62,13 @@ class Library:
                 value = known[field](*value)
             setattr(args, field, value)
         if "workspace" in known:
-            if budget is None:
-                size = ctypes.c_size_t()
-                status = getattr(self.lk, f"lk_{function}_workspace_bytes_{dtype}")(ctypes.byref(args), ctypes.byref(size))
-                size = size.value
-            else:
-                plan = self.structs[f"lk_{op}_plan"]()
-                query = getattr(self.lk, f"lk_{function}_plan_{dtype}")
-                status = query(ctypes.byref(args), ctypes.c_size_t(int(budget)), ctypes.byref(plan))
-                size = plan.workspace_bytes
+            size = ctypes.c_size_t()
+            status = getattr(self.lk, f"lk_{function}_workspace_bytes_{dtype}")(ctypes.byref(args), ctypes.byref(size))
             if status:
                 return status
-            if size:
-                scratch = torch.empty(size + 256, dtype=torch.uint8, device=self.device)
-                args.workspace, args.workspace_bytes = -(-scratch.data_ptr() // 256) * 256, size
+            if size.value:
+                scratch = torch.empty(size.value + 256, dtype=torch.uint8, device=self.device)
+                args.workspace, args.workspace_bytes = -(-scratch.data_ptr() // 256) * 256, size.value
         stream = torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0
         return getattr(self.lk, f"lk_{function}_{dtype}")(ctypes.byref(args), ctypes.c_void_p(stream))
 
