@@ -152,7 +152,7 @@ compare-smoke: ## tries compare itself on tiny CPU tensors; needs lk_torch built
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk --calls $(ARGS)
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
-readme: ## writes README's tables from bench/results/h200.csv and h200-compare.csv
+readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv and h200-calls.csv
 	PYTHON="$(PYTHON)" bench/readme bench/results/h200.csv README.md
 clean: ## removes build/
 	rm -rf build

@@ -553,7 +553,7 @@ def call_clock(env, calls, sets):
             try:
                 ms, results[i] = once(call, len(times[i]) % sets)
             except Exception as error:
-                failed[i] = error
+                failed[i], results[i] = error, None
                 continue
             times[i].append(ms)
             if len(times[i]) == env.warm:
