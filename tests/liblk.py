@@ -49,7 +49,7 @@ class Library:
         self.fields = {name: dict(struct._fields_) for name, struct in self.structs.items()}
 
     def call(self, function, dtype, **fields):
-        """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query asks for. Returns the status."""
+        """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query says. Returns the status."""
         op = next(op for op in self.ops if function.startswith(op + "_"))
         name = f"lk_{op}_args"
         args, known = self.structs[name](), self.fields[name]
