@@ -16,7 +16,7 @@ Precision As in nanoGPT: parameters, their gradients, the residual stream and Ad
 Text      Python's own standard library, which is on every machine. A token is a word; a rare word is spelt in bytes. Every
           variant gets the same batches and the same first weights.
 Times     By CUDA events from step to step, the median without the first steps. Memory: the largest amount that PyTorch's
-          allocator gave out at once, lk's workspace included.
+          allocator gave out at once, lk's workspace included, in the same steps.
 Compile   Each block is compiled by itself, and the head: 12 blocks are one graph, so it takes seconds and not a minute.
 """
 import argparse
@@ -92,33 +92,32 @@ class GPT(nn.Module):
 class Rope(nn.Module):
     def __init__(self, tokens, dim):
         super().__init__()
-        angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(dim // 2) / (dim // 2))
+        angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(dim // 2) / (dim // 2)).repeat(2)
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
     def forward(self, x):
         a, b = x.chunk(2, -1)
-        return torch.cat((a * self.cos - b * self.sin, a * self.sin + b * self.cos), -1).to(x.dtype)
+        return x * self.cos.to(x.dtype) + torch.cat((-b, a), -1) * self.sin.to(x.dtype)
 
 
 class Lrpe(nn.Module):
-    """md_lrpe_cosine with silu; PyTorch's has its cosines in tables."""
+    """md_lrpe_cosine with silu."""
 
     def __init__(self, tokens, heads, dim, ops):
         super().__init__()
-        theta = (10000 ** -(torch.arange(dim) / dim)).repeat(heads, 1)
-        self.register_buffer("theta", theta)
-        if ops == "torch":
-            angle = torch.arange(tokens)[:, None] * theta[:, None]
+        self.ops = ops
+        self.register_buffer("theta", (10000 ** -(torch.arange(dim) / dim)).repeat(heads, 1))
+        if ops == "torch":  # tables; lk computes its cosines
+            angle = torch.arange(tokens)[:, None] * self.theta[:, None]
             self.register_buffer("cos", angle.cos())
             self.register_buffer("sin", angle.sin())
-        self.ops = ops
 
     def forward(self, x):
         if self.ops == "lk":
             return LF.md_lrpe_cosine(x, self.theta, (x.shape[2],), activation="silu")
         y = F.silu(x)
-        return torch.cat((y * self.cos, y * self.sin), -1).to(x.dtype)
+        return torch.cat((y * self.cos.to(x.dtype), y * self.sin.to(x.dtype)), -1)
 
 
 # ---- The parts that PyTorch or lk computes ----------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ class Trainer:
         activity = torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
 
         def measure(part, call):
-            with torch.profiler.profile(activities=[activity]) as profile:
+            with torch.profiler.profile(activities=[activity], acc_events=True) as profile:
                 result = call()
                 if cuda:
                     torch.cuda.synchronize()
@@ -268,8 +267,9 @@ def train(options, ids):
     device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
     name, mode, tokens = name_of(options), "compile" if options.compile else "eager", options.batch * options.context
     trainer = Trainer(options, ids)
+    parameters = sum(p.numel() for p in trainer.parameters)
     print(f"{name}, {mode}, {options.positions}, {options.precision}: {device}, torch {torch.__version__}, lk_torch for "
-          f"{BACKEND or 'nothing: not installed'}; {sum(p.numel() for p in trainer.parameters) / 1e6:.1f} M parameters, "
+          f"{BACKEND or 'nothing: not installed'}; {parameters / 1e6:.1f} M parameters, "
           f"vocabulary {options.vocab}, {options.batch} x {options.context} = {tokens} tokens a step", flush=True)
 
     def stamp():
@@ -281,6 +281,8 @@ def train(options, ids):
 
     results, stamps, last, began = [], [stamp()], 0, time.perf_counter()
     for number in range(1, options.steps + 1):
+        if cuda and number - 1 == warm(options.steps):
+            torch.cuda.reset_peak_memory_stats()
         results.append(trainer.step(number - 1))
         stamps.append(stamp())
         if number == 1 or number % options.every == 0 or number == options.steps:
@@ -292,7 +294,7 @@ def train(options, ids):
     peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else 0
     rows = [{"ops": name, "mode": mode, "positions": options.positions, "vocab": options.vocab, "step": number,
              "loss": loss.item(), "gradient_norm": gradient.item(), "ms": a.elapsed_time(b) if cuda else 1e3 * (b - a),
-             "tokens": tokens, "peak_mib": round(peak), "device": device, "torch": torch.__version__}
+             "tokens": tokens, "parameters": parameters, "peak_mib": round(peak), "device": device, "torch": torch.__version__}
             for number, ((loss, gradient), a, b) in enumerate(zip(results, stamps, stamps[1:]), 1)]
     if options.csv:
         new = not os.path.exists(options.csv)
@@ -302,18 +304,18 @@ def train(options, ids):
                 writer.writeheader()
             writer.writerows(rows)
     ms = milliseconds(rows)
-    print(f"  {tokens / ms * 1e3:.0f} tokens/s, {ms:.2f} ms a step (median of the steps after {warm(rows)}), peak memory "
-          f"{peak:.0f} MiB, final loss {rows[-1]['loss']:.4f}", flush=True)
+    print(f"  {tokens / ms * 1e3:.0f} tokens/s, {ms:.2f} ms a step (median of the steps after {warm(options.steps)}), peak "
+          f"memory {peak:.0f} MiB, final loss {rows[-1]['loss']:.4f}", flush=True)
     return rows, trainer.shares() if options.shares else {}
 
 
-def warm(rows):
+def warm(steps):
     """The first steps do not count: they compile, and fill the caches of PyTorch's allocator and of cuBLAS."""
-    return min(10, len(rows) // 2)
+    return min(10, steps // 2)
 
 
 def milliseconds(rows):
-    return statistics.median(row["ms"] for row in rows[warm(rows):])
+    return statistics.median(row["ms"] for row in rows[warm(len(rows)):])
 
 
 # ---- Comparison -------------------------------------------------------------------------------------------------------------
@@ -396,41 +398,47 @@ def report(rows):
                   f"{f'{apart(run, eager):.4f}' if eager else '-'} |")
 
 
-LOOKS = {("torch", "eager"): ("#6b7280", "-", "PyTorch"), ("torch", "compile"): ("#0a64b4", "-", "torch.compile"),
-         ("lk", "eager"): ("#d1410c", (0, (4, 3)), "lk"), ("lk", "compile"): ("#f2a07e", (0, (1, 2)), "lk in torch.compile")}
+# Colour, and width of the curve: the later ones are narrower, so that all can be seen where they lie on each other.
+LOOKS = {("torch", "eager"): ("#9ca3af", 8, "PyTorch"), ("torch", "compile"): ("#0a64b4", 5.2, "torch.compile"),
+         ("lk", "eager"): ("#f0713c", 3, "lk"), ("lk", "compile"): ("#7c1d06", 1, "lk in torch.compile")}
 
 
 def plot(rows, path):
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 10, "axes.spines.top": False,
-                            "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#d8dee4",
-                            "text.color": "#1f2328", "axes.edgecolor": "#1f2328", "axes.labelcolor": "#1f2328",
-                            "xtick.color": "#1f2328", "ytick.color": "#1f2328"})
+    ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), "#1f2328")
+    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "axes.titlesize": 10.5, "axes.spines.top": False,
+                            "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#d8dee4", **ink})
     settings = settings_of(rows)
     figure = pyplot.figure(figsize=(9.2, 7.2), layout="constrained", facecolor="white")
     above, below = figure.subfigures(2, 1)
-    look_of = lambda variant: LOOKS["torch" if variant[0] == "torch" else "lk", variant[1]]  # noqa: E731
-    for panel, ((positions, vocab), variants) in zip(above.subplots(1, len(settings), sharey=True, squeeze=False)[0],
-                                                    settings.items()):
-        for variant, run in variants.items():
-            colour, dashes, label = look_of(variant)
-            panel.plot([int(row["step"]) for row in run], [row["loss"] for row in run], color=colour, linestyle=dashes,
-                       linewidth=2.2, label=label)
-        panel.set(title=f"loss, vocabulary {vocab}", xlabel="step")
-    above.legend(*above.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    for panel, (title, value, text) in zip(below.subplots(1, 2), (
-            ("thousand tokens per second", lambda run: run[0]["tokens"] / milliseconds(run), "{:.0f}"),
-            ("peak memory, GiB", lambda run: run[0]["peak_mib"] / 1024, "{:.1f}"))):
-        for group, variants in enumerate(settings.values()):
-            for at, (variant, run) in enumerate(variants.items()):
-                bar = panel.bar(group + 0.21 * (at - (len(variants) - 1) / 2), value(run), 0.19, color=look_of(variant)[0])
-                panel.bar_label(bar, fmt=text, fontsize=8.5, padding=2)
+    panels = above.subplots(1, len(settings), sharey=True, squeeze=False)[0]
+    for panel, ((_, vocab), variants) in zip(panels, settings.items()):
+        for (ops, mode), run in variants.items():
+            colour, width, label = LOOKS["torch" if ops == "torch" else "lk", mode]
+            panel.plot([int(row["step"]) for row in run], [row["loss"] for row in run], color=colour, linewidth=width,
+                       zorder=10 - width, label=label)
+        first = next(iter(variants.values()))
+        panel.set(xlabel="step", title=f"loss, vocabulary {vocab}: curves differ by at most "
+                                       f"{max(apart(run, first) for run in variants.values()):.2g}")
+    above.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    speed, memory = below.subplots(1, 2)
+    for group, variants in enumerate(settings.values()):
+        for at, ((ops, mode), run) in enumerate(variants.items()):
+            colour = LOOKS["torch" if ops == "torch" else "lk", mode][0]
+            place, ms, same = group + 0.21 * (at - (len(variants) - 1) / 2), milliseconds(run), variants.get(("torch", mode))
+            ratio = f"\n{milliseconds(same) / ms:.2f}x" if same and ops != "torch" else ""
+            for panel, value, text in ((speed, run[0]["tokens"] / ms, "{:.0f}" + ratio),
+                                       (memory, run[0]["peak_mib"] / 1024, "{:.1f}")):
+                panel.bar_label(panel.bar(place, value, 0.19, color=colour), fmt=text, fontsize=8.5, padding=2)
+    for panel, title in ((speed, "thousand tokens per second; lk: over PyTorch's"), (memory, "peak memory, GiB")):
         panel.set_xticks(range(len(settings)), [f"vocabulary {vocab}" for _, vocab in settings])
         panel.set_title(title)
+        panel.margins(y=0.14)
         panel.grid(False, axis="x")
-    figure.suptitle(f"A training step of GPT-2 124M, {rows[0]['tokens']} tokens, {rows[0]['device']}", fontsize=11)
+    figure.suptitle(f"A GPT of {float(rows[0]['parameters']) / 1e6:.0f} M parameters, {rows[0]['tokens']} tokens a step, bf16, "
+                    f"{rows[0]['device']}", fontsize=11)
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
     print(f"wrote {path}")
 
