@@ -13,6 +13,7 @@ Model     Pre-norm with RMSNorm, rotary positions, GELU, one matrix for embeddin
           md_lrpe_cosine of q and k: twice as many features go into the attention.
 Precision As in nanoGPT: parameters, their gradients, the residual stream and AdamW in float32, under autocast to bf16. So the
           matmuls are bf16, and the head's weight is rounded to bf16 once a step.
+          GPT-2's vocabulary of 50257 is odd, and cuBLAS is slow with such rows: nanoGPT pads it, --vocab 50304.
 Text      Python's own standard library, which is on every machine. A token is a word; a rare word is spelt in bytes. Every
           variant gets the same batches and the same first weights.
 Times     By CUDA events from step to step, the median without the first steps. Memory: the largest amount that PyTorch's
@@ -353,7 +354,8 @@ def compare(options, words):
                         left_out.append(name)
                 except EOFError:
                     failed.append(name)
-                process.join()
+                process.join(20)
+                process.kill()  # one that has not ended by then
                 longest = max(longest, time.perf_counter() - began)
                 print(f"  {time.perf_counter() - began:.0f} s, {max(0.0, end - time.perf_counter()):.0f} s left\n", flush=True)
     report(rows)
@@ -409,7 +411,8 @@ def plot(rows, path):
     from matplotlib import pyplot
     ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), "#1f2328")
     pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "axes.titlesize": 10.5, "axes.spines.top": False,
-                            "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#d8dee4", **ink})
+                            "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#d8dee4",
+                            **ink})
     settings = settings_of(rows)
     figure = pyplot.figure(figsize=(9.2, 7.2), layout="constrained", facecolor="white")
     above, below = figure.subfigures(2, 1)
@@ -490,7 +493,8 @@ def chosen(options, **changes):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(usage="train.py [options]; --help lists them", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--ops", choices=("torch", "lk"), default="torch", help="norm, head and lrpe by PyTorch or lk")
     add("--norm", choices=NORMS, help="the normalisations alone")
