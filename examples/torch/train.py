@@ -196,7 +196,7 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.optimiser = torch.optim.AdamW([{"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": 0.1},
                                             {"params": [p for p in self.parameters if p.dim() == 1], "weight_decay": 0.0}],
-                                           betas=(0.9, 0.95), fused=True)
+                                           betas=(0.9, 0.95), eps=options.eps, fused=True)
         if options.compile:
             for block in self.model.blocks:
                 block.compile()
@@ -447,41 +447,38 @@ def plot(rows, path):
 
 
 def check(options, words):
-    """lk's curves against a run in float64. Both of lk and PyTorch round to the same type, in another order: their errors have
-    one size and not one sign. So lk may err 4 times as much as PyTorch, plus 4 units of the type, where PyTorch is right by
-    luck. The gradient's norm is compared too, as neither clipping nor AdamW lets a gradient's scale be seen in the loss."""
+    """Every variant's curves against those of PyTorch in float64. The limit is 32 units of the type: so many roundings follow
+    each other on the way through two blocks and the head and back. The gradient's norm is compared too, as neither clipping nor
+    AdamW lets a gradient's scale be seen in the loss."""
     ids, passed, failed = tokenise(words, options.vocab[0]), 0, 0
 
-    def curves(**changes):
-        rows, _ = train(chosen(options, vocab=options.vocab[0], **changes), ids)
+    def curves(ops, head, **changes):
+        rows, _ = train(chosen(options, vocab=options.vocab[0], ops=ops, norm=ops, head=head, **changes), ids)
         return [[row[column] for row in rows] for column in ("loss", "gradient_norm")]
 
-    def error(values, right):
-        return max(abs(a - b) / b for a, b in zip(values, right))
-
     for positions in ("rope", "lrpe"):
-        right = curves(ops="torch", norm="torch", head="torch", positions=positions, precision="f64", compile=False)
+        right = curves("torch", "torch", positions=positions, precision="f64", compile=False)
         for precision, unit in (("f32", 2.0**-24), ("bf16", 2.0**-9)):
-            theirs = curves(ops="torch", norm="torch", head="torch", positions=positions, precision=precision)
-            for head in ("lk", "lk-logits"):
-                mine = curves(ops="lk", norm="lk", head=head, positions=positions, precision=precision)
-                results = [(f"{name}: relative error", error(values, exact), 4 * error(reference, exact) + 4 * unit)
-                           for name, values, reference, exact in zip(("loss", "gradient norm"), mine, theirs, right)]
-                results.append(("the loss falls: last, first", mine[0][-1], mine[0][0]))
+            for ops, head in (("torch", "torch"), ("lk", "lk"), ("lk", "lk-logits")):
+                found = curves(ops, head, positions=positions, precision=precision)
+                results = [(f"{name}: relative error", max(abs(a - b) / b for a, b in zip(values, exact)), 32 * unit)
+                           for name, values, exact in zip(("loss", "gradient norm"), found, right)]
+                results.append(("the loss falls: last, first", found[0][-1], found[0][0]))
                 for name, value, limit in results:
-                    good = value <= limit
+                    good = value < limit
                     passed, failed = passed + good, failed + (not good)
-                    print(f"{'ok  ' if good else 'FAIL'}  {positions}, {precision}, head {head}: {name} {value:.3g}, "
-                          f"limit {limit:.3g}")
+                    print(f"{'ok  ' if good else 'FAIL'}  {positions}, {precision}, {ops}, head {head}: {name} {value:.3g}, "
+                          f"limit {limit:.3g}", flush=True)
     return passed, failed
 
 
 # ---- Command line -----------------------------------------------------------------------------------------------------------
 
-FULL = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "batch": 16, "steps": 300, "rate": 6e-4, "warmup": 20,
-        "every": 10, "characters": 16 << 20, "vocab": [50257]}
-TINY = {"layers": 2, "heads": 2, "width": 32, "context": 8, "batch": 2, "steps": 3, "rate": 1e-2, "warmup": 1, "every": 1,
-        "characters": 200, "vocab": [300]}
+FULL = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "batch": 16, "steps": 300, "rate": 6e-4, "eps": 1e-8,
+        "warmup": 20, "every": 10, "characters": 16 << 20, "vocab": [50257]}
+# A large eps of AdamW, since its first step is the rate times the sign of each gradient, and roundings change signs.
+TINY = {"layers": 2, "heads": 2, "width": 32, "context": 8, "batch": 2, "steps": 3, "rate": 2e-2, "eps": 1e-3,
+        "warmup": 1, "every": 1, "characters": 80, "vocab": [300]}
 COMPARED = {"steps": 80, "every": 20, "vocab": [50257, 128256]}
 
 
