@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT
+// linear_cross_entropy: lk/linear_cross_entropy.cuh.
+#include "lk_torch.h"
+
+#include <map>
+
+#include <ATen/autocast_mode.h>
+
+#include "lk/linear_cross_entropy.cuh"
+LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY)
+
+namespace lk_torch {
+
+// A context for each device, made by the first call. One call at a time may use it, so its lock is held until all is launched.
+// It is never destroyed: at exit CUDA may be gone before it.
+struct Context {
+    std::mutex mutex;
+    bool made = false;
+    lk_linear_cross_entropy_context context;
+};
+struct Locked {
+    explicit Locked(const Tensor &x)
+    {
+        static auto &contexts = *new std::map<int, Context>;
+        static std::mutex finding;
+        finding.lock();
+        Context &c = contexts[x.device().index()];
+        finding.unlock();
+        lock = std::unique_lock<std::mutex>(c.mutex);
+        if (!c.made) TORCH_CHECK(lk_linear_cross_entropy_init(&c.context) == LK_OK, lk_last_error());
+        c.made = true, context = &c.context;
+    }
+    std::unique_lock<std::mutex> lock;
+    lk_linear_cross_entropy_context *context;
+};
+
+#define PARAMETERS                                                                                                             \
+    const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias, const Maybe &class_weight,                 \
+        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted
+#define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted
+
+// The arguments that all calls have, and what keeps their memory.
+struct HeadCall {
+    lk_linear_cross_entropy_args a = {};
+    Stream stream;
+    Rows rows, columns;
+    Tensor t, b, w, dx, dweight, dbias;
+    size_t budget;
+    HeadCall(PARAMETERS)
+        : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target, "target"),
+                  check_device(x, bias, "linear_bias"), check_device(x, class_weight, "weight"), x)),
+          rows(x, "input"), columns(weight, "linear_weight")
+    {
+        TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
+                          "; it must be [classes, ", rows.cols, "]");
+        TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
+                         ", but input is ", c10::toString(x.scalar_type()));
+        TORCH_CHECK_VALUE(workspace_mib > 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
+        fill_loss(a, x, target, class_weight, columns.rows, &t, &w, LK_LOSS_OPTIONS);
+        if (has(bias)) {
+            TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
+                              "; it must be [", columns.rows, "]");
+            b = bias->contiguous();
+            a.bias = b.const_data_ptr(), a.bias_dtype = type_beside(b, x.scalar_type(), "linear_bias");
+        }
+        a.x = rows.data(), a.x_stride = rows.stride, a.tokens = rows.rows, a.hidden = rows.cols;
+        a.weight = columns.data(), a.weight_stride = columns.stride, a.vocab = columns.rows;
+        a.fast_logits = fast_logits, a.max_counted = max_counted, budget = (size_t)workspace_mib << 20;
+        a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
+    }
+    void want(const Tensor &x, const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
+    {
+        if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
+        if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
+        if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
+    }
+};
+#define RUN(direction, call, x)                                                                                                \
+    do {                                                                                                                       \
+        lk_linear_cross_entropy_plan plan;                                                                                     \
+        LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, call.budget, &plan);                                    \
+        const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
+        call.a.workspace = workspace.start;                                                                                    \
+        const Locked locked(x);                                                                                                \
+        call.a.context = locked.context;                                                                                       \
+        LK_RUN(lk_linear_cross_entropy_##direction, x, &call.a, call.stream);                                                  \
+    } while (0)
+
+static tuple<Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse;
+    c.a.loss = loss.mutable_data_ptr<float>();
+    if (keep) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
+    RUN(forward, c, x);
+    return {loss, lse};
+}
+
+// loss, and the wanted gradients for an upstream gradient of 1
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backward(PARAMETERS, bool want_dx, bool want_dweight,
+                                                                                   bool want_dbias)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    TORCH_CHECK_VALUE(reduction, "lk: a loss for each token needs its upstream gradients; call forward and backward");
+    Tensor loss = make({}, x, at::kFloat);
+    c.a.loss = loss.mutable_data_ptr<float>();
+    c.want(x, weight, want_dx, want_dweight, want_dbias);
+    RUN(forward_backward, c, x);
+    return {loss, c.dx, c.dweight, c.dbias};
+}
+
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Tensor &dloss, const Tensor &lse, PARAMETERS,
+                                                                   bool want_dx, bool want_dweight, bool want_dbias)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    const Tensor up = dloss.contiguous(), l = lse.contiguous();
+    c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_token = !reduction, c.a.lse = (float *)l.const_data_ptr();
+    c.want(x, weight, want_dx, want_dweight, want_dbias);
+    if (want_dx || want_dweight || want_dbias) RUN(backward, c, x);
+    return {c.dx, c.dweight, c.dbias};
+}
+
+struct LinearCrossEntropyBackward : Node {
+    SavedVariable x, weight, target, bias, class_weight, lse;
+    int64_t reduction, ignore_index, workspace_mib, max_counted;
+    double label_smoothing, z_loss, softcap, logit_scale;
+    bool zero_when_empty, fast_logits;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP(linear_cross_entropy_backward);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined()) return variable_list(3);
+        const Tensor l = lse.unpack(), in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
+        const Tensor cw = class_weight.unpack();
+        const Below below;
+        auto [dx, dweight, dbias] = linear_cross_entropy_backward_op.call(
+            up[0], l, in, w, t, maybe(b), maybe(cw), OPTIONS, task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2));
+        return once({dx, dweight, dbias}, "linear_cross_entropy");
+    }
+    void release_variables() override
+    {
+        x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data(), class_weight.reset_data(), lse.reset_data();
+    }
+};
+
+// A reduced loss makes its gradients in forward, which saves the fourth matmul: backward does not compute the logits again. Not
+// in f16, where a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back.
+Tensor linear_cross_entropy(PARAMETERS)
+{
+    LK_OP(linear_cross_entropy_forward);
+    LK_OP(linear_cross_entropy_forward_backward);
+    check_input(x, "input");
+    if (!wants_gradient(x, weight, bias)) {
+        const Below below;
+        return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false));
+    }
+    if (reduction != LK_REDUCTION_NONE && x.scalar_type() != at::kHalf) {
+        const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
+        Tensor loss, dx, dweight, dbias;
+        {
+            const Below below;
+            std::tie(loss, dx, dweight, dbias) = linear_cross_entropy_forward_backward_op.call(
+                x, weight, target, bias, class_weight, OPTIONS, x.requires_grad(), weight.requires_grad(),
+                has(bias) && bias->requires_grad());
+        }
+        torch::autograd::set_history(loss, node);
+        for (const Tensor &d : {dx, dweight, dbias}) node->gradients.push_back(save(d));
+        return loss;
+    }
+    const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
+    Tensor loss, lse;
+    {
+        const Below below;
+        std::tie(loss, lse) = linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, true);
+    }
+    torch::autograd::set_history(loss, node);
+    node->x = save(x), node->weight = save(weight), node->target = save(target), node->bias = save(bias);
+    node->class_weight = save(class_weight), node->lse = save(lse);
+    node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
+    node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
+    node->workspace_mib = workspace_mib, node->fast_logits = fast_logits, node->max_counted = max_counted;
+    return loss;
+}
+
+// As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
+static Tensor linear_cross_entropy_autocast(PARAMETERS)
+{
+    LK_OP(linear_cross_entropy);
+    const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
+    const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
+    return linear_cross_entropy_op.call(at::autocast::cached_cast(type, x, LK_DEVICE_TYPE), at::autocast::cached_cast(type, weight, LK_DEVICE_TYPE),
+                                        target, at::autocast::cached_cast(type, bias, LK_DEVICE_TYPE), class_weight, OPTIONS);
+}
+
+#define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
+#define SETTINGS LK_LOSS_SCHEMA ", int workspace_mib, bool fast_logits, int max_counted"
+#define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
+TORCH_LIBRARY_FRAGMENT(lk, m)
+{
+    user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ") -> Tensor", &linear_cross_entropy);
+    kernel(m, "linear_cross_entropy_forward", "(" INPUTS SETTINGS ", bool keep) -> (Tensor, Tensor)",
+           &linear_cross_entropy_forward);
+    kernel(m, "linear_cross_entropy_forward_backward", "(" INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_forward_backward);
+    kernel(m, "linear_cross_entropy_backward", "(Tensor dloss, Tensor lse, " INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_backward);
+    m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
+}
+
+} // namespace lk_torch

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+// What the five ops share. Each op is one .cpp file: kernels below autograd, the node of its backward, the op that a user calls.
+//
+//   lk::<op>                      what functional.py calls. It records a node if a gradient is wanted, and calls a kernel
+//   lk::<op>_forward, _backward   the kernels: plain functions of tensors, with fake versions in _fake.py. A tensor that was not
+//                                 asked for comes back undefined, which is None in Python
+//
+// The files see lk's C interface alone, and are compiled by g++ for both backends: LK_TORCH_CPU is the simulator with CPU tensors.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#ifdef LK_TORCH_CPU
+#define LK_DEVICE CPU
+#define LK_DEVICE_TYPE at::kCPU
+#define LK_AUTOCAST AutocastCPU
+#define LK_DEVICE_NAME "the CPU (the simulator)"
+#else
+#define LK_DEVICE CUDA
+#define LK_DEVICE_TYPE at::kCUDA
+#define LK_AUTOCAST AutocastCUDA
+#define LK_DEVICE_NAME "CUDA devices"
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include "lk/cross_entropy.cuh"
+
+namespace lk_torch {
+
+using at::Tensor;
+using std::tuple;
+using Maybe = std::optional<Tensor>;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+// Kernels called from a node, or from an op that has made its node, record nothing.
+using Below = at::AutoDispatchBelowADInplaceOrView;
+
+// The ops that a user calls.
+Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps);
+tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
+                                   std::optional<double> eps);
+Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
+#define LK_LOSS_PARAMETERS                                                                                                     \
+    int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
+        bool zero_when_empty
+#define LK_LOSS_OPTIONS reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty
+#define LK_LOSS_SCHEMA                                                                                                         \
+    "int reduction, int ignore_index, float label_smoothing, float z_loss, float softcap, float logit_scale, "                 \
+    "bool zero_when_empty"
+Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS);
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
+                                                                  const Maybe &class_weight, LK_LOSS_PARAMETERS);
+Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
+                            const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
+                            int64_t max_counted);
+Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix, int64_t activation);
+
+// LK_RUN(name, x, arguments): lk's function of x's type. A refused call is an exception with lk's sentence.
+#define LK_RUN(name, x, ...)                                                                                                   \
+    do {                                                                                                                       \
+        const at::ScalarType type_ = (x).scalar_type();                                                                        \
+        const lk_status status_ = type_ == at::kBFloat16 ? name##_bf16(__VA_ARGS__)                                            \
+                                  : type_ == at::kHalf   ? name##_f16(__VA_ARGS__)                                             \
+                                                         : name##_f32(__VA_ARGS__);                                            \
+        TORCH_CHECK(status_ == LK_OK, lk_last_error(), " (", lk_status_string(status_), ")");                                  \
+    } while (0)
+#define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
+
+// The dispatcher's op lk::name, looked up once. An int or int[] that may be symbolic has another type there: LK_OP_AS.
+#define LK_OP_AS(name, ...)                                                                                                    \
+    static const auto name##_op = c10::Dispatcher::singleton().findSchemaOrThrow("lk::" #name, "").typed<__VA_ARGS__>()
+#define LK_OP(name) LK_OP_AS(name, decltype(name))
+
+inline bool has(const Maybe &t) { return t && t->defined(); }
+inline Maybe maybe(const Tensor &t) { return t.defined() ? Maybe(t) : Maybe(); }
+
+// Type and device of an op's first tensor; the others must be beside it.
+inline void check_input(const Tensor &x, const char *name)
+{
+    const at::ScalarType t = x.scalar_type();
+    TORCH_CHECK_TYPE(t == at::kBFloat16 || t == at::kHalf || t == at::kFloat, "lk: ", name,
+                     " must be float32, float16 or bfloat16, not ", c10::toString(t));
+    TORCH_CHECK(x.device().type() == LK_DEVICE_TYPE || x.is_meta(), "lk: ", name, " is on ", x.device().str(),
+                "; this build of lk_torch computes on " LK_DEVICE_NAME);
+}
+inline void check_device(const Tensor &x, const Maybe &t, const char *name)
+{
+    TORCH_CHECK(!has(t) || t->device() == x.device(), "lk: ", name, " is on ", t->device().str(), ", but ", x.device().str(),
+                " is needed");
+}
+// LK_DTYPE_T or LK_DTYPE_F32: what lk takes for tensors beside x.
+inline int type_beside(const Tensor &t, at::ScalarType x, const char *name)
+{
+    if (t.scalar_type() == x) return LK_DTYPE_T;
+    TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat, "lk: ", name, " must be ", c10::toString(x), " or Float, not ",
+                     c10::toString(t.scalar_type()));
+    return LK_DTYPE_F32;
+}
+
+// The device and the current stream of a tensor.
+struct Stream {
+#ifdef LK_TORCH_CPU
+    explicit Stream(const Tensor &) {}
+    operator cudaStream_t() const { return nullptr; }
+#else
+    explicit Stream(const Tensor &x) : guard(x.device()), stream(c10::cuda::getCurrentCUDAStream(x.get_device()).stream()) {}
+    operator cudaStream_t() const { return stream; }
+    c10::cuda::CUDAGuard guard;
+    cudaStream_t stream;
+#endif
+};
+
+// A workspace, from PyTorch's allocator. It is given back when the call returns; the stream orders who uses it next.
+struct Workspace {
+    explicit Workspace(size_t bytes)
+    {
+        if (!bytes) return;
+#ifdef LK_TORCH_CPU
+        data = c10::GetAllocator(at::kCPU)->allocate(bytes + LK_WORKSPACE_ALIGNMENT);
+#else
+        data = c10::cuda::CUDACachingAllocator::get()->allocate(bytes + LK_WORKSPACE_ALIGNMENT);
+#endif
+        const uintptr_t a = LK_WORKSPACE_ALIGNMENT;
+        start = (void *)(((uintptr_t)data.get() + a - 1) / a * a);
+    }
+    c10::DataPtr data;
+    void *start = nullptr;
+};
+
+inline Tensor make(at::IntArrayRef sizes, const Tensor &like, at::ScalarType type)
+{
+#ifdef LK_TORCH_CPU
+    return at::detail::empty_cpu(sizes, type);
+#else
+    return at::detail::empty_cuda(sizes, type, like.device(), std::nullopt);
+#endif
+}
+inline Tensor make(at::IntArrayRef sizes, const Tensor &like) { return make(sizes, like, like.scalar_type()); }
+
+// A tensor as rows of its last dimension. lk takes one stride between rows, and 0 means packed. So an expanded tensor is copied,
+// and so is one whose leading dimensions are not one.
+struct Rows {
+    Tensor t;
+    int64_t rows = 1, cols, stride = 0;
+    explicit Rows(const Tensor &x, const char *name) : t(x)
+    {
+        TORCH_CHECK(x.dim() >= 1, "lk: ", name, " needs at least one dimension");
+        cols = x.size(-1);
+        for (int64_t i = 0; i < x.dim() - 1; i++) rows *= x.size(i);
+        if (x.is_contiguous()) return;
+        int64_t packed = 0; // the stride that the next dimension must have
+        bool fits = x.stride(-1) == 1 || cols == 1;
+        for (int64_t i = x.dim() - 2; i >= 0 && fits; i--) {
+            if (x.size(i) == 1) continue;
+            fits = packed ? x.stride(i) == packed : x.stride(i) >= cols && x.stride(i) > 0;
+            if (!packed) stride = x.stride(i);
+            packed = x.stride(i) * x.size(i);
+        }
+        if (!fits) t = x.contiguous(), stride = 0;
+    }
+    const void *data() const { return t.const_data_ptr(); }
+};
+
+// What cross_entropy and linear_cross_entropy share of their arguments. t and w keep the memory of copies.
+template <class Args>
+void fill_loss(Args &a, const Tensor &x, const Tensor &target, const Maybe &weight, int64_t vocab, Tensor *t, Tensor *w,
+               LK_LOSS_PARAMETERS)
+{
+    TORCH_CHECK_VALUE(target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, x.dim() - 1), "lk: target has shape ",
+                      target.sizes(), "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
+    TORCH_CHECK_TYPE(target.scalar_type() == at::kLong || target.scalar_type() == at::kInt,
+                     "lk: target must be int64 or int32 numbers of classes, not ", c10::toString(target.scalar_type()));
+    TORCH_CHECK_VALUE(logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
+    *t = target.contiguous();
+    a.target = t->const_data_ptr(), a.target_dtype = target.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
+    if (has(weight)) {
+        TORCH_CHECK_VALUE(weight->dim() == 1 && weight->size(0) == vocab, "lk: weight has shape ", weight->sizes(),
+                          "; one number for each of ", vocab, " classes is needed");
+        TORCH_CHECK_TYPE(weight->is_floating_point(), "lk: weight must have a floating type, not ",
+                         c10::toString(weight->scalar_type()));
+        *w = weight->to(at::kFloat).contiguous();
+        a.class_weight = w->const_data_ptr<float>();
+    }
+    a.reduction = (int)reduction, a.use_ignore_index = 1, a.ignore_index = ignore_index;
+    a.label_smoothing = (float)label_smoothing, a.z_loss = (float)z_loss, a.softcap = (float)softcap;
+    a.logit_scale = (float)logit_scale, a.zero_when_empty = zero_when_empty;
+}
+
+// Not plain memory of a device: being traced by torch.compile, under a dispatch mode, a functorch transform, meta.
+inline bool traced(const Tensor &x) { return at::isTensorSubclassLike(x); }
+
+template <class... Tensors> bool wants_gradient(const Tensors &...tensors)
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(!(torch::autograd::isFwGradDefined(tensors) || ...),
+                                "lk: forward-mode gradients are not supported; use backward");
+    return torch::autograd::compute_requires_grad(tensors...) &&
+           !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+}
+template <class N, class... Tensors> std::shared_ptr<N> make_node(const Tensors &...inputs)
+{
+    std::shared_ptr<N> node(new N(), torch::autograd::deleteNode);
+    node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+    return node;
+}
+// A node unpacks all that it has saved before a Below: a checkpoint may compute it again then, and must record what it saves.
+inline SavedVariable save(const Tensor &t) { return SavedVariable(t, false); }
+inline SavedVariable save(const Maybe &t) { return SavedVariable(t.value_or(Tensor()), false); }
+
+// The gradients that a node returns. With create_graph they would count as constants in the second derivative, which lk does not
+// have: there a use of them raises.
+variable_list once(variable_list gradients, const char *op);
+
+// The node of a reduced loss whose gradients were made in forward, for an upstream gradient of 1.
+struct LossBackward : Node {
+    std::vector<SavedVariable> gradients;
+    variable_list apply(variable_list &&upstream) override;
+    void release_variables() override
+    {
+        for (SavedVariable &g : gradients) g.reset_data();
+    }
+};
+
+// An op that a user calls, and a kernel: schema and dispatch. Autograd through a kernel itself raises.
+template <class F> void user_op(torch::Library &m, const std::string &name, const char *schema, F *f)
+{
+    m.def((name + schema).c_str());
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, f));
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, f));
+}
+template <class F> void kernel(torch::Library &m, const std::string &name, const char *schema, F *f)
+{
+    m.def((name + schema).c_str());
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::LK_DEVICE, f));
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback()));
+}
+
+} // namespace lk_torch

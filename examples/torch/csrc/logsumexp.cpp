@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+// logsumexp: lk/logsumexp.cuh.
+#include "lk_torch.h"
+
+#include "lk/logsumexp.cuh"
+LK_DECLARE_ALL(LOGSUMEXP)
+
+namespace lk_torch {
+
+// x as [outer, cols, inner] with lk's strides; copied where it is no such thing.
+struct Box {
+    Tensor x;
+    lk_logsumexp_args a = {};
+    Box(const Tensor &input, int64_t dim, double scale) : x(input)
+    {
+        TORCH_CHECK_VALUE(scale != 0, "lk: scale is 0; it must be another finite value");
+        a.outer = a.cols = a.inner = 1, a.scale = (float)scale;
+        for (int64_t i = 0; i < x.dim(); i++) (i < dim ? a.outer : i == dim ? a.cols : a.inner) *= x.size(i);
+        if (!x.is_contiguous()) {
+            bool fits = x.dim() <= 2 && a.inner == 1; // rows with a stride, the usual view
+            if (x.dim() == 2) fits = fits && dim == 1 && x.stride(0) >= a.cols && x.stride(0) > 0;
+            fits = fits && x.stride(-1) == 1;
+            if (fits) a.outer_stride = x.dim() == 2 ? x.stride(0) : 0;
+            if (!fits) x = x.contiguous();
+        }
+        a.x = x.const_data_ptr();
+    }
+};
+
+// The result, and what backward needs besides: lse_low, and lse itself where the result is lse rounded to a type of 16 bits.
+static tuple<Tensor, Tensor> logsumexp_forward(const Tensor &x, int64_t dim, bool keepdim, double scale, at::ScalarType type,
+                                               bool keep)
+{
+    check_input(x, "input");
+    const Stream stream(x);
+    Box box(x, dim, scale);
+    lk_logsumexp_args &a = box.a;
+    c10::SmallVector<int64_t, 6> sizes(x.sizes());
+    if (x.dim()) keepdim ? (void)(sizes[dim] = 1) : (void)sizes.erase(sizes.begin() + dim);
+    Tensor out = make(sizes, x, type), state;
+    const int64_t n = out.numel();
+    if (keep) {
+        state = make({type == at::kFloat ? n : 2 * n}, x, at::kFloat);
+        a.lse_low = state.mutable_data_ptr<float>();
+    }
+    if (type == at::kFloat)
+        a.lse = out.mutable_data_ptr<float>();
+    else
+        a.lse_rounded = out.mutable_data_ptr(), a.lse = keep ? a.lse_low + n : nullptr;
+    if (n) LK_RUN(lk_logsumexp_forward, x, &a, stream);
+    return {out, state};
+}
+
+static Tensor logsumexp_backward(const Tensor &dout, const Tensor &x, const Tensor &out, const Tensor &state, int64_t dim,
+                                 double scale)
+{
+    const Stream stream(x);
+    Box box(x, dim, scale);
+    lk_logsumexp_args &a = box.a;
+    const Tensor up = dout.to(at::kFloat).contiguous(), lse = out.contiguous(), low = state.contiguous();
+    Tensor dx = make(x.sizes(), x);
+    if (!x.numel()) return dx;
+    a.lse_low = (float *)low.const_data_ptr();
+    a.lse = out.scalar_type() == at::kFloat ? (float *)lse.const_data_ptr() : a.lse_low + out.numel();
+    a.dlse = up.const_data_ptr<float>(), a.dx = dx.mutable_data_ptr();
+    LK_RUN(lk_logsumexp_backward, x, &a, stream);
+    return dx;
+}
+
+struct LogsumexpBackward : Node {
+    SavedVariable x, out, state;
+    int64_t dim;
+    double scale;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP(logsumexp_backward);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined()) return variable_list(1);
+        const Tensor input = x.unpack(), result = out.unpack(shared_from_this()), s = state.unpack();
+        const Below below;
+        return once({logsumexp_backward_op.call(up[0], input, result, s, dim, scale)}, "logsumexp");
+    }
+    void release_variables() override { x.reset_data(), out.reset_data(), state.reset_data(); }
+};
+
+Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype)
+{
+    LK_OP(logsumexp_forward);
+    check_input(x, "input");
+    const at::ScalarType type = dtype.value_or(x.scalar_type());
+    TORCH_CHECK_TYPE(type == x.scalar_type() || type == at::kFloat, "lk: dtype must be ", c10::toString(x.scalar_type()),
+                     " or Float, not ", c10::toString(type));
+    dim = at::maybe_wrap_dim(dim, x.dim());
+    const bool wanted = wants_gradient(x);
+    const auto node = wanted ? make_node<LogsumexpBackward>(x) : nullptr;
+    Tensor out, state;
+    {
+        const Below below;
+        std::tie(out, state) = logsumexp_forward_op.call(x, dim, keepdim, scale, type, wanted);
+    }
+    if (!wanted) return out;
+    torch::autograd::set_history(out, node);
+    node->x = save(x), node->out = SavedVariable(out, true), node->state = save(state);
+    node->dim = dim, node->scale = scale;
+    return out;
+}
+
+TORCH_LIBRARY_FRAGMENT(lk, m)
+{
+    user_op(m, "logsumexp", "(Tensor x, int dim, bool keepdim, float scale, ScalarType? dtype) -> Tensor", &logsumexp);
+    kernel(m, "logsumexp_forward", "(Tensor x, int dim, bool keepdim, float scale, ScalarType dtype, bool keep) -> (Tensor, Tensor)",
+           &logsumexp_forward);
+    kernel(m, "logsumexp_backward", "(Tensor dout, Tensor x, Tensor out, Tensor state, int dim, float scale) -> Tensor",
+           &logsumexp_backward);
+}
+
+} // namespace lk_torch

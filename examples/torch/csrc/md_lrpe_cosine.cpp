@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// md_lrpe_cosine: lk/md_lrpe_cosine.cuh.
+#include "lk_torch.h"
+
+#include "lk/md_lrpe_cosine.cuh"
+LK_DECLARE_ALL(MD_LRPE_COSINE)
+
+namespace lk_torch {
+
+// lk takes strides of batch, head and token, 0 means packed, and rows must not overlap. Any other tensor is copied.
+static Tensor strided(const Tensor &x)
+{
+    bool fits = x.stride(3) == 1 || x.size(3) == 1;
+    for (int i = 0; i < 3 && fits; i++) fits = x.size(i) <= 1 || x.stride(i) >= x.size(3);
+    return fits ? x : x.contiguous();
+}
+static int64_t stride(const Tensor &x, int i) { return x.size(i) > 1 ? x.stride(i) : 0; }
+
+static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
+                 int64_t activation)
+{
+    TORCH_CHECK_VALUE(shape.size() >= 1 && shape.size() <= 8, "lk: shape has ", shape.size(), " axes; it must have 1 to 8");
+    int64_t grid = 1;
+    for (size_t i = 0; i < shape.size(); i++) grid *= a.shape[i] = shape[i];
+    TORCH_CHECK_VALUE(prefix + grid == x.size(2), "lk: prefix and shape hold ", prefix, " + ", grid, " tokens, but x has ", x.size(2));
+    a.batch = x.size(0), a.heads = x.size(1), a.dim = x.size(3), a.e = theta.size(1), a.prefix = prefix;
+    a.axes = (int)shape.size(), a.theta_dtype = type_beside(theta, x.scalar_type(), "theta"), a.activation = (int)activation;
+    a.x_batch_stride = stride(x, 0), a.x_head_stride = stride(x, 1), a.x_token_stride = stride(x, 2);
+    a.x = x.const_data_ptr();
+}
+
+static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
+                                     int64_t activation)
+{
+    check_input(x, "x"), check_device(x, theta, "theta");
+    TORCH_CHECK(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
+    TORCH_CHECK(theta.dim() == 2 && theta.size(0) == x.size(1), "lk: theta must be [heads = ", x.size(1), ", features]; it has shape ",
+                theta.sizes());
+    const Stream stream(x);
+    const Tensor in = strided(x), th = theta.contiguous();
+    lk_md_lrpe_cosine_args a = {};
+    fill(a, in, th, shape, prefix, activation);
+    Tensor y = make({x.size(0), x.size(1), x.size(2), 2 * x.size(3)}, x);
+    a.theta = th.const_data_ptr(), a.y = y.mutable_data_ptr();
+    if (y.numel()) LK_RUN(lk_md_lrpe_cosine_forward, x, &a, stream);
+    return y;
+}
+
+static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Tensor &x, const Tensor &theta, at::IntArrayRef shape,
+                                                     int64_t prefix, int64_t activation, bool want_dx, bool want_dtheta)
+{
+    const Stream stream(x);
+    const Tensor in = strided(x), up = strided(dy), th = theta.contiguous();
+    lk_md_lrpe_cosine_args a = {};
+    fill(a, in, th, shape, prefix, activation);
+    Tensor dx, dtheta;
+    if (want_dx) dx = make(x.sizes(), x);
+    if (want_dtheta) dtheta = x.numel() ? make(theta.sizes(), x, at::kFloat) : at::zeros_like(theta, at::kFloat);
+    if (x.numel() && (want_dx || want_dtheta)) {
+        a.theta = th.const_data_ptr(), a.dy = up.const_data_ptr();
+        a.dy_batch_stride = stride(up, 0), a.dy_head_stride = stride(up, 1), a.dy_token_stride = stride(up, 2);
+        if (want_dx) a.dx = dx.mutable_data_ptr();
+        if (want_dtheta) a.dtheta = dtheta.mutable_data_ptr<float>();
+        LK_RUN(lk_md_lrpe_cosine_backward_workspace_bytes, x, &a, &a.workspace_bytes);
+        const Workspace workspace(a.workspace_bytes);
+        a.workspace = workspace.start;
+        LK_RUN(lk_md_lrpe_cosine_backward, x, &a, stream);
+    }
+    if (want_dtheta) dtheta = dtheta.to(theta.scalar_type());
+    return {dx, dtheta};
+}
+
+struct MdLrpeCosineBackward : Node {
+    SavedVariable x, theta;
+    std::vector<c10::SymInt> shape;
+    c10::SymInt prefix;
+    int64_t activation;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP_AS(md_lrpe_cosine_backward, tuple<Tensor, Tensor>(const Tensor &, const Tensor &, const Tensor &, c10::SymIntArrayRef,
+                                                                c10::SymInt, int64_t, bool, bool));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined()) return variable_list(2);
+        const Tensor input = x.unpack(), th = theta.unpack();
+        const Below below;
+        auto [dx, dtheta] = md_lrpe_cosine_backward_op.call(up[0], input, th, shape, prefix, activation,
+                                                            task_should_compute_output(0), task_should_compute_output(1));
+        return once({dx, dtheta}, "md_lrpe_cosine");
+    }
+    void release_variables() override { x.reset_data(), theta.reset_data(); }
+};
+
+Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix, int64_t activation)
+{
+    LK_OP_AS(md_lrpe_cosine_forward, Tensor(const Tensor &, const Tensor &, c10::SymIntArrayRef, c10::SymInt, int64_t));
+    check_input(x, "x");
+    const bool wanted = wants_gradient(x, theta);
+    const auto node = wanted ? make_node<MdLrpeCosineBackward>(x, theta) : nullptr;
+    Tensor y;
+    {
+        const Below below;
+        y = md_lrpe_cosine_forward_op.call(x, theta, shape, prefix, activation);
+    }
+    if (!wanted) return y;
+    torch::autograd::set_history(y, node);
+    node->x = save(x), node->theta = save(theta);
+    node->shape = shape.vec(), node->prefix = std::move(prefix), node->activation = activation;
+    return y;
+}
+
+TORCH_LIBRARY_FRAGMENT(lk, m)
+{
+    user_op(m, "md_lrpe_cosine", "(Tensor x, Tensor theta, SymInt[] shape, SymInt prefix, int activation) -> Tensor",
+            &md_lrpe_cosine);
+    kernel(m, "md_lrpe_cosine_forward", "(Tensor x, Tensor theta, SymInt[] shape, SymInt prefix, int activation) -> Tensor",
+           &md_lrpe_cosine_forward);
+    kernel(m, "md_lrpe_cosine_backward", "(Tensor dy, Tensor x, Tensor theta, SymInt[] shape, SymInt prefix, int activation, "
+           "bool want_dx, bool want_dtheta) -> (Tensor, Tensor)", &md_lrpe_cosine_backward);
+}
+
+} // namespace lk_torch

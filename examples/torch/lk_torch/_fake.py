@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""What the kernels return, in shape and type alone: torch.compile asks for that. An output that is not wanted is None."""
+import torch
+
+F32 = torch.float32
+
+
+def fake(function):
+    torch.library.register_fake(f"lk::{function.__name__}", function)
+
+
+def loss(x, target, reduction):
+    return x.new_empty([] if reduction else target.shape, dtype=F32)
+
+
+@fake
+def rms_norm_forward(x, residual, weight, eps, keep):
+    return (x.new_empty(x.shape), None if residual is None else residual.new_empty(x.shape),
+            x.new_empty(x.shape[:-1].numel(), dtype=F32) if keep else None)
+
+
+@fake
+def rms_norm_backward(dy, dsum, s, rstd, weight, is_sum, want_dx, want_dweight):
+    return (dy.new_empty(s.shape) if want_dx else None, s.new_empty(s.shape) if want_dx and is_sum and s.dtype != dy.dtype else None,
+            weight.new_empty(weight.shape) if want_dweight else None)
+
+
+@fake
+def logsumexp_forward(x, dim, keepdim, scale, dtype, keep):
+    shape = list(x.shape)
+    if shape:
+        shape[dim:dim + 1] = [1] if keepdim else []
+    out = x.new_empty(shape, dtype=dtype)
+    return out, x.new_empty(out.numel() * (1 if dtype == F32 else 2), dtype=F32) if keep else None
+
+
+@fake
+def logsumexp_backward(dout, x, out, state, dim, scale):
+    return x.new_empty(x.shape)
+
+
+@fake
+def md_lrpe_cosine_forward(x, theta, shape, prefix, activation):
+    return x.new_empty([*x.shape[:3], 2 * x.shape[3]])
+
+
+@fake
+def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, activation, want_dx, want_dtheta):
+    return x.new_empty(x.shape) if want_dx else None, theta.new_empty(theta.shape) if want_dtheta else None
+
+
+@fake
+def cross_entropy_forward(logits, target, class_weight, reduction, *options):
+    return loss(logits, target, reduction), logits.new_empty(4 + 2 * target.numel(), dtype=F32) if options[-1] else None
+
+
+@fake
+def cross_entropy_stats_forward(logits, target, class_weight, reduction, *options):
+    a, b, c, d = (loss(logits, target, r) for r in (reduction, 0, reduction, 0))
+    return a, b, c, d, target.new_empty(target.shape, dtype=torch.int64), logits.new_empty(4 + target.numel(), dtype=F32)
+
+
+@fake
+def cross_entropy_forward_backward(logits, target, class_weight, reduction, *options):
+    return loss(logits, target, reduction), logits.new_empty(logits.shape)
+
+
+@fake
+def cross_entropy_backward(dloss, dlse, logits, *rest):
+    return logits.new_empty(logits.shape)
+
+
+def head(x, weight, bias, want_dx, want_dweight, want_dbias):
+    return (x.new_empty(x.shape) if want_dx else None, weight.new_empty(weight.shape) if want_dweight else None,
+            bias.new_empty(bias.shape) if want_dbias else None)
+
+
+@fake
+def linear_cross_entropy_forward(x, weight, target, bias, class_weight, reduction, *options):
+    return loss(x, target, reduction), x.new_empty(target.shape, dtype=F32) if options[-1] else None
+
+
+@fake
+def linear_cross_entropy_forward_backward(x, weight, target, bias, class_weight, reduction, *options):
+    return loss(x, target, reduction), *head(x, weight, bias, *options[-3:])
+
+
+@fake
+def linear_cross_entropy_backward(dloss, lse, x, weight, target, bias, *options):
+    return head(x, weight, bias, *options[-3:])

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""lk's ops as functions. Where PyTorch has the function, its arguments come first, with its names and defaults."""
+from typing import NamedTuple
+
+import torch
+from torch.compiler import is_compiling
+
+from . import _C
+
+_ops = torch.ops.lk
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+_ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4}
+
+
+class CrossEntropyOutput(NamedTuple):
+    """Of cross_entropy_stats. loss and lse have gradients, the others have none. argmax of an ignored row is -1."""
+    loss: torch.Tensor
+    lse: torch.Tensor
+    z_loss: torch.Tensor
+    entropy: torch.Tensor
+    argmax: torch.Tensor
+
+
+def _value(table, name, key):
+    if key not in table:
+        raise ValueError(f"lk: {name} is {key!r}; it must be one of {', '.join(repr(k) for k in table)}")
+    return table[key]
+
+
+def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
+    """log(sum(exp(scale * input))) over dim, as torch.logsumexp. dtype=torch.float32 returns it unrounded."""
+    shape = None
+    if not isinstance(dim, int):
+        n = max(input.dim(), 1)
+        dims = sorted(d % n for d in dim if -n <= d < n)
+        if not dims or len(set(dims)) < len(dim):
+            raise IndexError(f"lk: dim is {dim}; it must name dimensions of an input of shape {list(input.shape)}, none twice")
+        if len(dims) > 1:  # one dimension of all of them; copied where they do not lie side by side
+            shape = [1 if i in dims else n for i, n in enumerate(input.shape)]
+            input = input.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+        dim = dims[0] if len(dims) == 1 else -1
+    op = _ops.logsumexp.default if is_compiling() else _C.logsumexp
+    out = op(input, dim, keepdim and shape is None, float(scale), dtype)
+    return out.view(shape) if keepdim and shape is not None else out
+
+
+def _norm(name, input, residual, normalized_shape, weight, eps):
+    op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
+    first = (input,) if residual is None else (input, residual)
+    n = len(normalized_shape)
+    if n == 1:
+        return op(*first, normalized_shape[0], weight, eps)
+    if n == 0 or tuple(normalized_shape) != tuple(input.shape[-n:]):
+        raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {list(input.shape)}")
+    if weight is not None and weight.shape != input.shape[-n:]:
+        raise ValueError(f"lk: weight has shape {list(weight.shape)}; it must be {list(normalized_shape)}")
+    flat = [t.flatten(-n) for t in first]
+    out = op(*flat, flat[0].shape[-1], None if weight is None else weight.flatten(), eps)
+    return out.view(input.shape) if residual is None else tuple(t.view(input.shape) for t in out)
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """F.rms_norm. weight has input's type or is float32; the result has input's type."""
+    return _norm("rms_norm", input, None, normalized_shape, weight, eps)
+
+
+def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None):
+    """s = input + residual; returns (rms_norm(s), s), s in residual's type."""
+    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps)
+
+
+def srms_norm(input, eps=1e-6):
+    """rms_norm over the last dimension, without weight."""
+    return rms_norm(input, input.shape[-1:], None, eps)
+
+
+def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
+    if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
+        input = input.movedim(1, -1)
+    op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
+    return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
+              float(z_loss), float(softcap), float(logit_scale), zero_when_empty)
+
+
+def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
+                  logit_scale=1.0, zero_when_empty=False):
+    """F.cross_entropy of class numbers; the loss is float32. z_loss adds z_loss * lse^2, softcap is softcap * tanh(z / softcap)."""
+    return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
+                 zero_when_empty)
+
+
+def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
+                        softcap=0.0, logit_scale=1.0, zero_when_empty=False):
+    """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
+    return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing, z_loss,
+                                     softcap, logit_scale, zero_when_empty))
+
+
+def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
+                         label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False, workspace_mib=1024,
+                         fast_logits=False, max_counted=0):
+    """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
+
+    input is [..., hidden], target [...]. workspace_mib bounds the memory for logits. fast_logits stores them in input's type.
+    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows."""
+    op = _ops.linear_cross_entropy.default if is_compiling() else _C.linear_cross_entropy
+    return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
+              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib, fast_logits,
+              max_counted)
+
+
+def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None):
+    """Rotates act(x) [b, h, n, d] by position: [b, h, n, 2 d]. theta is [h, e], n = prefix + the product of shape.
+
+    activation: None, "relu", "sigmoid", "silu" or "softmax"."""
+    return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, _value(_ACTIVATIONS, "activation", activation))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Modules over functional.py. Their parameters have the names of PyTorch's, so state_dicts can be exchanged."""
+import math
+
+import torch
+
+from . import functional as LF
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm, computed by lk."""
+
+    def forward(self, x):
+        return LF.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class AddRMSNorm(torch.nn.RMSNorm):
+    """s = x + residual; returns (RMSNorm(s), s)."""
+
+    def forward(self, x, residual):
+        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps)
+
+
+class SRMSNorm(torch.nn.Module):
+    """RMSNorm over the last dimension, without weight."""
+
+    def __init__(self, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x):
+        return LF.srms_norm(x, self.eps)
+
+    def extra_repr(self):
+        return f"eps={self.eps}"
+
+
+class CrossEntropyLoss(torch.nn.Module):
+    """torch.nn.CrossEntropyLoss of class numbers; the loss is float32."""
+
+    def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
+                 logit_scale=1.0, zero_when_empty=False):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
+                            softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty)
+
+    def forward(self, input, target):
+        return LF.cross_entropy(input, target, self.weight, **self.options)
+
+    def extra_repr(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class LinearCrossEntropyLoss(torch.nn.Module):
+    """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`."""
+
+    def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        self.bias = torch.nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
+        self.register_buffer("class_weight", class_weight)
+        self.options = options
+        self.reset_parameters()
+
+    def reset_parameters(self):  # as torch.nn.Linear
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        for p in self.parameters():
+            torch.nn.init.uniform_(p, -bound, bound)
+
+    def forward(self, input, target):
+        return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight, **self.options)
+
+    def extra_repr(self):
+        sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
+        return ", ".join([sizes, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+class MdLrpeCosine(torch.nn.Module):
+    """Linearised relative positional encoding of [b, heads, n, head_dim], with a learned theta [heads, features per axis].
+
+    Feature j of an axis starts at base^(-j / features) radians per position."""
+
+    def __init__(self, heads, head_dim, axes=1, activation=None, base=10000.0, device=None, dtype=None):
+        super().__init__()
+        features = -(-head_dim // axes)
+        theta = base ** (-torch.arange(features, dtype=torch.float64) / features)
+        self.theta = torch.nn.Parameter(theta.repeat(heads, 1).to(device=device, dtype=dtype or torch.get_default_dtype()))
+        self.activation = activation
+
+    def forward(self, x, shape, prefix=0):
+        return LF.md_lrpe_cosine(x, self.theta, shape, prefix, self.activation)
+
+    def extra_repr(self):
+        return f"heads={self.theta.shape[0]}, activation={self.activation!r}"

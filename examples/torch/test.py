@@ -1,0 +1,1494 @@
+# SPDX-License-Identifier: MIT
+"""lk_torch against PyTorch in float64, and against what PyTorch asks of an operator.
+
+    python examples/torch/test.py               # all groups; V=1 in the environment prints each check
+    python examples/torch/test.py cross_entropy compile
+    python examples/torch/test.py --list
+
+A check compares outputs and gradients with what PyTorch computes in float64 from the same inputs. Each number has a bound of
+its own, derived from the manuals in lk/<op>.cuh: half a unit of the type for each rounding to it, and some units of U = 2^-24
+of the magnitudes of the terms. A printed share is the largest error over its bound; above 1 the check fails.
+"""
+import collections
+import copy
+import functools
+import glob
+import inspect
+import io
+import itertools
+import logging
+import math
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
+    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lk_torch
+from lk_torch import functional as LF
+
+CUDA = lk_torch.BACKEND == "cuda"
+D = "cuda" if CUDA else "cpu"
+VERBOSE = os.environ.get("V") == "1"
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+TYPES = (F32, F16, BF16)
+U = 2.0**-24
+HALF = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8, torch.float64: 0.0}  # half a unit of the type, relative
+LEAST = {F32: 2.0**-126, F16: 2.0**-25, BF16: 2.0**-126, torch.float64: 0.0}  # half of f16's least number; others may flush
+INF, NAN = math.inf, math.nan
+NAMES = {F32: "f32", F16: "f16", BF16: "bf16", torch.float64: "f64"}
+
+# ---- Verdicts ---------------------------------------------------------------------------------------------------------------
+
+totals = [0, 0]  # passed, failed
+worst = 0.0  # of the group at hand
+rng = random.Random()
+generator = torch.Generator()
+
+
+def verdict(name, right, why=""):
+    totals[not right] += 1
+    if not right or VERBOSE:
+        print(f"  {'ok  ' if right else 'FAIL'}  {name}{'' if right else ': ' + why}", flush=True)
+
+
+def share(value, expected, bound):
+    """The largest error as a share of its bound, with its place. Infinite where a shape, a NaN or an infinity is wrong."""
+    if tuple(value.shape) != tuple(expected.shape):
+        return INF, f"the shape is {tuple(value.shape)}, not {tuple(expected.shape)}"
+    if value.numel() == 0:
+        return 0.0, ""
+    value, expected = value.detach().double(), expected.detach().double()
+    bound = torch.as_tensor(bound, dtype=torch.float64, device=value.device).expand_as(expected)
+    part = (value - expected).abs() / bound
+    part = torch.where((value == expected) | (value.isnan() & expected.isnan()), 0.0, part)
+    part = torch.where(part.isnan() | (value.isfinite() != expected.isfinite()) & (part != 0), INF, part)
+    at = int(part.argmax())
+    return float(part.flatten()[at]), f"[{at}] is {value.flatten()[at]:.9g}, not {expected.flatten()[at]:.9g}"
+
+
+def compare(name, *results):
+    """One check. Each result is (name, value, expected, bound)."""
+    global worst
+    shares = [(which, *share(value, expected, bound)) for which, value, expected, bound in results]
+    worst = max([worst, *(part for _, part, _ in shares if part < INF)])
+    wrong = [f"{which}{where} ({part:.3g} of its bound)" for which, part, where in shares if not part <= 1]
+    verdict(name + "".join(f"  {which} {part:.2f}" for which, part, _ in shares), not wrong, "; ".join(wrong))
+
+
+def attempt(name, f):
+    """f(), whose exception is a failed check."""
+    try:
+        f()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(__file__)][-3:]
+        verdict(name, False, f"{type(error).__name__} at lines {lines}: {' '.join(str(error).split())[:700]}")
+
+
+def rounded(expected, error, dtype, times=1):
+    """The bound of a result that is within `error` as a float and is then rounded to this type, `times` times."""
+    expected = expected.detach()
+    return torch.nan_to_num(expected.abs(), posinf=0.0) * HALF[dtype] * times + error + LEAST[dtype]
+
+
+def raises(name, f, *words):
+    """f() must be refused with a sentence that has one of these words."""
+    try:
+        f()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        text = " ".join(str(error).split())
+        good = len(text) > 15 and any(word.lower() in text.lower() for word in words)
+        if VERBOSE:
+            print(f"        {type(error).__name__}: {text[:200]}")
+        return verdict(name, good, f"{type(error).__name__}: {text[:300]!r} names none of {words}")
+    verdict(name, False, "no exception")
+
+
+# ---- Inputs -----------------------------------------------------------------------------------------------------------------
+
+
+def normal(*shape, sigma=1.0):
+    return torch.randn(shape, generator=generator) * sigma
+
+
+def leaf(values, dtype=F32, layout="packed", grad=True):
+    """A tensor on the device with these values, this type and this layout in memory."""
+    values = values.to(D).to(dtype)
+    if values.dim() and values.numel():
+        if layout == "gaps":  # between rows, and rows that start on no multiple of 16 bytes
+            room = torch.full((*values.shape[:-1], values.shape[-1] + 3), NAN, device=D).to(dtype)
+            room[..., 1:-2] = values
+            values = room[..., 1:-2]
+        elif layout == "second rows":
+            room = torch.full((2 * values.shape[0], *values.shape[1:]), NAN, device=D).to(dtype)
+            room[::2] = values
+            values = room[::2]
+        elif layout == "transposed":  # the last dimension is not contiguous
+            values = values.transpose(0, -1).contiguous().transpose(0, -1)
+        elif layout == "swapped":  # the last dimension is contiguous, the two before it are swapped
+            values = values.transpose(-3, -2).contiguous().transpose(-3, -2) if values.dim() > 2 else values
+        elif layout == "expanded":
+            values = values[:1].expand(values.shape)
+        elif layout == "last expanded":
+            values = values[..., :1].expand(values.shape)
+    return values.detach().requires_grad_(grad)
+
+
+LAYOUTS = ("packed", "gaps", "second rows", "transposed", "swapped", "expanded", "last expanded")
+UPSTREAMS = ("packed", "gaps", "transposed", "expanded", "number")
+
+
+def classes(high, *shape, dtype=torch.int64):
+    return torch.randint(high, shape, generator=generator).to(dtype).to(D)
+
+
+def upstream_of(out, kind):
+    if out.dim() == 0:
+        return torch.tensor(kind if isinstance(kind, float) else -0.7, device=D).to(out.dtype)
+    if kind == "number":  # one number for all elements: every stride is 0
+        return torch.tensor(0.6, device=D).to(out.dtype).expand(out.shape)
+    return leaf(normal(*out.shape), out.dtype, kind, False)
+
+
+def tuple_of(x):
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def hold(name, *arguments, **more):
+    attempt(name, lambda: hold_or_raise(name, *arguments, **more))
+
+
+def hold_or_raise(name, ours, exact, inputs, bounds, upstream=None, outputs=None, twice=False, dtypes=None):
+    """Outputs and gradients of ours(*inputs) against exact(*doubles) of the same numbers.
+
+    bounds(doubles, exact outputs, upstreams, exact gradients) returns the errors of the outputs and of the gradients before
+    they are rounded to their types. upstream: a layout, or a number for a loss of one number. outputs: which of the outputs
+    have an upstream gradient; None: all that can. twice: a gradient is rounded once more, when upstream is multiplied into it.
+    In f16 it must not be, since gradients for an upstream of 1 are too small for that type."""
+    doubles = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    found, expected = tuple_of(ours(*inputs)), tuple_of(exact(*doubles))
+    for i, (a, dtype) in enumerate(zip(found, dtypes or ())):
+        if a.dtype != dtype:
+            return verdict(name, False, f"output {i} is {a.dtype}, not {dtype}")
+    if len(found) != len(expected):
+        return verdict(name, False, f"{len(found)} outputs, not {len(expected)}")
+    chosen = [i for i, t in enumerate(expected) if t.requires_grad and (outputs is None or i in outputs)]
+    kind = upstream or rng.choice(UPSTREAMS)
+    ups = [upstream_of(found[i], kind) if i in chosen else None for i in range(len(found))]
+    wide = [None if u is None else u.double() for u in ups]
+    leaves, roots = [t for t in inputs if t.requires_grad], [t for t in doubles if t.requires_grad]
+    right = gradients = []
+    if chosen:
+        right = torch.autograd.grad([expected[i] for i in chosen], roots, [wide[i] for i in chosen], allow_unused=True)
+        gradients = torch.autograd.grad([found[i] for i in chosen], leaves, [ups[i] for i in chosen], allow_unused=True)
+    right = [torch.zeros_like(t) if g is None else g for t, g in zip(roots, right)]
+    errors, gradient_errors = bounds([t.detach() for t in doubles], [t.detach() for t in expected], wide, right)
+    results = [(f"out{i}", a, b, rounded(b, e, a.dtype)) for i, (a, b, e) in enumerate(zip(found, expected, errors))]
+    for i, (t, a, b, e) in enumerate(zip(leaves, gradients, right, gradient_errors)):
+        if a is None:  # a gradient that autograd leaves out is zero
+            a = torch.zeros_like(t)
+        if a.dtype != t.dtype:
+            return verdict(name, False, f"gradient {i} is {a.dtype}, not {t.dtype}")
+        results.append((f"grad{i}", a, b, rounded(b, e, t.dtype, 2 if twice and t.dtype != F16 else 1)))
+    compare(f"{name}, upstream {kind}", *results)
+
+
+def magnitude(d):
+    """For a bound: what is not finite has no rounding error."""
+    return torch.nan_to_num(d.abs(), nan=0.0, posinf=0.0)
+
+
+# ---- logsumexp --------------------------------------------------------------------------------------------------------------
+
+
+def logsumexp_bounds(dim, scale, keepdim, stored=None):
+    def bounds(doubles, outs, ups, gradients):
+        z = doubles[0] * scale
+        dims = tuple(d % max(z.dim(), 1) for d in tuple_of(dim)) if z.dim() else ()
+        n = math.prod(z.shape[d] for d in dims)
+        if not z.numel():
+            return [torch.zeros_like(outs[0])], [torch.zeros_like(z)]
+        lse = outs[0] if keepdim or not z.dim() else functools.reduce(torch.unsqueeze, sorted(dims), outs[0])
+        top = magnitude(z).amax(dims, keepdim=True) if z.dim() else magnitude(z)
+        error = 8 * U * (top + math.log(max(n, 1)) + 1)
+        # A gradient is made from an lse that is kept as a float, or, if it is the rounded output, from that.
+        relative = (4 + magnitude(z - lse)) * 2 * U + error + 2 * U * magnitude(lse)
+        return [error.view_as(outs[0])], [gradients[0].abs() * relative if gradients else None]
+    return bounds
+
+
+def logsumexp():
+    shapes = [((6, 64), 1), ((6, 64), 0), ((3, 50, 7), 1), ((3, 5, 33), -1), ((2, 3, 4, 5), (1, 3)), ((2, 3, 4, 5), (2, 3)),
+              ((4, 6, 5), (0, 1)), ((3, 4, 5), (-1, 0, 1)), ((1031,), 0), ((2, 3001), 1), ((1, 1), 0), ((), 0)]
+    for t, (shape, dim) in itertools.product(TYPES, shapes):
+        for dtype, keepdim in ((None, False), (F32, True)):
+            scale, layout = rng.choice((1.0, 0.5, -2.0)), rng.choice(LAYOUTS)
+            hold(f"{NAMES[t]} {shape} dim={dim} scale={scale} dtype={dtype} keepdim={keepdim} {layout}",
+                 lambda x: LF.logsumexp(x, dim, keepdim, scale=scale, dtype=dtype),
+                 lambda x: torch.logsumexp(x * scale, dim, keepdim), [leaf(normal(*shape, sigma=2.0), t, layout)],
+                 logsumexp_bounds(dim, scale, keepdim), dtypes=[dtype or t])
+    for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
+        hold(f"bf16 {layout}", lambda x: LF.logsumexp(x, -1), lambda x: torch.logsumexp(x, -1),
+             [leaf(normal(4, 6, 40), BF16, layout)], logsumexp_bounds(-1, 1.0, False), upstream)
+    for shape, dim in (((0, 5), 1), ((5, 0), 0), ((3, 0, 4), 0), ((5, 0), 1), ((2, 0, 3), 1)):
+        hold(f"empty {shape} dim={dim}", lambda x: LF.logsumexp(x, dim), lambda x: torch.logsumexp(x, dim),
+             [leaf(torch.zeros(shape))], logsumexp_bounds(dim, 1.0, False))
+    x = normal(6, 33)
+    x[0], x[1, ::2], x[2, 5], x[3, 7], x[4, 1] = -INF, -INF, INF, NAN, 1e4
+    for t in TYPES:
+        special = leaf(x, t)
+        lse = LF.logsumexp(special, 1, dtype=F32)
+        exact = torch.logsumexp(special.double(), 1)
+        compare(f"{NAMES[t]} special values", ("lse", lse, exact, 8 * U * (1e4 + 5)))
+        gradient, = torch.autograd.grad(lse[:2].sum(), special)  # a row of -inf: 0 by lk's manual, NaN in PyTorch
+        right = torch.softmax(special.double(), 1)[:2].nan_to_num(0.0).detach()
+        compare(f"{NAMES[t]} gradient of rows with -inf", ("dx", gradient[:2], right, rounded(right, right * 2**-18, t)))
+    if CUDA:
+        for shape, dim in (((4096, 1024), 1), ((300, 32768), 1), ((3, 5000, 257), 1), ((2, 151936), 1)):
+            hold(f"bf16 {shape} dim={dim}", lambda x: LF.logsumexp(x, dim), lambda x: torch.logsumexp(x, dim),
+                 [leaf(normal(*shape), BF16)], logsumexp_bounds(dim, 1.0, False))
+
+
+# ---- Norms ------------------------------------------------------------------------------------------------------------------
+
+
+def norm_bounds(dims, eps, residual, weighted, sum_type=None):
+    """Of y, and with a residual of s. sum_type: s is rounded to it before backward reads it; rstd is that of the exact sum."""
+    def bounds(doubles, outs, ups, gradients):
+        x = doubles[0] + doubles[1] if residual else doubles[0]
+        w = doubles[-1] if weighted else 1.0
+        axes = tuple(range(-dims, 0))
+        errors = [16 * U * outs[0].abs()] + ([2 * U * outs[1].abs()] if residual else [])
+        if not gradients:
+            return errors, []
+        rstd = torch.rsqrt(x.pow(2).mean(axes, keepdim=True) + eps)
+        dy = torch.zeros_like(x) if ups[0] is None else ups[0]
+        h, g = (x * rstd).abs(), (dy * w).abs()
+        terms = rstd * (g + h * (g * h).mean(axes, keepdim=True))
+        ds = ups[1].abs() if residual and ups[1] is not None else 0.0
+        stale = 3 * HALF[sum_type] if sum_type else 0.0
+        dx = 16 * U * (terms + ds) + stale * terms
+        rows = tuple(range(x.dim() - dims))
+        dw = (dy.abs() * h).sum(rows) if rows else dy.abs() * h
+        rows = x.numel() // max(math.prod(x.shape[-dims:]), 1)
+        dw = dw * ((16 + math.log2(max(rows, 1))) * 2 * U + stale)
+        return errors, [dx] * (2 if residual else 1) + [dw] * weighted
+    return bounds
+
+
+def exact_norm(x, shape, weight=None, eps=1e-6):
+    y = x * torch.rsqrt(x.pow(2).mean(tuple(range(-len(shape), 0)), keepdim=True) + eps)
+    return y if weight is None else y * weight
+
+
+def norms():
+    eps = 2.0**-20  # a float, so that float64 has the same
+    shapes = [((6, 64), 1), ((3, 7, 100), 1), ((2, 4, 3, 8), 2), ((2, 1023), 1), ((5, 1), 1), ((40,), 1), ((3, 4, 5), 3)]
+    for t, (shape, dims) in itertools.product(TYPES, shapes):
+        last = shape[-dims:]
+        for weight_type in dict.fromkeys((None, t, F32)):
+            layout = rng.choice(LAYOUTS)
+            name = f"{NAMES[t]} {shape} {dims} dims, weight {NAMES.get(weight_type)} {layout}"
+            x = leaf(normal(*shape, sigma=1.5), t, layout)
+            w = [leaf(normal(*last), weight_type, rng.choice(("packed", "second rows")))] if weight_type else []
+            hold("rms_norm " + name, lambda x, w=None: LF.rms_norm(x, last, w, eps),
+                 lambda x, w=None: exact_norm(x, last, w, eps), [x, *w], norm_bounds(dims, eps, False, bool(w)), dtypes=[t])
+            for residual_type in dict.fromkeys((t, F32)):
+                r = leaf(normal(*shape), residual_type, rng.choice(LAYOUTS))
+                both = lambda x, r, w=None: (exact_norm(x + r, last, w, eps), x + r)
+                for outputs in ((0, 1), rng.choice(((0,), (1,)))):
+                    hold(f"add_rms_norm {name}, residual {NAMES[residual_type]}, upstream of {outputs}",
+                         lambda x, r, w=None: LF.add_rms_norm(x, r, last, w, eps), both, [x, r, *w],
+                         norm_bounds(dims, eps, True, bool(w), residual_type), outputs=outputs, dtypes=[t, residual_type])
+        hold(f"srms_norm {NAMES[t]} {shape}", lambda x: LF.srms_norm(x, eps), lambda x: exact_norm(x, shape[-1:], None, eps),
+             [leaf(normal(*shape), t, rng.choice(LAYOUTS))], norm_bounds(1, eps, False, False), dtypes=[t])
+    for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
+        hold(f"rms_norm bf16 {layout}", lambda x, w: LF.rms_norm(x, (40,), w, eps), lambda x, w: exact_norm(x, (40,), w, eps),
+             [leaf(normal(4, 6, 40), BF16, layout), leaf(normal(40), BF16)], norm_bounds(1, eps, False, True), upstream)
+    for wants in itertools.product((False, True), repeat=3):
+        if any(wants):
+            def bounds(doubles, outs, ups, gradients, wants=wants):
+                errors, every = norm_bounds(1, eps, True, True, F32)(doubles, outs, ups, gradients)
+                return errors, [e for e, want in zip(every, wants) if want]
+            hold(f"add_rms_norm, gradients wanted {wants}", lambda x, r, w: LF.add_rms_norm(x, r, (40,), w, eps),
+                 lambda x, r, w: (exact_norm(x + r, (40,), w, eps), x + r),
+                 [leaf(normal(*shape), grad=want) for shape, want in zip(((4, 40), (4, 40), (40,)), wants)], bounds)
+    for shape in ((0, 8), (3, 0, 8)):
+        hold(f"rms_norm, empty {shape}", lambda x, w: LF.rms_norm(x, (8,), w, eps), lambda x, w: exact_norm(x, (8,), w, eps),
+             [leaf(torch.zeros(shape)), leaf(normal(8))], lambda d, o, u, g: ([0.0], [torch.zeros_like(t) for t in g]))
+    for t in TYPES:  # eps=None is the eps of F.rms_norm, at values so small that it decides
+        x = leaf(normal(3, 32, sigma=2e-4), t)
+        theirs = F.rms_norm(x, (32,))
+        compare(f"eps=None, {NAMES[t]}", ("y", LF.rms_norm(x, (32,)), theirs, rounded(theirs, 32 * U * theirs.abs(), t, 2)))
+    x = leaf(normal(3, 8))
+    exact = exact_norm(x.double(), (8,), None, eps)
+    compare("normalized_shape may be a list", ("list", LF.rms_norm(x, [8], None, eps), exact, 1e-5))
+    if CUDA:
+        for shape in ((4096, 1024), (300, 8192), (8, 131072)):
+            hold(f"add_rms_norm bf16 {shape}", lambda x, r, w: LF.add_rms_norm(x, r, shape[-1:], w, eps),
+                 lambda x, r, w: (exact_norm(x + r, shape[-1:], w, eps), x + r),
+                 [leaf(normal(*shape), BF16), leaf(normal(*shape)), leaf(normal(shape[-1]), BF16)],
+                 norm_bounds(1, eps, True, True, F32))
+
+
+# ---- cross_entropy ----------------------------------------------------------------------------------------------------------
+
+PLAIN = dict(reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
+             zero_when_empty=False)
+
+
+def capped(x, o):
+    z = x * o.logit_scale
+    return o.softcap * torch.tanh(z / o.softcap) if o.softcap else z
+
+
+def exact_loss(logits, target, weight, options):
+    """loss, lse, z_loss, entropy of rows of logits in float64, by PyTorch. target is [rows]."""
+    o = types.SimpleNamespace(**{**PLAIN, **options})
+    z, counted, target = capped(logits, o), target != o.ignore_index, target.long()
+    weight = None if weight is None else weight.double()
+    loss = F.cross_entropy(z, target, weight, ignore_index=o.ignore_index, reduction=o.reduction,
+                           label_smoothing=o.label_smoothing)
+    if o.zero_when_empty and not counted.any():
+        loss = z.sum() * 0
+    lse = torch.where(counted, torch.logsumexp(z, 1), 0.0)
+    extra = o.z_loss * lse**2
+    logp = z - torch.logsumexp(z, 1, keepdim=True)
+    entropy = torch.where(counted, -(logp.exp() * logp).sum(1), 0.0).detach()
+    if o.reduction != "none":
+        extra = extra.sum() / (max(int(counted.sum()), 1) if o.reduction == "mean" else 1)
+    return loss + extra, lse, extra.detach(), entropy
+
+
+def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0):
+    """Errors of loss, lse, z-loss, entropy and of the gradient of the logits, as lk/cross_entropy.cuh states them.
+
+    logits: [rows, vocab] in float64, each off by up to logit_error [rows, 1]. up: the upstream gradient of loss."""
+    o = types.SimpleNamespace(**{**PLAIN, **options})
+    rows, vocab = logits.shape
+    z, counted = capped(logits, o), (target != o.ignore_index).double()
+    y = torch.where(target == o.ignore_index, 0, target.long())
+    lse = torch.logsumexp(z, 1)
+    p = torch.exp(z - lse[:, None])
+    top, away = z.amax(1), (z - z.amax(1, keepdim=True)).abs()
+    base = math.log(vocab) + 1
+    cap = torch.as_tensor(logit_error, device=D).reshape(-1) * o.logit_scale
+    if o.softcap:
+        cap = cap + 16 * U * z.abs().amax(1)
+    lse_error = 8 * U * (z.abs().amax(1) + base) + cap
+    w = torch.ones(vocab, dtype=torch.float64, device=D) if weight is None else weight.double()
+    w_y, total, each = w[y], w.sum(), o.label_smoothing / vocab
+    row = (1 - o.label_smoothing) * w_y * (16 * U * (top - z.gather(1, y[:, None])[:, 0] + base) + 2 * cap)
+    row = row + each * (16 * U * (total * base + (w * away).sum(1)) + 2 * total * cap)
+    extra = o.z_loss * (2 * lse.abs() * lse_error + 4 * U * lse**2) * counted
+    loss = row * counted + extra
+    entropy = 16 * U * (base + (p * away).sum(1)) + 2 * cap * (1 + (p * away).sum(1))
+    divisor = count = 1.0
+    if o.reduction == "mean":
+        divisor, count = (w_y * counted).sum().clamp(min=1e-30), counted.sum().clamp(min=1)
+    if o.reduction != "none":
+        terms = exact_loss(logits, target, weight, {**options, "reduction": "none"})[0].abs().sum()
+        extra = (extra.sum() + 16 * U * (o.z_loss * lse**2 * counted).sum()) / count
+        loss = ((row * counted).sum() + 16 * U * terms) / divisor + extra
+    if up is None and dlse is None:
+        return loss, lse_error, extra, entropy, None
+    up = torch.zeros_like(lse) if up is None else up.double().abs().expand(rows)
+    f, h = up / divisor * counted, up / count * counted
+    rise = f * ((1 - o.label_smoothing) * w_y + each * total)
+    spare = 2 * o.z_loss * h * lse.abs() + (0.0 if dlse is None else dlse.abs() * counted)
+    relative = (4 + (z - lse[:, None]).abs()) * 2 * U + (lse_error + 2 * U * lse.abs() + 2 * cap)[:, None] + 16 * U
+    error = (rise + spare)[:, None] * p * relative + (2 * o.z_loss * h * lse_error)[:, None] * p
+    error = error + (f * each)[:, None] * w * 16 * U
+    # dz[y] is G less the sum of all others, so it has their errors.
+    own = error.sum(1) + 16 * U * (spare + f * each * total)
+    error = error.scatter(1, y[:, None], own[:, None])
+    slope = 1.0
+    if o.softcap:  # the derivative of the softcap, from an exponential
+        u = logits * o.logit_scale / o.softcap
+        gradient = (rise + spare)[:, None] * (p + torch.zeros_like(p).scatter(1, y[:, None], 1.0)) + (f * each * total)[:, None]
+        slope = 1 - torch.tanh(u)**2
+        error = error * slope + gradient * (slope * (5 + u.abs()) * 4 * U + 2 * cap[:, None] / o.softcap)
+    return loss, lse_error, extra, entropy, error * o.logit_scale
+
+
+def rows_of(x):
+    """[C] or [N, C] or [N, C, d...] as rows of logits."""
+    return x[None] if x.dim() == 1 else x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def as_input(rows, shape):
+    """The inverse of rows_of, for a gradient of this shape."""
+    return rows.view(shape) if len(shape) == 1 else rows.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+
+
+def draw_options(vocab, reduction):
+    options = dict(reduction=reduction)
+    options["label_smoothing"] = rng.choice((0.0, 0.0, 0.125, 1.0))
+    options["z_loss"] = rng.choice((0.0, 2.0**-7))
+    options["softcap"] = rng.choice((0.0, 0.0, 8.0))
+    options["logit_scale"] = rng.choice((1.0, 0.5, 1.5))
+    options["ignore_index"] = rng.choice((-100, -100, min(2, vocab - 1)))
+    weight = None
+    if rng.random() < 0.4:
+        weight = leaf(torch.rand(vocab, generator=generator) + 0.25, F32, rng.choice(("packed", "second rows")), False)
+    return options, weight
+
+
+def draw_targets(vocab, shape, ignore_index):
+    target = classes(vocab, *shape, dtype=rng.choice((torch.int64, torch.int32)))
+    if target.numel() > 1:
+        target[torch.rand(shape, generator=generator).to(D) < 0.25] = ignore_index
+        target.view(-1)[0] = (ignore_index + 1) % vocab if vocab > 1 else 0
+    return torch.stack([target, target - 1], -1)[..., 0] if rng.random() < 0.3 else target  # with gaps between, or packed
+
+
+def case_name(t, shape, options, weight, *more):
+    changed = {k: v for k, v in options.items() if v != PLAIN[k]}
+    return f"{NAMES[t]} {tuple(shape)} {changed} {'weights ' if weight is not None else ''}{' '.join(map(str, more))}"
+
+
+def loss_case(t, shape, layout, options, weight, target=None, upstream=None):
+    vocab = shape[0] if len(shape) == 1 else shape[1]
+    spread = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    target = draw_targets(vocab, spread, options.get("ignore_index", -100)) if target is None else target
+    flat = target.reshape(-1)
+    x = leaf(normal(*shape, sigma=2.0), t, layout)
+
+    def exact(x):
+        return exact_loss(rows_of(x), flat, weight, options)[0].reshape(() if options["reduction"] != "none" else spread)
+
+    def bounds(doubles, outs, ups, gradients):
+        up = ups[0].reshape(-1) if options["reduction"] == "none" else ups[0]
+        loss, *_, dx = loss_bounds(rows_of(doubles[0]), flat, weight, options, up)
+        return [loss.reshape(outs[0].shape)], [as_input(dx, shape)]
+    hold(case_name(t, shape, options, weight, layout, target.dtype),
+         lambda x: LF.cross_entropy(x, target, weight, **options), exact, [x], bounds, upstream, dtypes=[F32],
+         twice=options["reduction"] != "none")
+
+
+def cross_entropy():
+    shapes = [(6, 50), (3, 257), (2, 1031), (40,), (4, 7, 5), (2, 33, 3, 2), (5, 1), (1, 8)]
+    for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), shapes):
+        for _ in range(2):
+            vocab = shape[0] if len(shape) == 1 else shape[1]
+            options, weight = draw_options(vocab, reduction)
+            loss_case(t, shape, rng.choice(LAYOUTS), options, weight)
+    for t, reduction, option in itertools.product(TYPES, ("none", "mean", "sum"), (
+            {}, {"label_smoothing": 0.125}, {"z_loss": 2.0**-7}, {"softcap": 8.0}, {"logit_scale": 1.5}, {"ignore_index": 3})):
+        loss_case(t, (5, 300), "packed", dict(option, reduction=reduction), None)
+    for layout, upstream, reduction in itertools.product(LAYOUTS, UPSTREAMS, ("none", "mean")):
+        if reduction == "none" or upstream == "packed":
+            loss_case(BF16, (6, 7, 5), layout, dict(reduction=reduction), None, upstream=upstream)
+            loss_case(BF16, (6, 40), layout, dict(reduction=reduction), None, upstream=upstream)
+    for t in TYPES:  # class weights of the logits' type, as F.cross_entropy wants them
+        weight = (torch.rand(20, generator=generator) + 0.25).to(D).to(t)
+        loss_case(t, (6, 20), "packed", dict(reduction="mean"), weight)
+    loss_case(F16, (8, 1000), "packed", dict(reduction="mean"), None, upstream=65536.0)  # as a loss scaler has it
+    for reduction in ("none", "mean", "sum"):  # a bad target: its row alone is NaN
+        x, target = leaf(normal(4, 9)), torch.tensor([1, 9, -3, 8], device=D)
+        loss = LF.cross_entropy(x, target, reduction=reduction)
+        gradient, = torch.autograd.grad(loss.sum(), x)
+        bad = torch.tensor([False, True, True, False], device=D)
+        verdict(f"bad targets, {reduction}", torch.equal(loss.isnan(), bad if reduction == "none" else bad.any()) and
+                torch.equal(gradient.isnan().all(1), bad) and torch.equal(gradient.isnan().any(1), bad), f"{loss}, {gradient}")
+    for empty, zero in itertools.product((False, True), repeat=2):
+        shape = (0, 9) if empty else (3, 9)
+        x, target = leaf(normal(*shape)), torch.full(shape[:1], -100, device=D)
+        for reduction in ("none", "mean", "sum"):
+            loss = LF.cross_entropy(x, target, reduction=reduction, zero_when_empty=zero)
+            expected = torch.zeros(shape[:1] if reduction == "none" else (), device=D)
+            expected = expected + NAN if reduction == "mean" and not zero else expected
+            gradient, = torch.autograd.grad(loss, x, torch.ones_like(loss))
+            compare(f"{'no rows' if empty else 'all ignored'}, {reduction}, zero_when_empty={zero}",
+                    ("loss", loss, expected, 1e-30), ("dx", gradient, torch.zeros_like(x), 1e-30))
+    x, target = leaf(normal(3, 40)), torch.tensor([5, 9, -100], device=D)
+    with torch.no_grad():
+        x[0, ::3], x[1, 9], x[2] = -INF, -INF, NAN
+    loss = LF.cross_entropy(x, target, reduction="none")
+    gradient, = torch.autograd.grad(loss.sum(), x)
+    right = torch.softmax(x.detach().double(), 1)
+    right[0, 5] -= 1
+    right[1, 9] -= 1
+    right[2] = 0
+    exact = F.cross_entropy(x.detach().double(), target, reduction="none")
+    compare("-inf, and NaN in an ignored row", ("loss", loss, exact, rounded(exact, 1e-5, F32)), ("dx", gradient, right, 1e-6))
+    if CUDA:
+        for t, shape, reduction in ((BF16, (4096, 1024), "mean"), (BF16, (300, 32768), "mean"), (F32, (64, 151936), "sum"),
+                                    (F16, (1000, 4099), "none")):
+            loss_case(t, shape, "packed", dict(reduction=reduction), None)
+
+
+def stats_case(t, shape, layout, options, weight, outputs):
+    vocab = shape[0] if len(shape) == 1 else shape[1]
+    spread = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    target = draw_targets(vocab, spread, options.get("ignore_index", -100))
+    flat, reduced = target.reshape(-1), options["reduction"] != "none"
+    x = leaf(normal(*shape, sigma=2.0), t, layout)
+    found = {}
+
+    def ours(x):
+        out = LF.cross_entropy_stats(x, target, weight, **options)
+        found["argmax"] = out.argmax
+        verdict("names of the outputs", out._fields == ("loss", "lse", "z_loss", "entropy", "argmax"), str(out._fields))
+        return out.loss, out.lse, out.z_loss, out.entropy
+
+    def exact(x):
+        loss, lse, extra, entropy = exact_loss(rows_of(x), flat, weight, options)
+        one = () if reduced else spread
+        return loss.reshape(one), lse.reshape(spread), extra.reshape(one), entropy.reshape(spread)
+
+    def bounds(doubles, outs, ups, gradients):
+        up = ups[0] if reduced or ups[0] is None else ups[0].reshape(-1)
+        dlse = None if ups[1] is None else ups[1].reshape(-1)
+        *errors, dx = loss_bounds(rows_of(doubles[0]), flat, weight, options, up, dlse)
+        return [e.reshape(a.shape) for e, a in zip(errors, outs)], [as_input(dx, shape)]
+    name = case_name(t, shape, options, weight, layout, f"upstream of {outputs}")
+    hold(name, ours, exact, [x], bounds, outputs=outputs, dtypes=[F32] * 4, twice=reduced)
+    argmax = torch.where(flat == options.get("ignore_index", -100), -1, rows_of(x.detach()).argmax(1)).reshape(spread)
+    verdict(name + " argmax", torch.equal(found["argmax"], argmax) and argmax.dtype == torch.int64, f"{found['argmax']}")
+
+
+def cross_entropy_stats():
+    for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), ((6, 50), (2, 1031), (4, 7, 5), (40,))):
+        for outputs in ((0, 1), rng.choice(((0,), (1,)))):
+            options, weight = draw_options(shape[0] if len(shape) == 1 else shape[1], reduction)
+            stats_case(t, shape, rng.choice(LAYOUTS), options, weight, outputs)
+
+
+# ---- linear_cross_entropy ---------------------------------------------------------------------------------------------------
+
+
+def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants=(True, True, True), layout="packed",
+                upstream=None, **more):
+    """x [spread, hidden] times weight [vocab, hidden]; bounds by lk/linear_cross_entropy.cuh."""
+    target = draw_targets(vocab, spread, options.get("ignore_index", -100))
+    flat, reduced = target.reshape(-1), options["reduction"] != "none"
+    inputs = [leaf(normal(*spread, hidden), t, layout, wants[0]),
+              leaf(normal(vocab, hidden, sigma=2 * hidden**-0.5), t, "gaps" if layout == "gaps" else "packed", wants[1])]
+    if bias_type:
+        inputs.append(leaf(normal(vocab), bias_type, rng.choice(("packed", "second rows")), wants[2]))
+
+    def logits_of(x, w, b=None):
+        return F.linear(x, w, b).reshape(-1, vocab)
+
+    def exact(x, w, b=None):
+        return exact_loss(logits_of(x, w, b), flat, weight, options)[0].reshape(() if reduced else spread)
+
+    def bounds(doubles, outs, ups, gradients):
+        x, w = doubles[0].reshape(-1, hidden), doubles[1]
+        logits = logits_of(*doubles).requires_grad_()
+        up = ups[0] if ups[0] is None or reduced else ups[0].reshape(-1)
+        size = x.abs() @ w.abs().t() + (doubles[2].abs() if bias_type else 0.0)
+        logit_error = ((2 * hidden + 4) * U * size).amax(1, keepdim=True)
+        loss, *_, dz = loss_bounds(logits.detach(), flat, weight, options, up, logit_error=logit_error)
+        errors = [loss.reshape(outs[0].shape)]
+        if up is None:
+            return errors, []
+        g, = torch.autograd.grad(exact_loss(logits, flat, weight, options)[0], logits, up)
+        g = g.nan_to_num().abs()
+        # dZ is rounded to T, and by the plan FUSED once more, as are the rows of x; a tail of columns is added in T.
+        dz = dz + (3 if CUDA else 1) * HALF[t] * g
+        tail = vocab % 8
+        dx = dz @ w.abs() + 2 * vocab * U * (g @ w.abs()) + HALF[t] * (g[:, vocab - tail:] @ w[vocab - tail:].abs())
+        dw = dz.t() @ x.abs() + 2 * len(x) * U * (g.t() @ x.abs())
+        db = dz.sum(0) + 2 * len(x) * U * g.sum(0)
+        return errors, [e.view_as(d) for e, d, want in zip((dx, dw, db), doubles, wants) if want]
+    hold(case_name(t, (*spread, hidden, vocab), options, weight, f"bias {NAMES.get(bias_type)}, wants {wants}, {layout}", more),
+         lambda x, w, b=None: LF.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, **options, **more), exact,
+         inputs, bounds, upstream, dtypes=[F32], twice=reduced)
+
+
+def linear_cross_entropy():
+    shapes = [((6,), 16, 50), ((3, 4), 24, 101), ((9,), 8, 256), ((), 16, 30), ((2, 2, 3), 32, 64)]
+    for t, reduction, (spread, hidden, vocab) in itertools.product(TYPES, ("none", "mean", "sum"), shapes):
+        options, weight = draw_options(vocab, reduction)
+        bias_type = rng.choice((None, t, F32))
+        linear_case(t, spread, hidden, vocab, options, weight, bias_type, layout=rng.choice(("packed", "gaps", "transposed")),
+                    workspace_mib=rng.choice((1, 64, 1024)))
+    for wants in itertools.product((False, True), repeat=3):
+        if any(wants):
+            for reduction in ("none", "mean"):
+                linear_case(BF16, (6,), 16, 40, dict(reduction=reduction), None, F32, wants)
+    for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
+        linear_case(F32, (4, 3), 16, 40, dict(reduction="none"), None, layout=layout, upstream=upstream)
+    linear_case(F16, (32,), 16, 1000, dict(reduction="mean"), None, F32, upstream=65536.0)  # as a loss scaler has it
+    x, w = leaf(normal(6, 16)), leaf(normal(40, 16))
+    for tokens, kind in ((0, "no tokens"), (6, "all ignored")):
+        target = torch.full((tokens,), -100, device=D)
+        for zero in (False, True):
+            part = x[:tokens]
+            loss = LF.linear_cross_entropy(part, w, target, zero_when_empty=zero)
+            dx, dw = torch.autograd.grad(loss, [x, w])
+            compare(f"{kind}, zero_when_empty={zero}", ("loss", loss, torch.tensor(0.0 if zero else NAN, device=D), 1e-30),
+                    ("dx", dx, torch.zeros_like(x), 1e-30), ("dweight", dw, torch.zeros_like(w), 1e-30))
+    with torch.no_grad():
+        target = classes(40, 6)
+        exact = F.cross_entropy(x.double() @ w.double().t(), target)
+        compare("no_grad", ("loss", LF.linear_cross_entropy(x, w, target), exact, 1e-5))
+    if CUDA:
+        for t, spread, hidden, vocab, mib in ((BF16, (512,), 512, 8192, 1024), (BF16, (300,), 256, 50257, 16),
+                                              (F16, (256,), 256, 4096, 8), (F32, (128,), 256, 1000, 1024)):
+            linear_case(t, spread, hidden, vocab, dict(reduction="mean"), None, workspace_mib=mib)
+
+
+# ---- md_lrpe_cosine ---------------------------------------------------------------------------------------------------------
+
+ACTS = {None: lambda v: v, "relu": F.relu, "sigmoid": torch.sigmoid, "silu": F.silu, "softmax": lambda v: v.softmax(-1)}
+
+
+def lrpe_angles(theta, shape, dim):
+    grid = torch.meshgrid(*[torch.arange(n, device=theta.device) for n in shape], indexing="ij")
+    position = torch.stack(grid, -1).view(-1, len(shape)).double()
+    angles = position[None, :, :, None] * theta[:, None, None, :]
+    return angles.reshape(theta.shape[0], math.prod(shape), len(shape) * theta.shape[1])[..., :dim]
+
+
+def exact_lrpe(x, theta, shape, prefix, activation):
+    a = ACTS[activation](x)
+    phi = lrpe_angles(theta, shape, x.shape[3])
+    head, cells = a[:, :, :prefix], a[:, :, prefix:]
+    return torch.cat([torch.cat([head, torch.zeros_like(head)], -1), torch.cat([cells * phi.cos(), cells * phi.sin()], -1)], 2)
+
+
+def lrpe_bounds(shape, prefix, activation, wants):
+    def bounds(doubles, outs, ups, gradients):
+        x, theta = doubles
+        d, a = x.shape[3], ACTS[activation](x).abs()
+        relative = torch.zeros_like(x)
+        if activation in ("sigmoid", "silu"):
+            relative = (x.abs() + 8) * 2 * U
+        elif activation == "softmax":
+            relative = (x.amax(-1, keepdim=True) - x + math.log(d) + 8) * 2 * U
+        angle = 8e-7
+        y = (torch.cat([a, a], -1) * angle + torch.cat([a * relative] * 2, -1))
+        if not gradients:
+            return [y], []
+        g = ups[0][..., :d].abs() + ups[0][..., d:].abs()
+        if activation == "softmax":
+            inner = (g * a).sum(-1, keepdim=True)
+            dx = a * (g + inner) * (angle + 2 * relative.amax(-1, keepdim=True) + 16 * U)
+        else:
+            size = {None: torch.ones_like(x), "relu": (x > 0).double(), "sigmoid": torch.sigmoid(x),
+                    "silu": torch.sigmoid(x) * (1 + x.abs())}[activation]
+            dx = g * size * (angle + 3 * relative + 4 * U)
+        errors = [dx]
+        if wants[1]:
+            grid = torch.meshgrid(*[torch.arange(n, device=D) for n in shape], indexing="ij")
+            position = torch.stack(grid, -1).view(-1, len(shape)).double().repeat_interleave(theta.shape[1], 1)[:, :d]
+            terms = (position * (g * a * (angle + relative + 16 * U))[:, :, prefix:]).sum((0, 2))
+            spread = torch.zeros(theta.shape[0], len(shape) * theta.shape[1], dtype=torch.float64, device=D)
+            spread[:, :d] = terms
+            errors.append(spread.view(theta.shape[0], len(shape), -1).sum(1))
+        return [y], [e for e, want in zip(errors, wants) if want]
+    return bounds
+
+
+def md_lrpe_cosine():
+    shapes = [(2, 3, 16, (10,), 0), (1, 2, 24, (3, 5), 2), (3, 1, 7, (2, 3, 2), 1), (2, 2, 64, (6,), 3),
+              (1, 1, 8, (2, 1, 2, 2), 0)]
+    for t, (b, h, d, shape, prefix), activation in itertools.product(TYPES, shapes, ACTS):
+        n, e = prefix + math.prod(shape), -(-d // len(shape)) + rng.choice((0, 0, 2))
+        wants = rng.choice(((True, True), (True, True), (True, False), (False, True)))
+        layout = rng.choice(LAYOUTS)
+        theta = leaf(normal(h, e), rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
+        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {layout}",
+             lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, activation),
+             lambda x, th: exact_lrpe(x, th, shape, prefix, activation),
+             [leaf(normal(b, h, n, d), t, layout, wants[0]), theta], lrpe_bounds(shape, prefix, activation, wants), dtypes=[t])
+    for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
+        hold(f"f32 {layout}", lambda x, th: LF.md_lrpe_cosine(x, th, (5,)), lambda x, th: exact_lrpe(x, th, (5,), 0, None),
+             [leaf(normal(2, 3, 5, 8), F32, layout), leaf(normal(3, 8))], lrpe_bounds((5,), 0, None, (True, True)), upstream)
+    for shape, full in (((0,), (2, 2, 0, 8)), ((3,), (0, 2, 3, 8))):
+        hold(f"empty {full}", lambda x, th: LF.md_lrpe_cosine(x, th, shape), lambda x, th: exact_lrpe(x, th, shape, 0, None),
+             [leaf(torch.zeros(full)), leaf(normal(2, 8))], lambda d, o, u, g: ([0.0], [torch.zeros_like(t) for t in g]))
+    if CUDA:
+        hold("bf16, a large grid", lambda x, th: LF.md_lrpe_cosine(x, th, (32, 32), 1, "silu"),
+             lambda x, th: exact_lrpe(x, th, (32, 32), 1, "silu"), [leaf(normal(2, 8, 1025, 128), BF16), leaf(normal(8, 64))],
+             lrpe_bounds((32, 32), 1, "silu", (True, True)))
+
+
+# ---- What PyTorch users rely on ---------------------------------------------------------------------------------------------
+
+
+def signatures():
+    def parameters(f):
+        return [(p.name, p.default) for p in inspect.signature(f).parameters.values() if p.name != "self"]
+
+    def positional(f):
+        return [(p.name, p.default) for p in inspect.signature(f).parameters.values() if p.kind != p.KEYWORD_ONLY]
+    gone = ("size_average", "reduce")  # deprecated in PyTorch
+    empty = inspect.Parameter.empty
+    nn = lk_torch.nn
+    for name, ours, theirs in (
+            ("cross_entropy", positional(LF.cross_entropy), [p for p in parameters(F.cross_entropy) if p[0] not in gone]),
+            ("rms_norm", positional(LF.rms_norm), parameters(F.rms_norm)),
+            ("logsumexp", positional(LF.logsumexp), [("input", empty), ("dim", empty), ("keepdim", False)]),
+            ("linear_cross_entropy", positional(LF.linear_cross_entropy),
+             [("input", empty), ("linear_weight", empty), ("target", empty)])):
+        verdict(f"{name}: as PyTorch's", ours == theirs, f"{ours}, not {theirs}")
+    stats = [p for p in parameters(LF.cross_entropy_stats)]
+    verdict("cross_entropy_stats: as cross_entropy", stats == parameters(LF.cross_entropy), str(stats))
+    for name in ("RMSNorm", "CrossEntropyLoss"):
+        wanted = [p for p in parameters(getattr(torch.nn, name).__init__) if p[0] not in gone]
+        found = dict(parameters(getattr(nn, name).__init__))
+        same = all(n in found and found[n] == v for n, v in wanted)
+        verdict(f"nn.{name}: parameters of PyTorch's", same, f"{found}, not {wanted}")
+    keywords = dict(parameters(LF.linear_cross_entropy))
+    wanted = {**PLAIN, "linear_bias": None, "weight": None, "workspace_mib": 1024}
+    verdict("linear_cross_entropy: keywords", all(keywords.get(k, empty) == v for k, v in wanted.items()), str(keywords))
+    x, t = leaf(normal(4, 9)), classes(9, 4)
+    compare("drop-in: positional and named as PyTorch's",
+            ("loss", LF.cross_entropy(x, t, None, -100, "sum", 0.125),
+             F.cross_entropy(x, t, None, None, -100, None, "sum", 0.125), 1e-5),
+            ("named", LF.cross_entropy(input=x, target=t, weight=None), F.cross_entropy(input=x, target=t, weight=None), 1e-6),
+            ("norm", LF.rms_norm(input=x, normalized_shape=[9], weight=None, eps=None), F.rms_norm(x, [9]), 1e-5),
+            ("lse", LF.logsumexp(input=x, dim=(0, 1), keepdim=True), torch.logsumexp(x, dim=(0, 1), keepdim=True), 1e-5))
+
+
+def modules():
+    nn = lk_torch.nn
+    torch.manual_seed(1)
+    x, r, target = leaf(normal(4, 16)), leaf(normal(4, 16)), classes(12, 4)
+    cube = leaf(normal(2, 2, 6, 16))
+    weight = (torch.rand(12, generator=generator) + 0.25).to(D)
+    made = [("RMSNorm", nn.RMSNorm(16), (x,)),
+            ("RMSNorm, no weight", nn.RMSNorm((16,), eps=1e-5, elementwise_affine=False), (x,)),
+            ("AddRMSNorm", nn.AddRMSNorm(16), (x, r)), ("SRMSNorm", nn.SRMSNorm(), (x,)),
+            ("CrossEntropyLoss", nn.CrossEntropyLoss(label_smoothing=0.125), (x[:, :12], target)),
+            ("CrossEntropyLoss, weights", nn.CrossEntropyLoss(weight=weight, reduction="sum"), (x[:, :12], target)),
+            ("LinearCrossEntropyLoss", nn.LinearCrossEntropyLoss(16, 12), (x, target)),
+            ("LinearCrossEntropyLoss, bias", nn.LinearCrossEntropyLoss(16, 12, bias=True), (x, target)),
+            ("MdLrpeCosine", nn.MdLrpeCosine(2, 16, axes=2), (cube, (2, 3)))]
+    for name, module, inputs in made:
+        module = module.to(D)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(torch.randn(p.shape, generator=generator).to(D) * 0.1)
+        expected = tuple_of(module(*inputs))
+        for how, twin in (("deepcopy", copy.deepcopy(module)), ("pickle", pickle.loads(pickle.dumps(module)))):
+            same = all(torch.equal(a, b) for a, b in zip(tuple_of(twin(*inputs)), expected))
+            verdict(f"{name}, {how}", same, "other outputs")
+        memory = io.BytesIO()
+        torch.save(module.state_dict(), memory)
+        memory.seek(0)
+        other = copy.deepcopy(module)
+        with torch.no_grad():
+            for p in other.parameters():
+                p.zero_()
+        other.load_state_dict(torch.load(memory, weights_only=True))
+        same = all(torch.equal(a, b) for a, b in zip(tuple_of(other(*inputs)), expected))
+        verdict(f"{name}, state_dict", same, "other outputs")
+        sum(out.float().sum() for out in expected).backward()
+        without = [n for n, p in module.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+        verdict(f"{name}, every parameter has a gradient", not without, str(without))
+        verdict(f"{name}, repr", type(module).__name__ in repr(module), repr(module))
+    ours, theirs = nn.RMSNorm(16, eps=1e-5).to(D), torch.nn.RMSNorm(16, eps=1e-5).to(D)
+    theirs.load_state_dict(ours.state_dict())
+    compare("RMSNorm takes torch.nn.RMSNorm's state_dict", ("y", ours(x), theirs(x), 1e-5))
+    ours, theirs = nn.CrossEntropyLoss(weight).to(D), torch.nn.CrossEntropyLoss(weight).to(D)
+    compare("CrossEntropyLoss beside torch.nn's", ("loss", ours(x[:, :12], target), theirs(x[:, :12], target), 1e-5))
+    half = nn.RMSNorm(16).to(D).to(BF16)
+    verdict("RMSNorm.to(bf16)", half(x.to(BF16)).dtype == BF16 and half.weight.dtype == BF16, str(half.weight.dtype))
+
+
+def functions():
+    """name, function of its leaves, and the leaves: each function once, small, in f32."""
+    t, th = classes(12, 6), classes(20, 6)
+    return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
+            ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
+            ("add_rms_norm", lambda x, r, w: torch.cat(LF.add_rms_norm(x, r, (12,), w)),
+             [leaf(normal(6, 12)), leaf(normal(6, 12)), leaf(normal(12))]),
+            ("srms_norm", lambda x: LF.srms_norm(x), [leaf(normal(6, 12))]),
+            ("cross_entropy mean", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12))]),
+            ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
+            ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
+            ("cross_entropy_stats", lambda x: sum(LF.cross_entropy_stats(x, t)[:2]).sum(), [leaf(normal(6, 12))]),
+            ("linear_cross_entropy mean", lambda x, w, b: LF.linear_cross_entropy(x, w, th, linear_bias=b),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
+            ("linear_cross_entropy none", lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none"),
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
+            ("md_lrpe_cosine", lambda x, th: LF.md_lrpe_cosine(x, th, (6,), 0, "silu"),
+             [leaf(normal(1, 2, 6, 12)), leaf(normal(2, 12))])]
+
+
+def out_and_gradients(f, leaves):
+    out = f(*leaves)
+    return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+
+def close(name, ours, theirs, tolerance=64 * U):
+    """By the norm: for results whose terms were added in another order, or that were compiled in another way."""
+    global worst
+    for i, (a, b) in enumerate(zip(tuple_of(ours), tuple_of(theirs))):
+        if a is None or b is None or a.shape != b.shape or b.dtype not in (a.dtype, torch.float64):
+            kinds = [None if v is None else (tuple(v.shape), v.dtype) for v in (a, b)]
+            return verdict(f"{name} [{i}]", False, f"{kinds[0]}, not {kinds[1]}")
+        a, b = a.detach().double(), b.detach().double()
+        error = float((a - b).norm() / b.norm().clamp(min=1e-30)) if b.numel() else 0.0
+        worst = max(worst, error / tolerance if error < INF else 0.0)
+        verdict(f"{name} [{i}] {error / tolerance:.2f}", error <= tolerance, f"relative error {error:.3g}, not {tolerance:.3g}")
+
+
+def autograd_of(name, f, leaves):
+    up = lambda out, factor: torch.full_like(out, factor)
+    out = f(*leaves)
+    first = torch.autograd.grad(out, leaves, up(out, 1.0), retain_graph=True)
+    kept = [g.clone() for g in first]
+    second = torch.autograd.grad(out, leaves, up(out, -3.0), retain_graph=True)
+    third = torch.autograd.grad(out, leaves, up(out, 1.0))
+    close(f"{name}: another upstream", second, [-3 * g for g in kept], 8 * U)
+    verdict(f"{name}: the same again", all(torch.equal(a, b) for a, b in zip(third, kept)), "other bits")
+    same = all(torch.equal(a, b) for a, b in zip(first, kept))
+    verdict(f"{name}: earlier gradients are not overwritten", same, "they changed")
+    raises(f"{name}: backward through a freed graph", lambda: torch.autograd.grad(out, leaves, up(out, 1.0)), "second time")
+    for t in leaves:
+        t.grad = None
+    for factor in (1.0, 2.0):  # two graphs into one .grad
+        (f(*leaves) * factor).sum().backward()
+    out = f(*leaves)
+    (out * 0.5).sum().backward(retain_graph=True)
+    held = [t.grad for t in leaves]
+    before = [g.clone() for g in held]
+    for t in leaves:
+        t.grad = None
+    (out * -2.0).sum().backward()
+    close(f"{name}: .grad sums up", before, [3.5 * g for g in kept], 16 * U)
+    memory = {t.grad.data_ptr() for t in leaves}
+    verdict(f"{name}: every .grad has memory of its own", len(memory) == len(leaves), "two share it")
+    verdict(f"{name}: a kept .grad is not overwritten", all(torch.equal(a, b) for a, b in zip(held, before)), "it changed")
+    close(f"{name}: .grad of the last backward", [t.grad for t in leaves], [-2 * g for g in kept], 8 * U)
+    out = f(*leaves)
+    close(f"{name}: two uses of one result", torch.autograd.grad((out * 2 + out * out.detach()).sum(), leaves),
+          torch.autograd.grad(f(*leaves), leaves, (2 + out).detach()), 16 * U)
+
+    def twice():
+        out = f(*leaves).sum()
+        g = torch.autograd.grad(out, leaves[0], create_graph=True)[0]
+        (out + g.pow(2).sum()).backward()
+    raises(f"{name}: a gradient of a gradient", twice, "twice", "double", "differentiable", "derivative", "second")
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):  # as offloading has them
+        out = f(*leaves)
+    close(f"{name}: saved tensors that were moved", torch.autograd.grad(out, leaves, up(out, 1.0)), kept, 8 * U)
+
+    def written(which):
+        """Backward after its input or its output was changed in place: PyTorch's error, or the gradients of before."""
+        middle = [t * 1.0 for t in leaves]
+        out = f(*middle)
+        (out if which == "output" else middle[0]).mul_(2.0)
+        try:
+            found = torch.autograd.grad(out, leaves, up(out, 1.0))
+        except RuntimeError as error:
+            return verdict(f"{name}: {which} changed in place", "inplace operation" in str(error), str(error))
+        close(f"{name}: {which} changed in place", found, [g * (2.0 if which == "output" else 1.0) for g in kept], 8 * U)
+    written("input")
+    written("output")
+    frozen = [t.detach() for t in leaves]
+    verdict(f"{name}: no gradient wanted", not f(*frozen).requires_grad, "the result wants one")
+    for i in range(len(leaves)):  # one leaf alone
+        alone = [t if j == i else t.detach() for j, t in enumerate(leaves)]
+        out = f(*alone)
+        close(f"{name}: gradient of leaf {i} alone", torch.autograd.grad(out, leaves[i], up(out, 1.0))[0], kept[i], 8 * U)
+
+
+def autograd():
+    for name, f, leaves in functions():
+        attempt(name, lambda: autograd_of(name, f, leaves))
+    x, t = leaf(normal(6, 12)), classes(12, 6)
+    hidden = x * 1.0
+    before = hidden.detach().clone()
+    LF.cross_entropy(hidden, t).backward()
+    verdict("cross_entropy leaves its input as it was", torch.equal(hidden, before), "it changed")
+    table, ids = leaf(normal(20, 12)), classes(20, 6)  # a head whose weight is the embedding's
+
+    def tied(loss):
+        return torch.autograd.grad(loss(F.embedding(ids, table), table), table)
+    exact = tied(lambda h, w: F.cross_entropy(h.double() @ w.double().t(), ids))
+    close("tied weight", tied(lambda h, w: LF.linear_cross_entropy(h, w, ids)), exact)
+    hooked = []
+    x.register_hook(lambda g: hooked.append(g.clone()) or g * 2)
+    x.grad = None
+    LF.cross_entropy(x, t).backward()
+    verdict("a hook sees and changes the gradient", len(hooked) == 1 and torch.equal(x.grad, hooked[0] * 2), "it does not")
+    out = LF.cross_entropy_stats(leaf(normal(6, 12)), t)
+    wants = [o.requires_grad for o in out]
+    verdict("cross_entropy_stats: loss and lse alone have gradients", wants == [True, True, False, False, False], str(wants))
+
+
+def differences():
+    """<gradient, v> of lk's own functions against (f(a + h v) - f(a - h v)) / 2h."""
+    for name, f, leaves in functions():
+        with torch.no_grad():
+            out = f(*leaves)
+        weights = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64, device=D).view(out.shape)
+        for i, t in enumerate(leaves):
+            v = normal(*t.shape).to(D)
+            v /= v.norm()
+            h = 2.0**-6
+
+            def value(shift):
+                with torch.no_grad():
+                    out = f(*[a + shift * v if j == i else a for j, a in enumerate(leaves)]).double()
+                return float((out * weights).sum()), float((out * weights).abs().sum())
+            values = {k: value(k * h) for k in (-2, -1, 1, 2)}
+            slope = (8 * (values[1][0] - values[-1][0]) - (values[2][0] - values[-2][0])) / (12 * h)  # error h^4 f^(5) / 30
+            out = f(*leaves)
+            g, = torch.autograd.grad(out, t, weights.to(out.dtype))
+            ours = float((g.double() * v).sum())
+            bound = 18 / (12 * h) * 8 * U * values[1][1] + 40 * h**4 * float(g.double().norm())  # 18 values, each within 8 U
+            compare(f"{name}, leaf {i}", ("slope", *torch.tensor([[ours], [slope]], dtype=torch.float64), bound))
+
+
+def autocast():
+    x, w, b, t = leaf(normal(6, 16)), leaf(normal(20, 16)), leaf(normal(20)), classes(20, 6)
+    with torch.autocast(D, dtype=BF16):
+        loss = LF.linear_cross_entropy(x, w, t, linear_bias=b)
+        mixed = LF.linear_cross_entropy(x.to(BF16), w, t)
+        half = LF.cross_entropy(F.linear(x, w), t)
+        kept = LF.rms_norm(x, (16,)), LF.rms_norm(x.to(BF16), (16,)), LF.logsumexp(x, 1), LF.cross_entropy(x, t % 16)
+    gradients = torch.autograd.grad(loss, [x, w, b])
+    narrow = [v.detach().to(BF16).requires_grad_() for v in (x, w)] + [b.detach().to(BF16).requires_grad_()]
+    same = LF.linear_cross_entropy(narrow[0], narrow[1], t, linear_bias=narrow[2])
+    right = [g.float() for g in torch.autograd.grad(same, narrow)]
+    close("linear_cross_entropy casts as F.linear does", [loss, *gradients], [same, *right], 4 * HALF[BF16])
+    same = LF.linear_cross_entropy(narrow[0], narrow[1], t)
+    close("linear_cross_entropy of a bf16 input and an f32 weight", mixed, same, 4 * HALF[BF16])
+    verdict("cross_entropy of bf16 logits is f32", half.dtype == F32 and half.isfinite().item(), str(half.dtype))
+    types_found = [v.dtype for v in kept]
+    verdict("norms, logsumexp and cross_entropy keep types", types_found == [F32, BF16, F32, F32], str(types_found))
+
+
+def inference():
+    for name, f, leaves in functions():
+        expected = f(*leaves)
+        with torch.inference_mode():
+            out = f(*leaves)
+            verdict(f"{name}: inference_mode", out.is_inference() and not out.requires_grad, "not an inference tensor")
+            inputs = [t * 1 for t in leaves]
+            close(f"{name}: of inference tensors", [f(*inputs), out], [expected, expected], 8 * U)
+        with torch.no_grad():
+            close(f"{name}: no_grad", f(*leaves), expected, 8 * U)
+
+
+class Calls(TorchDispatchMode):
+    """Keeps the calls of lk's operators below autograd."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        detach = lambda v: v.detach() if isinstance(v, torch.Tensor) else v  # these operators have no gradient of their own
+        self.found.append((op, tuple(map(detach, args)), {k: detach(v) for k, v in (kwargs or {}).items()}))
+        return op(*args, **(kwargs or {}))
+
+
+class PublicCalls(torch.overrides.TorchFunctionMode):
+    """Keeps the calls of lk's operators as Python makes them."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, op, types, args=(), kwargs=None):
+        self.found.append((op, args, kwargs or {}))
+        return op(*args, **(kwargs or {}))
+
+
+def overload(op):
+    """The operator of torch.ops.lk that was called, or None."""
+    op = op.default if isinstance(op, torch._ops.OpOverloadPacket) else op
+    return op if isinstance(op, torch._ops.OpOverload) and op.namespace == "lk" else None
+
+
+def opcheck():
+    found = []
+    x, t = leaf(normal(6, 12), BF16), classes(12, 6)
+    calls = functions() + [
+        ("options", lambda x: LF.cross_entropy(x, t, torch.ones(12, device=D), -100, "sum", 0.125, z_loss=0.01, softcap=8.0,
+                                               zero_when_empty=True), [x]),
+        ("f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12), F16)]),
+        ("dims", lambda x: LF.logsumexp(x, (0, 2), True, dtype=F32), [leaf(normal(2, 3, 4), BF16)]),
+        ("f32 residual", lambda x, r: sum(LF.add_rms_norm(x, r, (12,))), [x, leaf(normal(6, 12))]),
+        ("[N, C, d]", lambda x: LF.cross_entropy(x, classes(5, 2, 3)), [leaf(normal(2, 5, 3))])]
+    for name, f, leaves in calls:
+        with PublicCalls(found), Calls(found):
+            out = f(*leaves)
+            torch.autograd.grad(out, leaves, torch.ones_like(out))
+        with torch.no_grad(), PublicCalls(found), Calls(found):
+            f(*leaves)
+    # Reduced losses take this operator in eager mode alone, and under Calls they are not in it.
+    one_pass = torch.ops.lk.cross_entropy_forward_backward.default
+    in_two = torch.ops.lk.cross_entropy_forward.default
+    found += [(one_pass, args[:-1], {}) for op, args, _ in found if op == in_two and args[3]]
+    samples, seen = [], set()
+    for op, args, kwargs in found:
+        op = overload(op)
+        if op:
+            kind = lambda v: (v.dtype, v.dim(), v.requires_grad) if isinstance(v, torch.Tensor) else v
+            key = str((op, [kind(v) for v in (*args, *kwargs.values())]))
+            if key not in seen:
+                seen.add(key)
+                samples.append((op, args, kwargs))
+    names = {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("lk::")}
+    covered = {op.name() for op, _, _ in samples}
+    complete = bool(names) and names == covered
+    verdict("every operator of torch.ops.lk has a sample", complete, f"none of {sorted(names - covered)}")
+    fresh = lambda v: v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+    count = collections.Counter()
+    for op, args, kwargs in samples:
+        if count[op] == 4:
+            continue
+        count[op] += 1
+        for test in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"):
+            def check():
+                given = tuple(map(fresh, args)), {k: fresh(v) for k, v in kwargs.items()}
+                torch.library.opcheck(op, *given, test_utils=test, rtol=2 * HALF[BF16], atol=1e-4)
+                verdict(f"{op} sample {count[op]} {test}", True)
+            attempt(f"{op} sample {count[op]} {test}", check)
+
+
+# ---- torch.compile ----------------------------------------------------------------------------------------------------------
+
+
+def small_model():
+    """A step with all five ops, and its parameters."""
+    p = [leaf(normal(32)), leaf(normal(64, 32, sigma=0.2)), leaf(normal(50, 64, sigma=0.2)), leaf(normal(2, 32)),
+         leaf(normal(50))]
+
+    def step(x, r, target):
+        y, s = LF.add_rms_norm(x, r, (32,), p[0])
+        h = F.silu(y @ p[1].t())
+        z = LF.md_lrpe_cosine(h.view(1, -1, 2, 32).transpose(1, 2), p[3], (h.shape[0],))
+        h = h + z[0].transpose(0, 1).sum(1)
+        loss = LF.linear_cross_entropy(LF.srms_norm(h), p[2], target, linear_bias=p[4], workspace_mib=64)
+        logits = h @ p[2].t()
+        rows = LF.cross_entropy(logits, target, reduction="none", label_smoothing=0.125)
+        lse = LF.logsumexp(logits, 1)
+        return loss + LF.cross_entropy(logits, target) + rows.mean() + 1e-2 * lse.square().mean() + s.square().mean()
+    return p, step
+
+
+def batch_of(n):
+    return leaf(normal(n, 32)), leaf(normal(n, 32)), classes(50, n)
+
+
+def gradients_of(f, batch, p):
+    """Copies, since a CUDA graph of torch.compile writes its next results over the last."""
+    out = f(*batch)
+    return [out.detach().clone(), *(g.clone() for g in torch.autograd.grad(out, [*batch[:2], *p]))]
+
+
+def compiled():
+    p, step = small_model()
+    batches = [batch_of(n) for n in (12, 20, 28)]
+    expected = [gradients_of(step, b, p) for b in batches]
+    modes = [("aot_eager", dict(backend="aot_eager")), ("inductor", {}), ("inductor, dynamic", dict(dynamic=True))]
+    modes += [("reduce-overhead", dict(mode="reduce-overhead"))] if CUDA else []
+    for name, options in modes:
+        def check():
+            fast = torch.compile(step, fullgraph=True, **options)
+            for i in (0, 0, 0, 1, 2) if "mode" in options else (0, 1, 2):
+                if "mode" in options:
+                    torch.compiler.cudagraph_mark_step_begin()
+                close(f"{name}, batch {i}", gradients_of(fast, batches[i], p), expected[i], 1e-5)
+            with torch.no_grad():
+                close(f"{name}, no_grad", fast(*batches[0]), step(*batches[0]), 1e-5)
+        torch._dynamo.reset()
+        attempt(name, check)
+    t = classes(12, 6)
+    weight = torch.ones(12, device=D)
+    more = functions() + [
+        ("tuple of dims", lambda x: LF.logsumexp(x, (0, 2), True, scale=0.5), [leaf(normal(2, 3, 4), BF16)]),
+        ("every option", lambda x: LF.cross_entropy(x, t, weight, 3, "sum", 0.125, z_loss=0.01, softcap=8.0, logit_scale=0.5,
+                                                    zero_when_empty=True), [leaf(normal(6, 12), BF16)]),
+        ("[N, C, d]", lambda x: LF.cross_entropy(x, t.view(2, 3)), [leaf(normal(2, 12, 3))]),
+        ("f32 residual", lambda x, r: sum(LF.add_rms_norm(x, r, (12,))), [leaf(normal(6, 12), BF16), leaf(normal(6, 12))]),
+        ("frozen weight", lambda x: LF.linear_cross_entropy(x, weight.repeat(20, 1), t), [leaf(normal(6, 12))]),
+        ("module", (lambda module: lambda x: module(x))(lk_torch.nn.RMSNorm(12).to(D)), [leaf(normal(6, 12))])]
+    for name, f, leaves in more:
+        def check():
+            fast = torch.compile(f, fullgraph=True, backend="aot_eager")
+            close(f"aot_eager, {name}", out_and_gradients(fast, leaves), out_and_gradients(f, leaves),
+                  1e-5 if leaves[0].dtype == F32 else 4 * HALF[BF16])
+        torch._dynamo.reset()
+        attempt(f"aot_eager, {name}", check)
+
+    class Exported(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = lk_torch.nn.RMSNorm(12)
+
+        def forward(self, x, t):
+            return LF.cross_entropy(self.norm(x), t, reduction="none") + LF.logsumexp(x, -1)
+    module, x = Exported().to(D), normal(6, 12).to(D)
+    attempt("torch.export", lambda: close("torch.export", torch.export.export(module, (x, t)).module()(x, t), module(x, t)))
+    torch._dynamo.reset()
+
+
+def training():
+    """Ten steps of AdamW on a small model: lk's functions and PyTorch's give the same losses."""
+    class Model(torch.nn.Module):
+        def __init__(self, lk):
+            super().__init__()
+            torch.manual_seed(3)
+            self.lk, nn = lk, torch.nn
+            self.embed, self.up, self.down = nn.Embedding(40, 32), nn.Linear(32, 64), nn.Linear(64, 32)
+            self.first = lk_torch.nn.RMSNorm(32, eps=1e-6) if lk else nn.RMSNorm(32, eps=1e-6)
+            self.last = lk_torch.nn.AddRMSNorm(32, eps=1e-6) if lk else nn.RMSNorm(32, eps=1e-6)
+
+        def forward(self, ids, target):
+            s = self.embed(ids)
+            a = self.down(F.silu(self.up(self.first(s))))
+            if self.lk:
+                y, _ = self.last(a, s)
+                return LF.linear_cross_entropy(y, self.embed.weight, target, z_loss=1e-4)
+            logits = F.linear(self.last(a + s), self.embed.weight).flatten(0, 1)
+            z = 1e-4 * torch.logsumexp(logits, 1).square().mean()
+            return F.cross_entropy(logits, target.flatten()) + z
+    losses = {}
+    ids, target = classes(40, 4, 5), classes(40, 4, 5)
+    for lk in (True, False):
+        model = Model(lk).to(D)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses[lk] = []
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = model(ids, target)
+            loss.backward()
+            optimizer.step()
+            losses[lk].append(loss.detach())
+    ours, theirs = torch.stack(losses[True]), torch.stack(losses[False])
+    close("ten losses", ours, theirs, 1e-4)
+    verdict("the loss falls", bool(ours[-1] < 0.8 * ours[0]), f"{ours}")
+    verdict("state_dict keys are torch.nn's", list(Model(True).state_dict()) == list(Model(False).state_dict()),
+            str(list(Model(True).state_dict())))
+
+
+def checkpoint():
+    from torch.utils.checkpoint import checkpoint as again
+    for name, f, leaves in functions():
+        for reentrant in (False, True):
+            def run(out):
+                for t in leaves:
+                    t.grad = None
+                out.sum().backward()
+                return [out, *(t.grad for t in leaves)]
+
+            def check():
+                close(f"{name}, reentrant {reentrant}", run(again(f, *leaves, use_reentrant=reentrant)), run(f(*leaves)), 8 * U)
+            attempt(f"{name}, reentrant {reentrant}", check)
+
+
+
+def distributed():
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(12, 16), lk_torch.nn.RMSNorm(16)).to(D)
+        head = lk_torch.nn.LinearCrossEntropyLoss(16, 20).to(D)
+
+        class Both(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model, self.head = model, head
+
+            def forward(self, x, t):
+                return self.head(self.model(x), t)
+        plain = copy.deepcopy(Both())
+        wrapped = torch.nn.parallel.DistributedDataParallel(Both())
+        x, t = normal(6, 12).to(D), classes(20, 6)
+        for module in (plain, wrapped):
+            module(x, t).backward()
+        ours, theirs = [p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()]
+        close("gradients of DistributedDataParallel", ours, theirs)
+    finally:
+        dist.destroy_process_group()
+
+
+def threads():
+    calls = functions()
+    expected = [out_and_gradients(f, leaves) for _, f, leaves in calls]
+    if CUDA:
+        torch.cuda.synchronize()
+        for (name, f, leaves), right in zip(calls, expected):  # inputs that are there only when this stream comes to them
+            late = [torch.zeros_like(t) for t in leaves]
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda._sleep(10**8)
+                for a, b in zip(late, leaves):
+                    a.copy_(b.detach())
+                close(f"{name}, on another stream", out_and_gradients(f, [t.requires_grad_() for t in late]), right, 8 * U)
+    wrong, turns = [], 20 if CUDA else 2
+
+    def work(number):
+        try:
+            stream = torch.cuda.Stream() if CUDA else None
+            with torch.cuda.stream(stream):
+                for i in range(turns * len(calls)):
+                    at = (i + number) % len(calls)
+                    name, f, leaves = calls[at]
+                    found = out_and_gradients(f, leaves)
+                    if CUDA:
+                        stream.synchronize()
+                    if not all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected[at])):
+                        wrong.append(name)
+        except Exception as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    verdict("4 threads, each with its own stream" if CUDA else "4 threads", not wrong, str(wrong[:3]))
+
+
+# ---- Mistakes ---------------------------------------------------------------------------------------------------------------
+
+
+def mistakes():
+    zeros = lambda *shape, dtype=F32: torch.zeros(shape, dtype=dtype, device=D)
+    long = torch.int64
+    x, t, w, cube, theta = zeros(4, 8), zeros(4, dtype=long), zeros(9, 8), zeros(1, 2, 6, 8), zeros(2, 8)
+    ce, lce, lse, rms, lrpe = LF.cross_entropy, LF.linear_cross_entropy, LF.logsumexp, LF.rms_norm, LF.md_lrpe_cosine
+    for wants_grad in (False, True):
+        a = x.clone().requires_grad_(wants_grad)
+        b = w.clone().requires_grad_(wants_grad)
+        for name, f, *words in (
+                ("logsumexp: float64", lambda: lse(a.double(), 1), "double", "float64"),
+                ("logsumexp: int64", lambda: lse(t, 0), "long", "int64"),
+                ("logsumexp: complex", lambda: lse(a.to(torch.complex64), 1), "complex"),
+                ("logsumexp: dim out of range", lambda: lse(a, 2), "dim"),
+                ("logsumexp: a dim of a tuple out of range", lambda: lse(a, (0, 5)), "dim"),
+                ("logsumexp: a dim twice", lambda: lse(a, (0, 0)), "dim"),
+                ("logsumexp: scale", lambda: lse(a, 1, scale=INF), "scale"),
+                ("logsumexp: dtype", lambda: lse(a, 1, dtype=torch.float64), "dtype"),
+                ("logsumexp: not a tensor", lambda: lse([1.0], 0), "tensor", "input"),
+                ("logsumexp: sparse", lambda: lse(a.detach().to_sparse(), 1), "sparse"),
+                ("rms_norm: float64", lambda: rms(a.double(), (8,)), "double", "float64"),
+                ("rms_norm: normalized_shape", lambda: rms(a, (7,)), "normalized_shape"),
+                ("rms_norm: normalized_shape too long", lambda: rms(a, (2, 4, 8)), "normalized_shape"),
+                ("rms_norm: an empty normalized_shape", lambda: rms(a, ()), "normalized_shape"),
+                ("rms_norm: length of weight", lambda: rms(a, (8,), zeros(7)), "weight"),
+                ("rms_norm: type of weight", lambda: rms(a, (8,), zeros(8, dtype=BF16)), "weight"),
+                ("rms_norm: eps below 0", lambda: rms(a, (8,), None, -1.0), "eps"),
+                ("rms_norm: eps NaN", lambda: rms(a, (8,), None, NAN), "eps"),
+                ("rms_norm: weight is a number", lambda: rms(a, (8,), 1.0), "weight", "tensor"),
+                ("srms_norm: a 0-d tensor", lambda: LF.srms_norm(a.sum()), "dim", "input"),
+                ("srms_norm: eps", lambda: LF.srms_norm(a, -1.0), "eps"),
+                ("add_rms_norm: shape of residual", lambda: LF.add_rms_norm(a, zeros(3, 8), (8,)), "residual"),
+                ("add_rms_norm: type of residual", lambda: LF.add_rms_norm(a, zeros(4, 8, dtype=BF16), (8,)), "residual"),
+                ("cross_entropy: float64", lambda: ce(a.double(), t), "double", "float64"),
+                ("cross_entropy: 0-d input", lambda: ce(a.sum(), t), "input", "dim"),
+                ("cross_entropy: targets of int16", lambda: ce(a, t.short()), "target"),
+                ("cross_entropy: targets are probabilities", lambda: ce(a, torch.softmax(a, 1).detach()), "target"),
+                ("cross_entropy: too few targets", lambda: ce(a, t[:3]), "target"),
+                ("cross_entropy: shape of targets", lambda: ce(a, t[:, None]), "target"),
+                ("cross_entropy: no classes", lambda: ce(zeros(4, 0), t), "class", "vocab", "input"),
+                ("cross_entropy: length of weight", lambda: ce(a, t, zeros(7)), "weight"),
+                ("cross_entropy: shape of weight", lambda: ce(a, t, zeros(8, 1)), "weight"),
+                ("cross_entropy: type of weight", lambda: ce(a, t, zeros(8, dtype=long)), "weight"),
+                ("cross_entropy: reduction", lambda: ce(a, t, reduction="average"), "reduction", "average"),
+                ("cross_entropy: label_smoothing", lambda: ce(a, t, label_smoothing=1.5), "label_smoothing"),
+                ("cross_entropy: z_loss", lambda: ce(a, t, z_loss=-1.0), "z_loss"),
+                ("cross_entropy: softcap", lambda: ce(a, t, softcap=-1.0), "softcap"),
+                ("cross_entropy: logit_scale", lambda: ce(a, t, logit_scale=NAN), "logit_scale"),
+                ("cross_entropy: logit_scale below 0", lambda: ce(a, t, logit_scale=-1.0), "logit_scale"),
+                ("cross_entropy: ignore_index", lambda: ce(a, t, ignore_index=0.5), "ignore_index", "int"),
+                ("cross_entropy: another name", lambda: ce(a, t, smoothing=0.1), "smoothing"),
+                ("cross_entropy_stats: reduction", lambda: LF.cross_entropy_stats(a, t, reduction="average"), "reduction"),
+                ("cross_entropy_stats: softcap", lambda: LF.cross_entropy_stats(a, t, softcap=-1.0), "softcap"),
+                ("linear_cross_entropy: hidden", lambda: lce(a, zeros(9, 7), t), "linear_weight"),
+                ("linear_cross_entropy: dimensions of the weight", lambda: lce(a, zeros(8), t), "linear_weight"),
+                ("linear_cross_entropy: type of the weight", lambda: lce(a, b.to(BF16), t), "linear_weight"),
+                ("linear_cross_entropy: float64", lambda: lce(a.double(), b.double(), t), "double", "float64"),
+                ("linear_cross_entropy: bias", lambda: lce(a, b, t, linear_bias=zeros(8)), "linear_bias"),
+                ("linear_cross_entropy: targets", lambda: lce(a, b, t[:3]), "target"),
+                ("linear_cross_entropy: targets of float", lambda: lce(a, b, t.float()), "target"),
+                ("linear_cross_entropy: workspace_mib", lambda: lce(a, b, t, workspace_mib=-1), "workspace"),
+                ("linear_cross_entropy: label_smoothing", lambda: lce(a, b, t, label_smoothing=-0.5), "label_smoothing"),
+                ("md_lrpe_cosine: 3 dimensions", lambda: lrpe(cube[0], theta, (6,)), "x", "dim"),
+                ("md_lrpe_cosine: heads of theta", lambda: lrpe(cube, zeros(3, 8), (6,)), "theta"),
+                ("md_lrpe_cosine: features of theta", lambda: lrpe(cube, zeros(2, 7), (6,)), "theta", "e is"),
+                ("md_lrpe_cosine: type of theta", lambda: lrpe(cube, theta.to(BF16), (6,)), "theta"),
+                ("md_lrpe_cosine: tokens", lambda: lrpe(cube, theta, (5,)), "shape", "token"),
+                ("md_lrpe_cosine: prefix", lambda: lrpe(cube, theta, (7,), -1), "prefix", "shape"),
+                ("md_lrpe_cosine: 9 axes", lambda: lrpe(cube, theta, (1,) * 8 + (6,)), "axes", "shape"),
+                ("md_lrpe_cosine: no axes", lambda: lrpe(cube[:, :, :1], theta, ()), "axes", "shape"),
+                ("md_lrpe_cosine: activation", lambda: lrpe(cube, theta, (6,), 0, "gelu"), "activation", "gelu")):
+            raises(f"{name}{', with gradient' if wants_grad else ''}", f, *words)
+    leaf_x = x.clone().requires_grad_()
+
+    def same_or_raises(name, f, right, *words):
+        try:
+            out = f()
+        except (RuntimeError, NotImplementedError) as error:
+            return verdict(f"{name} is refused", any(word in str(error) for word in words), " ".join(str(error).split())[:300])
+        close(f"{name} works", out, right())
+    import torch.autograd.forward_ad as forward_ad
+
+    def tangent(f):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(f(forward_ad.make_dual(x + 1, torch.ones_like(x)))).tangent
+    for name, ours, theirs in (("logsumexp", lambda v: lse(v, -1), lambda v: torch.logsumexp(v, -1)),
+                               ("srms_norm", lambda v: LF.srms_norm(v), lambda v: exact_norm(v, v.shape[-1:])),
+                               ("cross_entropy", lambda v: ce(v, t), lambda v: F.cross_entropy(v, t))):
+        same_or_raises(f"{name}: forward-mode AD", lambda: tangent(ours), lambda: tangent(theirs), "jvp", "forward", "Forward")
+        same_or_raises(f"{name}: torch.func.grad", lambda: torch.func.grad(lambda v: ours(v).sum())(x),
+                       lambda: torch.func.grad(lambda v: theirs(v).sum())(x), "functorch", "torch.func", "vmap", "transform")
+        stack = torch.stack([x + 1, x * 2 - 1])
+        same_or_raises(f"{name}: torch.vmap", lambda: torch.vmap(ours)(stack), lambda: torch.stack([theirs(v) for v in stack]),
+                       "vmap", "functorch", "batching", "Batched")
+    if CUDA:
+        host = torch.zeros(4, dtype=long)
+        for name, f in (("input", lambda: ce(x.cpu(), t)), ("target", lambda: ce(x, host)),
+                        ("weight", lambda: ce(x, t, torch.ones(8))), ("norm", lambda: rms(x, (8,), torch.ones(8))),
+                        ("host alone", lambda: LF.srms_norm(x.cpu())),
+                        ("linear_weight", lambda: lce(x, w.cpu(), t)), ("theta", lambda: lrpe(cube, theta.cpu(), (6,))),
+                        ("residual", lambda: LF.add_rms_norm(x, x.cpu(), (8,)))):
+            raises(f"a tensor of the host: {name}", f, "cpu", "device")
+        if torch.cuda.device_count() > 1:
+            raises("tensors of two devices", lambda: ce(x, t.to("cuda:1")), "cuda:1", "device")
+    raises("an upstream of another shape", lambda: torch.autograd.grad(ce(leaf_x, t), leaf_x, zeros(3)), "shape")
+    for name, f, leaves in functions():  # after all that, right calls still work
+        verdict(f"afterwards: {name}", all(v.isfinite().all() for v in out_and_gradients(f, leaves)), "not finite")
+
+
+def in_a_child(name):
+    """Runs a group in a process of its own, so that a crash is a failed check and not the end."""
+    result = subprocess.run([sys.executable, os.path.abspath(__file__), name], env={**os.environ, "LK_TEST_CHILD": "1"},
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    lines = result.stdout.rstrip().splitlines() or [""]
+    counts = re.fullmatch(r"(\d+) passed, (\d+) failed", lines[-1])
+    for line in lines if not counts or VERBOSE else [s for s in lines if "FAIL" in s and not s.startswith("FAIL")]:
+        print(line if line.startswith("  ") else "  " + line)
+    if counts:
+        totals[0] += int(counts[1])
+        totals[1] += int(counts[2])
+    else:
+        verdict(name, False, f"the process ended with {result.returncode} before its last line")
+
+
+# ---- GPU --------------------------------------------------------------------------------------------------------------------
+
+
+def graphs():
+    p, step = small_model()
+    batch = batch_of(12)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            gradients_of(step, batch, p)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(*batch)
+        gradients = torch.autograd.grad(loss, [*batch[:2], *p])
+    for i in range(3):
+        with torch.no_grad():
+            batch[0].normal_(), batch[1].normal_(), batch[2].random_(50)
+        graph.replay()
+        close(f"a training step, replay {i}", [loss, *gradients], gradients_of(step, batch, p), 1e-5)
+
+
+def large():
+    rows, cols = 70000, 32768  # 2,293,760,000 elements
+    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
+        print("  skipped: needs 12 GiB of free device memory")
+        return
+    x = torch.empty(rows, cols, dtype=BF16, device=D).normal_()
+    x.requires_grad_()
+    lse = LF.logsumexp(x, 1, dtype=F32)
+    up = torch.full_like(lse, 1.0)
+    gradient, = torch.autograd.grad(lse, x, up)
+    for where in (slice(0, 3), slice(65535, 65539), slice(rows - 3, rows)):  # element 2^31 is in row 65536
+        part = x.detach()[where].double()
+        right = torch.logsumexp(part, 1)
+        p = torch.softmax(part, 1)
+        compare(f"rows from {where.start}", ("lse", lse[where], right, 8 * U * (part.abs().max() + math.log(cols) + 1)),
+                ("dx", gradient[where], p, rounded(p, p * 64 * U, BF16)))
+    del gradient, x
+
+
+def devices():
+    for name, f, leaves in functions():
+        if name.startswith(("cross", "linear")):
+            continue  # their functions hold targets of the first device
+        there = [t.detach().to("cuda:1").requires_grad_() for t in leaves]
+        found = [v.to(D) for v in out_and_gradients(f, there)]
+        close(f"{name} on cuda:1 while cuda:0 is current", found, out_and_gradients(f, leaves), 8 * U)
+    x, w, t = leaf(normal(6, 12)), leaf(normal(20, 12)), classes(20, 6)
+    there = [v.detach().to("cuda:1").requires_grad_() for v in (x, w)]
+    for _ in range(2):  # contexts of both devices, in turns
+        loss = LF.linear_cross_entropy(*there, t.to("cuda:1"))
+        close("linear_cross_entropy on cuda:1", loss.to(D), LF.linear_cross_entropy(x, w, t))
+    close("cross_entropy on cuda:1", LF.cross_entropy(there[0], (t % 12).to("cuda:1")).to(D), LF.cross_entropy(x, t % 12))
+
+
+GROUPS = {"logsumexp": logsumexp, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
+          "linear_cross_entropy": linear_cross_entropy, "md_lrpe_cosine": md_lrpe_cosine, "signatures": signatures,
+          "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
+          "mistakes": mistakes, "opcheck": opcheck, "compile": compiled, "training": training, "checkpoint": checkpoint,
+          "threads": threads}
+if not CUDA:
+    GROUPS["distributed"] = distributed
+if CUDA:
+    GROUPS.update(graphs=graphs, large=large)
+    if torch.cuda.device_count() > 1:
+        GROUPS["devices"] = devices
+
+
+def main():
+    global worst
+    chosen = sys.argv[1:]
+    if "--list" in chosen:
+        return print(" ".join(GROUPS))
+    unknown = [name for name in chosen if name not in GROUPS]
+    if unknown:
+        sys.exit(f"{unknown[0]} is no group; there are: {' '.join(GROUPS)}")
+    child = "LK_TEST_CHILD" in os.environ
+    if CUDA and not torch.cuda.is_available():
+        print(f"lk_torch was built for a GPU, and PyTorch {torch.__version__} sees none; build it with LK_BACKEND=cpu")
+        print("0 passed, 1 failed")
+        sys.exit(1)
+    start = time.time()
+    if not CUDA:
+        torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+    if not child:
+        device = torch.cuda.get_device_name() if CUDA else "CPU tensors, on the simulator: small shapes"
+        print(f"lk_torch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, {device}")
+        print(f"{'group':24}{'checks':>8}{'worst share':>13}{'seconds':>9}", flush=True)
+    for name in chosen or GROUPS:
+        before, worst, began = list(totals), 0.0, time.time()
+        rng.seed(name)
+        generator.manual_seed(1)
+        torch.manual_seed(1)
+        attempt(name, functools.partial(in_a_child, name) if name == "mistakes" and not child else GROUPS[name])
+        checks, failed = sum(totals) - sum(before), totals[1] - before[1]
+        if not child:
+            print(f"{name:24}{checks:8d}{f'{worst:.3f}' if worst else '-':>13}{time.time() - began:9.1f}"
+                  f"{f'   {failed} FAILED' if failed else ''}", flush=True)
+    if not child:
+        print(f"{time.time() - start:.0f} seconds")
+    print(f"{totals[0]} passed, {totals[1]} failed")
+    sys.exit(totals[1] > 0)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU; the first line does
+    main()
