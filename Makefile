@@ -33,6 +33,7 @@ lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)
 # The library's name has the minor version, since a new one may change the structs: lk/README.md.
 version := $(subst $() ,.,$(shell sed -n 's/^\#define LK_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' lk/lk_base.cuh))
 soname := liblk.so.$(basename $(version))
+into = $(DESTDIR)$(PREFIX)
 
 ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
 SAN ?= plain
@@ -53,7 +54,8 @@ compiler := NVCC
 compile = $(NVCC) -std=c++17 -O3 $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -Wall,-Wextra,-fPIC $(FAST) -I$(LK_DIR) -I. -MMD -MP -MF $@.d
 link = $(NVCC) $(gencode) -Wno-deprecated-gpu-targets -Xcompiler -pthread
 library := $(out)/liblk.so
-exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname)
+# It looks for cublasLt where nvcc found it too, so that gcc links a program with liblk.so alone.
+exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) -Xlinker -rpath=$(CUDA_HOME)/lib64
 link_from_c = $(CC) $(@D)/main.o $(@D)/kernels.o -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lstdc++ -lm -o $@
 libs := -lcublasLt # linear_cross_entropy's matmuls; behind the objects, for linkers that keep only what is needed by then
 schedules := device
@@ -121,20 +123,35 @@ engine: $(engine) # the simulator's objects, for tests/mutate
 	@rm -f $(filter-out $(engine),$(wildcard $(out)/simt/*.o)) # of sources that are gone
 test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
+test-packages: | backend ## CMake, pkg-config, make install, make dist, one-file headers
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/packages
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 lib: ## one shared library with every op and type, liblk.so by nvcc, no GPU needed; BACKEND=cpu makes liblk_simt.so
-install: ## copies the headers and that library below PREFIX
-install-headers: ## copies the headers alone
-	install -d $(DESTDIR)$(PREFIX)/include/lk
-	install -m 644 lk/*.cuh $(DESTDIR)$(PREFIX)/include/lk
+install: ## copies the headers and that library below PREFIX, with what CMake and pkg-config read
+install-headers: ## copies the headers alone, with what CMake reads
+	install -d $(into)/include/lk $(into)/lib/cmake/lk
+	install -m 644 lk/*.cuh lk/LICENSE $(into)/include/lk
+	install -m 644 packages/*.cmake $(into)/lib/cmake/lk
+uninstall: ## removes what install puts there; a library of another version stays
+	cd $(into) && for link in lib/liblk.so lib/$(soname); do \
+	test "$$(readlink -f $$link)" != "$$(readlink -f lib/liblk.so.$(version))" || rm -f $$link; done
+	cd $(into) && rm -f lib/liblk.so.$(version) lib/liblk_simt.so lib/pkgconfig/lk.pc include/lk/LICENSE \
+	$(patsubst lk/%,include/lk/%,$(wildcard lk/*.cuh)) $(patsubst packages/%,lib/cmake/lk/%,$(wildcard packages/*.cmake))
+	cd $(into) && for folder in include/lk lib/cmake/lk; do test ! -d $$folder || rmdir --ignore-fail-on-non-empty $$folder; done
+dist: ## makes a tarball of the sources and each op as one header that needs no other file, in build/dist
+	@rm -rf build/dist && mkdir -p build/dist
+	@{ git ls-files 2>/dev/null | grep . || find . -name build -prune -o -name .git -prune -o -type f -print; } > build/dist/files
+	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' -T build/dist/files
+	@rm build/dist/files; for op in $(ops) lk_scale; do packages/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
+	@echo "lk: build/dist has" $$(ls build/dist)
 ifeq ($(lib_backend),$(BACKEND))
 lib: $(library) | backend
 	@echo "lk: $< $(if $(simt),runs on the CPU and is for tests,has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx)))"
 install: lib install-headers
-	install -d $(DESTDIR)$(PREFIX)/lib
-	install $(library) $(DESTDIR)$(PREFIX)/lib/$(if $(simt),,liblk.so.$(version))
-	$(if $(simt),,cd $(DESTDIR)$(PREFIX)/lib && ln -sf liblk.so.$(version) $(soname) && ln -sf $(soname) liblk.so)
+	install $(library) $(into)/lib/$(if $(simt),,liblk.so.$(version))
+	$(if $(simt),,cd $(into)/lib && ln -sf liblk.so.$(version) $(soname) && ln -sf $(soname) liblk.so)
+	$(if $(simt),,install -d $(into)/lib/pkgconfig && sed 's/@version@/$(version)/' packages/lk.pc.in > $(into)/lib/pkgconfig/lk.pc)
 else ifeq ($(lib_backend),gpu)
 lib install:
 	@$(MAKE) --no-print-directory $@ BACKEND=gpu why="nvcc is here; a library needs no GPU"
@@ -250,5 +267,5 @@ $(out)/%.o: %.c
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
-.PHONY: compare compare-calls compare-smoke compare-plots
+.PHONY: compare compare-calls compare-smoke compare-plots uninstall dist test-packages
 .SECONDARY:
