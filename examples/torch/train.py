@@ -6,24 +6,26 @@
     train.py --ops lk --compile              by lk, inside torch.compile
     train.py --ops lk --head lk-logits       lk's cross entropy of stored logits; --norm and --head choose one by one
     train.py --compare --csv F --plot F.svg  PyTorch and lk, eager and compiled, one after another, in at most --budget seconds
-    train.py --from-csv F --plot F.svg       the tables and the plot once more, from the rows of such a run, without a GPU
+    train.py --from-csv F --plot F.svg       the table and the plot once more,  from the rows of such a run, without a GPU
     train.py --tiny --check                  a test of some seconds, on a CPU too: lk and PyTorch have the same curves
 
-Model     Pre-norm with RMSNorm, rotary positions, GELU, one matrix for embedding and head. With --positions lrpe it is
-          md_lrpe_cosine of q and k: twice as many features go into the attention.
-Precision As in nanoGPT: parameters, their gradients, the residual stream and AdamW in float32, under autocast to bf16. So the
-          matmuls are bf16, and the head's weight is rounded to bf16 once a step.
-          GPT-2's vocabulary of 50257 is odd, and cuBLAS is slow with such rows: nanoGPT pads it, --vocab 50304.
-Text      Python's own standard library, which is on every machine. A token is a word; a rare word is spelt in bytes. Every
-          variant gets the same batches and the same first weights.
-Times     By CUDA events from step to step, the median without the first steps. Memory: the largest amount that PyTorch's
-          allocator gave out at once, lk's workspace included, in the same steps.
-Compile   Each block is compiled by itself, and the head: 12 blocks are one graph, so it takes seconds and not a minute.
+Model       Pre-norm with RMSNorm, rotary positions, GELU, one matrix for embedding and head. With --positions lrpe it is
+            md_lrpe_cosine of q and k: twice as many features go into the attention.
+Precision   As in nanoGPT: parameters, their gradients, the residual stream and AdamW in float32, under autocast to bf16. So the
+            matmuls are bf16, and the head's weight is rounded to bf16 once a step.
+Vocabulary  GPT-2's 50257 is odd, and cuBLAS is slow with rows of odd length. nanoGPT pads it: --vocab 50304.
+Text        Python's own standard library, which is on every machine. A token is a word; a rare word is spelt in bytes. Every
+            variant gets the same batches and the same first weights.
+Times       By CUDA events from step to step, the median without the first steps. Memory: the largest amount that PyTorch's
+            allocator gave out at once, lk's workspace included, in the same steps.
+Compile     Each block is compiled by itself, and so is the head. 12 blocks share one graph, or two where the first gets
+            float32, so there is less to compile than in the whole model.
 """
 import argparse
 import collections
 import contextlib
 import csv
+import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -189,10 +191,13 @@ class Trainer:
     def __init__(self, options, ids):
         torch.manual_seed(options.seed)
         self.options, device, dim = options, options.device, options.width // options.heads
-        positions = Rope(options.context, dim) if options.positions == "rope" else Lrpe(options.context, options.heads, dim,
-                                                                                       options.ops)
-        self.model = GPT(options.vocab, options.layers, options.heads, options.width, NORMS[options.norm], positions,
-                         HEADS[options.head]).to(device, torch.float64 if options.precision == "f64" else torch.float32)
+        with torch.device(device):
+            if options.positions == "rope":
+                positions = Rope(options.context, dim)
+            else:
+                positions = Lrpe(options.context, options.heads, dim, options.ops)
+            self.model = GPT(options.vocab, options.layers, options.heads, options.width, NORMS[options.norm], positions,
+                             HEADS[options.head]).to(torch.float64 if options.precision == "f64" else torch.float32)
         self.parameters = list(self.model.parameters())
         self.optimiser = torch.optim.AdamW([{"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": 0.1},
                                             {"params": [p for p in self.parameters if p.dim() == 1], "weight_decay": 0.0}],
@@ -358,8 +363,8 @@ def compare(options, words):
                 process.kill()  # one that has not ended by then
                 longest[compiled] = max(longest[compiled], time.perf_counter() - began)
                 print(f"  {time.perf_counter() - began:.0f} s, {max(0.0, end - time.perf_counter()):.0f} s left\n", flush=True)
-    report(rows)
-    if shares:
+    if rows:
+        report(rows)
         print("\nMilliseconds of kernels in one step. Blocks: attention, matmuls, norm (by kernels' names) and other, which is "
               "casts, additions, GELU, positions, embedding.\n")
         print("| variant | " + " | ".join(SHARES) + " | all |", "|---|" + "---|" * (len(SHARES) + 1), sep="\n")
@@ -386,9 +391,7 @@ def apart(run, other):
 
 
 def report(rows):
-    """Off: the largest difference of the loss from PyTorch's in eager mode, at any step."""
-    if not rows:
-        return
+    """The differences are those of the loss at any step."""
     print(f"{rows[0]['device']}, torch {rows[0]['torch']}\n\n| positions | vocabulary | ops | mode | ms a step | tokens/s "
           "| speed-up over PyTorch in the same mode | peak MiB | final loss | largest difference from PyTorch eager |",
           "|" + "---|" * 10, sep="\n")
@@ -479,6 +482,7 @@ FULL = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "batch": 16, "
 # A large eps of AdamW, since its first step is the rate times the sign of each gradient, and roundings change signs.
 TINY = {"layers": 2, "heads": 2, "width": 32, "context": 8, "batch": 2, "steps": 3, "rate": 2e-2, "eps": 1e-3,
         "warmup": 1, "every": 1, "characters": 80, "vocab": [300]}
+SIZES = ("layers", "heads", "width", "context", "batch", "steps")
 COMPARED = {"steps": 80, "every": 20, "vocab": [50257, 128256]}
 
 
@@ -504,7 +508,7 @@ def arguments():
     add("--tiny", action="store_true", help="a model for a CPU: 2 layers, width 32, vocabulary 300, 3 steps")
     add("--check", action="store_true", help="with --tiny: exit status 1 where lk and PyTorch do not agree")
     add("--vocab", type=int, nargs="+", help="50257; --compare: 50257 and 128256")
-    for name in ("layers", "heads", "width", "context", "batch", "steps"):
+    for name in SIZES:
         add(f"--{name}", type=int, help=str(FULL[name]))
     add("--seed", type=int, default=0)
     add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -521,10 +525,14 @@ def arguments():
         parser.error("--check needs --tiny: the full model is too large for float64")
     if options.plot and not (options.compare or options.from_csv):
         parser.error("--plot needs --compare or --from-csv")
+    if options.plot and not importlib.util.find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib; write a --csv here, and use --from-csv and --plot where matplotlib is")
     if len(options.vocab) > 1 and not options.compare:
         parser.error("more than one --vocab needs --compare")
     if min(options.vocab) < 256:
         parser.error("--vocab must be at least 256: the first ids are bytes")
+    if min(getattr(options, name) for name in SIZES) < 1:
+        parser.error(f"{', '.join(SIZES)} must be at least 1")
     if options.width % (2 * options.heads):
         parser.error("--width must be a multiple of 2 * heads: the positions turn pairs of features")
     if options.precision == "f64" and lk:
@@ -543,6 +551,8 @@ def main():
     if options.from_csv:
         with open(options.from_csv, newline="") as file:
             rows = list(csv.DictReader(file))
+        if not rows:
+            sys.exit(f"{options.from_csv} has no rows")
         report(rows)
     else:
         words = read_words(options.characters)
