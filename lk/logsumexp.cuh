@@ -106,11 +106,8 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_ca
 {
     float low;
     const float lse = lk_lse_log(s, &low);
-    float *const out[2] = {a.lse, a.lse_low};
-    const float value[2] = {lse, low};
-#pragma unroll 1 /* otherwise ptxas moves the load of a row's first vector, which is needed first, behind all other loads */
-    for (int i = 0; i < 2; i++)
-        if (out[i]) out[i][at] = value[i];
+    if (a.lse) a.lse[at] = lse;
+    if (a.lse_low) a.lse_low[at] = low;
     if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
 }
 
