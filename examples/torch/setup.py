@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Builds lk_torch: `make lib` for the kernels, g++ for the rest. README.md says how to choose the backend and the cards."""
+import glob
 import os
 import shutil
 import subprocess
@@ -26,19 +27,23 @@ class Build(cpp_extension.BuildExtension):
     def run(self):
         backend = "cpu" if CPU else "gpu"
         print(f"lk_torch: backend {backend}; make lib, then {len(FILES)} files for torch {torch.__version__}", flush=True)
-        subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", f"-j{os.cpu_count()}"])
+        subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", "-j" + os.environ["MAX_JOBS"]])
         built = os.path.join(ROOT, "build", "cpu-plain/liblk_simt.so" if CPU else "gpu/liblk.so")
         library = "liblk_simt.so" if CPU else "liblk.so." + ".".join(version()[:2])
         folder = os.path.dirname(os.path.abspath(self.get_ext_fullpath("lk_torch._C")))
         os.makedirs(folder, exist_ok=True)
+        for old in glob.glob(os.path.join(folder, "liblk*")):  # of the other backend, or of another version
+            os.remove(old)
         shutil.copy2(built, os.path.join(folder, library))
-        # PyTorch's libraries use the shared libstdc++. A second one, linked in statically, crashes at the first message with a
-        # number in it. So the shared one stands before g++'s own choice.
-        self.extensions[0].extra_link_args += [f"-L{folder}", f"-l:{library}", "-Wl,-Bdynamic", "-l:libstdc++.so.6"]
+        # The libstdc++ that PyTorch has loaded stands before g++'s own choice. Where that is a static one, two of them would be
+        # in one process, and the first message with a number in it would crash.
+        shared = next(line.split()[-1] for line in open("/proc/self/maps") if "/libstdc++.so" in line)
+        self.extensions[0].extra_link_args += [f"-L{folder}", f"-l:{library}", shared]
         super().run()
         path = os.path.abspath(self.get_ext_fullpath("lk_torch._C"))
         if b"codecvt" in subprocess.check_output(["nm", "-D", "--defined-only", path]):
-            sys.exit(f"lk_torch: {path} holds a libstdc++ of its own; use a g++ that links the shared one")
+            sys.exit(f"lk_torch: {path} holds parts of a static libstdc++; take a g++ that links the shared one, no newer than "
+                     f"{shared}")
 
 
 def extension():
@@ -58,4 +63,4 @@ os.chdir(HERE)
 os.environ.setdefault("MAX_JOBS", str(os.cpu_count()))
 setup(name="lk_torch", version=".".join(version()), packages=["lk_torch"], ext_modules=[extension()],
       description="lk's five ops of language-model training in PyTorch", license="MIT", python_requires=">=3.10",
-      package_data={"lk_torch": ["*.so*"]}, cmdclass={"build_ext": Build.with_options(use_ninja=True)})
+      cmdclass={"build_ext": Build.with_options(use_ninja=True)})

@@ -59,13 +59,18 @@ static Tensor loss_like(const Tensor &target, const Tensor &x, int64_t reduction
 {
     return make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
 }
-// What backward needs: valid_rows (8 bytes), weight_sum (4), then lse_low, and lse where it is no result of its own.
+// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), and with class weights weight_sum; then lse_low,
+// and lse where it is no result of its own.
+static int64_t state_head(const lk_cross_entropy_args &a)
+{
+    return a.reduction == LK_REDUCTION_MEAN ? 2 + !!a.class_weight : 0;
+}
 static void set_state(lk_cross_entropy_args &a, const Tensor &state, const Maybe &lse)
 {
     float *f = (float *)state.const_data_ptr();
     if (a.reduction == LK_REDUCTION_MEAN) a.valid_rows = (int64_t *)f;
     if (a.reduction == LK_REDUCTION_MEAN && a.class_weight) a.weight_sum = f + 2;
-    a.lse_low = f + 4, a.lse = has(lse) ? (float *)lse->const_data_ptr() : f + 4 + a.rows;
+    a.lse_low = f + state_head(a), a.lse = has(lse) ? (float *)lse->const_data_ptr() : a.lse_low + a.rows;
 }
 static void forward(LossCall &c, const Tensor &x)
 {
@@ -81,20 +86,19 @@ static tuple<Tensor, Tensor> cross_entropy_forward(const Tensor &logits, const T
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), state;
     c.a.loss = loss.mutable_data_ptr<float>();
-    if (keep) set_state(c.a, state = make({4 + 2 * c.a.rows}, logits, at::kFloat), {});
+    if (keep) set_state(c.a, state = make({state_head(c.a) + 2 * c.a.rows}, logits, at::kFloat), {});
     forward(c, logits);
     return {loss, state};
 }
 
 // loss, lse, z_loss, entropy, argmax, and what backward needs
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats_forward(const Tensor &logits, const Tensor &target,
-                                                                                         const Maybe &class_weight,
-                                                                                         LK_LOSS_PARAMETERS)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction);
     Tensor lse = loss_like(target, logits, 0), entropy = loss_like(target, logits, 0);
-    Tensor argmax = make(target.sizes(), logits, at::kLong), state = make({4 + c.a.rows}, logits, at::kFloat);
+    Tensor argmax = make(target.sizes(), logits, at::kLong), state = make({state_head(c.a) + c.a.rows}, logits, at::kFloat);
     set_state(c.a, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
     c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
@@ -102,8 +106,8 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats
     return {loss, lse, z, entropy, argmax, state};
 }
 
-static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits, const Tensor &target, const Maybe &class_weight,
-                                                            LK_LOSS_PARAMETERS)
+static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits, const Tensor &target,
+                                                            const Maybe &class_weight, LK_LOSS_PARAMETERS)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), d = make(logits.sizes(), logits);
@@ -158,7 +162,8 @@ struct CrossEntropyBackward : Node {
     {
         logits = save(x), target = save(t), weight = save(w), state = save(s);
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
-        this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale, this->zero_when_empty = zero_when_empty;
+        this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
+        this->zero_when_empty = zero_when_empty;
     }
 };
 
@@ -225,7 +230,8 @@ TORCH_LIBRARY_FRAGMENT(lk, m)
     kernel(m, "cross_entropy_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool keep) -> (Tensor, Tensor)", &cross_entropy_forward);
     kernel(m, "cross_entropy_stats_forward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_stats_forward);
-    kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor)", &cross_entropy_forward_backward);
+    kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor)",
+           &cross_entropy_forward_backward);
     kernel(m, "cross_entropy_backward", "(Tensor? dloss, Tensor? dlse, " INPUTS "Tensor? lse, Tensor state, " LK_LOSS_SCHEMA
            ") -> Tensor", &cross_entropy_backward);
 }

@@ -134,12 +134,14 @@ struct LinearCrossEntropyBackward : Node {
         const Tensor cw = class_weight.unpack();
         const Below below;
         auto [dx, dweight, dbias] = linear_cross_entropy_backward_op.call(
-            up[0], l, in, w, t, maybe(b), maybe(cw), OPTIONS, task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2));
+            up[0], l, in, w, t, maybe(b), maybe(cw), OPTIONS, task_should_compute_output(0), task_should_compute_output(1),
+            task_should_compute_output(2));
         return once({dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
     {
-        x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data(), class_weight.reset_data(), lse.reset_data();
+        x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
+        class_weight.reset_data(), lse.reset_data();
     }
 };
 
@@ -188,8 +190,8 @@ static Tensor linear_cross_entropy_autocast(PARAMETERS)
     LK_OP(linear_cross_entropy);
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
-    return linear_cross_entropy_op.call(at::autocast::cached_cast(type, x, LK_DEVICE_TYPE), at::autocast::cached_cast(type, weight, LK_DEVICE_TYPE),
-                                        target, at::autocast::cached_cast(type, bias, LK_DEVICE_TYPE), class_weight, OPTIONS);
+    const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
+    return linear_cross_entropy_op.call(cast(x), cast(weight), target, cast(bias), class_weight, OPTIONS);
 }
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
@@ -202,8 +204,8 @@ TORCH_LIBRARY_FRAGMENT(lk, m)
            &linear_cross_entropy_forward);
     kernel(m, "linear_cross_entropy_forward_backward", "(" INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_forward_backward);
-    kernel(m, "linear_cross_entropy_backward", "(Tensor dloss, Tensor lse, " INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)",
-           &linear_cross_entropy_backward);
+    kernel(m, "linear_cross_entropy_backward",
+           "(Tensor dloss, Tensor lse, " INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
 }
 

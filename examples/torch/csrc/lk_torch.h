@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What the five ops share. Each op is one .cpp file: kernels below autograd, the node of its backward, the op that a user calls.
+// What the ops share. Each op is one .cpp file: kernels below autograd, the node of its backward, the op that a user calls.
 //
 //   lk::<op>                      what functional.py calls. It records a node if a gradient is wanted, and calls a kernel
-//   lk::<op>_forward, _backward   the kernels: plain functions of tensors, with fake versions in _fake.py. A tensor that was not
-//                                 asked for comes back undefined, which is None in Python
+//   lk::<op>_forward, _backward   the kernels: plain functions of tensors, with fake versions in _fake.py. A tensor that was
+//                                 not asked for comes back undefined, which is None in Python
 //
-// The files see lk's C interface alone, and are compiled by g++ for both backends: LK_TORCH_CPU is the simulator with CPU tensors.
+// The files see lk's C interface alone. g++ compiles them for both backends: LK_TORCH_CPU is the simulator with CPU tensors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -150,8 +150,8 @@ inline Tensor make(at::IntArrayRef sizes, const Tensor &like, at::ScalarType typ
 }
 inline Tensor make(at::IntArrayRef sizes, const Tensor &like) { return make(sizes, like, like.scalar_type()); }
 
-// A tensor as rows of its last dimension. lk takes one stride between rows, and 0 means packed. So an expanded tensor is copied,
-// and so is one whose leading dimensions are not one.
+// A tensor as rows of its last dimension. lk takes one stride between rows, and 0 means packed. So an expanded tensor is
+// copied, and so is one whose leading dimensions cannot be seen as one.
 struct Rows {
     Tensor t;
     int64_t rows = 1, cols, stride = 0;
@@ -219,8 +219,8 @@ template <class N, class... Tensors> std::shared_ptr<N> make_node(const Tensors 
 inline SavedVariable save(const Tensor &t) { return SavedVariable(t, false); }
 inline SavedVariable save(const Maybe &t) { return SavedVariable(t.value_or(Tensor()), false); }
 
-// The gradients that a node returns. With create_graph they would count as constants in the second derivative, which lk does not
-// have: there a use of them raises.
+// The gradients that a node returns. With create_graph they would count as constants in the second derivative, which lk does
+// not have. So differentiating them raises.
 variable_list once(variable_list gradients, const char *op);
 
 // The node of a reduced loss whose gradients were made in forward, for an upstream gradient of 1.

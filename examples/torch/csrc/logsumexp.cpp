@@ -108,7 +108,8 @@ Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
     user_op(m, "logsumexp", "(Tensor x, int dim, bool keepdim, float scale, ScalarType? dtype) -> Tensor", &logsumexp);
-    kernel(m, "logsumexp_forward", "(Tensor x, int dim, bool keepdim, float scale, ScalarType dtype, bool keep) -> (Tensor, Tensor)",
+    kernel(m, "logsumexp_forward",
+           "(Tensor x, int dim, bool keepdim, float scale, ScalarType dtype, bool keep) -> (Tensor, Tensor)",
            &logsumexp_forward);
     kernel(m, "logsumexp_backward", "(Tensor dout, Tensor x, Tensor out, Tensor state, int dim, float scale) -> Tensor",
            &logsumexp_backward);

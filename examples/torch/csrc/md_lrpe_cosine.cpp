@@ -22,7 +22,8 @@ static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta
     TORCH_CHECK_VALUE(shape.size() >= 1 && shape.size() <= 8, "lk: shape has ", shape.size(), " axes; it must have 1 to 8");
     int64_t grid = 1;
     for (size_t i = 0; i < shape.size(); i++) grid *= a.shape[i] = shape[i];
-    TORCH_CHECK_VALUE(prefix + grid == x.size(2), "lk: prefix and shape hold ", prefix, " + ", grid, " tokens, but x has ", x.size(2));
+    TORCH_CHECK_VALUE(prefix + grid == x.size(2), "lk: prefix and shape hold ", prefix, " + ", grid,
+                      " tokens, but x has ", x.size(2));
     a.batch = x.size(0), a.heads = x.size(1), a.dim = x.size(3), a.e = theta.size(1), a.prefix = prefix;
     a.axes = (int)shape.size(), a.theta_dtype = type_beside(theta, x.scalar_type(), "theta"), a.activation = (int)activation;
     a.x_batch_stride = stride(x, 0), a.x_head_stride = stride(x, 1), a.x_token_stride = stride(x, 2);
@@ -34,8 +35,8 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
 {
     check_input(x, "x"), check_device(x, theta, "theta");
     TORCH_CHECK(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
-    TORCH_CHECK(theta.dim() == 2 && theta.size(0) == x.size(1), "lk: theta must be [heads = ", x.size(1), ", features]; it has shape ",
-                theta.sizes());
+    TORCH_CHECK(theta.dim() == 2 && theta.size(0) == x.size(1), "lk: theta must be [heads = ", x.size(1),
+                ", features]; it has shape ", theta.sizes());
     const Stream stream(x);
     const Tensor in = strided(x), th = theta.contiguous();
     lk_md_lrpe_cosine_args a = {};
@@ -46,8 +47,9 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
     return y;
 }
 
-static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Tensor &x, const Tensor &theta, at::IntArrayRef shape,
-                                                     int64_t prefix, int64_t activation, bool want_dx, bool want_dtheta)
+static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Tensor &x, const Tensor &theta,
+                                                     at::IntArrayRef shape, int64_t prefix, int64_t activation, bool want_dx,
+                                                     bool want_dtheta)
 {
     const Stream stream(x);
     const Tensor in = strided(x), up = strided(dy), th = theta.contiguous();
@@ -77,8 +79,8 @@ struct MdLrpeCosineBackward : Node {
     int64_t activation;
     variable_list apply(variable_list &&up) override
     {
-        LK_OP_AS(md_lrpe_cosine_backward, tuple<Tensor, Tensor>(const Tensor &, const Tensor &, const Tensor &, c10::SymIntArrayRef,
-                                                                c10::SymInt, int64_t, bool, bool));
+        LK_OP_AS(md_lrpe_cosine_backward, tuple<Tensor, Tensor>(const Tensor &, const Tensor &, const Tensor &,
+                                                                c10::SymIntArrayRef, c10::SymInt, int64_t, bool, bool));
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined()) return variable_list(2);
         const Tensor input = x.unpack(), th = theta.unpack();

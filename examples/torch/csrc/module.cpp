@@ -53,15 +53,16 @@ template <class... T> PyObject *to_python(tuple<T...> &&tensors)
     return out;
 }
 
-// An op as a Python function of positional arguments. torch.ops.lk.<name> does the same for arguments of any kind, in more time:
-// it takes over where an argument is a subclass of Tensor, or no plain number, and where a mode wants to see the call.
+// An op as a Python function of positional arguments. torch.ops.lk.<name> does the same for arguments of any kind, in more
+// time. It takes over where an argument is a subclass of Tensor, or no plain number, and where a mode wants to see the call.
 template <auto F> struct Function;
 template <class R, class... A, R (*F)(A...)> struct Function<F> {
     inline static const char *name;
 
     template <size_t... I> static PyObject *call(PyObject *const *args, Py_ssize_t count, std::index_sequence<I...>)
     {
-        if (count != sizeof...(A) || at::impl::torch_function_mode_enabled() || !(Argument<std::decay_t<A>>::fits(args[I]) && ...)) {
+        if (count != sizeof...(A) || at::impl::torch_function_mode_enabled() ||
+            !(Argument<std::decay_t<A>>::fits(args[I]) && ...)) {
             static PyObject *slow = nullptr;
             if (!slow) {
                 const py::object ops = py::module_::import("torch").attr("ops").attr("lk");

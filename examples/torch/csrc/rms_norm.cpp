@@ -156,10 +156,10 @@ TORCH_LIBRARY_FRAGMENT(lk, m)
     user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, float? eps) -> Tensor", &rms_norm);
     user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, float? eps) -> (Tensor, Tensor)",
             &add_rms_norm);
-    kernel(m, "rms_norm_forward", "(Tensor x, Tensor? residual, Tensor? weight, float eps, bool keep) -> (Tensor, Tensor, Tensor)",
-           &rms_norm_forward);
-    kernel(m, "rms_norm_backward", "(Tensor dy, Tensor? dsum, Tensor s, Tensor rstd, Tensor? weight, bool is_sum, bool want_dx, "
-           "bool want_dweight) -> (Tensor, Tensor, Tensor)", &rms_norm_backward);
+    kernel(m, "rms_norm_forward",
+           "(Tensor x, Tensor? residual, Tensor? weight, float eps, bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);
+    kernel(m, "rms_norm_backward", "(Tensor dy, Tensor? dsum, Tensor s, Tensor rstd, Tensor? weight, bool is_sum, "
+           "bool want_dx, bool want_dweight) -> (Tensor, Tensor, Tensor)", &rms_norm_backward);
 }
 
 } // namespace lk_torch

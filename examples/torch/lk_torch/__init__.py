@@ -8,5 +8,5 @@ from .nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, MdLrpeCosi
 
 BACKEND = _C.BACKEND
 __version__ = f"{_C.LK_VERSION // 10000}.{_C.LK_VERSION // 100 % 100}.{_C.LK_VERSION % 100}"
-__all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss", "MdLrpeCosine", "RMSNorm",
-           "SRMSNorm", "functional", "nn"]
+__all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss", "MdLrpeCosine",
+           "RMSNorm", "SRMSNorm", "functional", "nn"]

@@ -21,7 +21,8 @@ def rms_norm_forward(x, residual, weight, eps, keep):
 
 @fake
 def rms_norm_backward(dy, dsum, s, rstd, weight, is_sum, want_dx, want_dweight):
-    return (dy.new_empty(s.shape) if want_dx else None, s.new_empty(s.shape) if want_dx and is_sum and s.dtype != dy.dtype else None,
+    return (dy.new_empty(s.shape) if want_dx else None,
+            s.new_empty(s.shape) if want_dx and is_sum and s.dtype != dy.dtype else None,
             weight.new_empty(weight.shape) if want_dweight else None)
 
 
@@ -49,15 +50,19 @@ def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, activation, want_dx, wa
     return x.new_empty(x.shape) if want_dx else None, theta.new_empty(theta.shape) if want_dtheta else None
 
 
+def state(logits, target, class_weight, reduction, rows):
+    return logits.new_empty((2 + (class_weight is not None) if reduction == 1 else 0) + rows * target.numel(), dtype=F32)
+
+
 @fake
 def cross_entropy_forward(logits, target, class_weight, reduction, *options):
-    return loss(logits, target, reduction), logits.new_empty(4 + 2 * target.numel(), dtype=F32) if options[-1] else None
+    return loss(logits, target, reduction), state(logits, target, class_weight, reduction, 2) if options[-1] else None
 
 
 @fake
 def cross_entropy_stats_forward(logits, target, class_weight, reduction, *options):
     a, b, c, d = (loss(logits, target, r) for r in (reduction, 0, reduction, 0))
-    return a, b, c, d, target.new_empty(target.shape, dtype=torch.int64), logits.new_empty(4 + target.numel(), dtype=F32)
+    return a, b, c, d, target.new_empty(target.shape, dtype=torch.int64), state(logits, target, class_weight, reduction, 1)
 
 
 @fake

@@ -82,9 +82,9 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
               float(z_loss), float(softcap), float(logit_scale), zero_when_empty)
 
 
-def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
-                  logit_scale=1.0, zero_when_empty=False):
-    """F.cross_entropy of class numbers; the loss is float32. z_loss adds z_loss * lse^2, softcap is softcap * tanh(z / softcap)."""
+def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
+                  softcap=0.0, logit_scale=1.0, zero_when_empty=False):
+    """F.cross_entropy of class numbers; the loss is float32. lk/cross_entropy.cuh has the formulas of all options."""
     return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
                  zero_when_empty)
 
@@ -92,21 +92,21 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                         softcap=0.0, logit_scale=1.0, zero_when_empty=False):
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
-    return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing, z_loss,
-                                     softcap, logit_scale, zero_when_empty))
+    return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
+                                     z_loss, softcap, logit_scale, zero_when_empty))
 
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
-                         label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False, workspace_mib=1024,
-                         fast_logits=False, max_counted=0):
+                         label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
+                         workspace_mib=1024, fast_logits=False, max_counted=0):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits. fast_logits stores them in input's type.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows."""
     op = _ops.linear_cross_entropy.default if is_compiling() else _C.linear_cross_entropy
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
-              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib, fast_logits,
-              max_counted)
+              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib,
+              fast_logits, max_counted)
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None):

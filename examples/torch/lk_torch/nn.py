@@ -69,7 +69,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
             torch.nn.init.uniform_(p, -bound, bound)
 
     def forward(self, input, target):
-        return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight, **self.options)
+        return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
+                                       **self.options)
 
     def extra_repr(self):
         sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
