@@ -652,21 +652,25 @@ def linear_cross_entropy():
 ACTS = {None: lambda v: v, "relu": F.relu, "sigmoid": torch.sigmoid, "silu": F.silu, "softmax": lambda v: v.softmax(-1)}
 
 
-def lrpe_angles(theta, shape, dim):
-    grid = torch.meshgrid(*[torch.arange(n, device=theta.device) for n in shape], indexing="ij")
-    position = torch.stack(grid, -1).view(-1, len(shape)).double()
+def lrpe_positions(shape, offset):
+    axes = [torch.arange(n, device=D) + first for n, first in zip(shape, offset or [0] * len(shape))]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).view(-1, len(shape)).double()
+
+
+def lrpe_angles(theta, shape, dim, offset):
+    position = lrpe_positions(shape, offset)
     angles = position[None, :, :, None] * theta[:, None, None, :]
     return angles.reshape(theta.shape[0], math.prod(shape), len(shape) * theta.shape[1])[..., :dim]
 
 
-def exact_lrpe(x, theta, shape, prefix, activation):
+def exact_lrpe(x, theta, shape, prefix, activation, offset=()):
     a = ACTS[activation](x)
-    phi = lrpe_angles(theta, shape, x.shape[3])
+    phi = lrpe_angles(theta, shape, x.shape[3], offset)
     head, cells = a[:, :, :prefix], a[:, :, prefix:]
     return torch.cat([torch.cat([head, torch.zeros_like(head)], -1), torch.cat([cells * phi.cos(), cells * phi.sin()], -1)], 2)
 
 
-def lrpe_bounds(shape, prefix, activation, wants):
+def lrpe_bounds(shape, prefix, activation, wants, offset=()):
     def bounds(doubles, outs, ups, gradients):
         x, theta = doubles
         d, a = x.shape[3], ACTS[activation](x).abs()
@@ -689,9 +693,8 @@ def lrpe_bounds(shape, prefix, activation, wants):
             dx = g * size * (angle + 3 * relative + 4 * U)
         errors = [dx]
         if wants[1]:
-            grid = torch.meshgrid(*[torch.arange(n, device=D) for n in shape], indexing="ij")
-            position = torch.stack(grid, -1).view(-1, len(shape)).double().repeat_interleave(theta.shape[1], 1)[:, :d]
-            terms = (position * (g * a * (angle + relative + 16 * U))[:, :, prefix:]).sum((0, 2))
+            position = lrpe_positions(shape, offset).repeat_interleave(theta.shape[1], 1)[:, :d]
+            terms = (position.abs() * (g * a * (angle + relative + 16 * U))[:, :, prefix:]).sum((0, 2))
             spread = torch.zeros(theta.shape[0], len(shape) * theta.shape[1], dtype=torch.float64, device=D)
             spread[:, :d] = terms
             errors.append(spread.view(theta.shape[0], len(shape), -1).sum(1))
@@ -707,10 +710,12 @@ def md_lrpe_cosine():
         wants = rng.choice(((True, True), (True, True), (True, False), (False, True)))
         layout = rng.choice(LAYOUTS)
         theta = leaf(normal(h, e), rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
-        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {layout}",
-             lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, activation),
-             lambda x, th: exact_lrpe(x, th, shape, prefix, activation),
-             [leaf(normal(b, h, n, d), t, layout, wants[0]), theta], lrpe_bounds(shape, prefix, activation, wants), dtypes=[t])
+        offset = tuple(rng.randint(-9, 99) for _ in shape) if rng.random() < 0.5 else ()
+        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} offset {offset} {layout}",
+             lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, activation, offset),
+             lambda x, th: exact_lrpe(x, th, shape, prefix, activation, offset),
+             [leaf(normal(b, h, n, d), t, layout, wants[0]), theta], lrpe_bounds(shape, prefix, activation, wants, offset),
+             dtypes=[t])
     for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
         hold(f"f32 {layout}", lambda x, th: LF.md_lrpe_cosine(x, th, (5,)), lambda x, th: exact_lrpe(x, th, (5,), 0, None),
              [leaf(normal(2, 3, 5, 8), F32, layout), leaf(normal(3, 8))], lrpe_bounds((5,), 0, None, (True, True)), upstream)
@@ -1330,6 +1335,7 @@ def mistakes():
                 ("md_lrpe_cosine: tokens", lambda: lrpe(cube, theta, (5,)), "shape", "token"),
                 ("md_lrpe_cosine: prefix", lambda: lrpe(cube, theta, (7,), -1), "prefix", "shape"),
                 ("md_lrpe_cosine: 9 axes", lambda: lrpe(cube, theta, (1,) * 8 + (6,)), "axes", "shape"),
+                ("md_lrpe_cosine: offset", lambda: lrpe(cube, theta, (2, 3), 0, None, (1,)), "offset", "shape"),
                 ("md_lrpe_cosine: no axes", lambda: lrpe(cube[:, :, :1], theta, ()), "axes", "shape"),
                 ("md_lrpe_cosine: activation", lambda: lrpe(cube, theta, (6,), 0, "gelu"), "activation", "gelu")):
             raises(f"{name}{', with gradient' if wants_grad else ''}", f, *words)

@@ -66,7 +66,8 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                             int64_t max_counted);
-Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix, int64_t activation);
+Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
+                      c10::SymIntArrayRef offset, int64_t activation);
 
 // LK_RUN(name, x, arguments): lk's function of x's type. A refused call is an exception with lk's sentence.
 #define LK_RUN(name, x, ...)                                                                                                   \

@@ -17,11 +17,14 @@ static Tensor strided(const Tensor &x)
 static int64_t stride(const Tensor &x, int i) { return x.size(i) > 1 ? x.stride(i) : 0; }
 
 static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
-                 int64_t activation)
+                 at::IntArrayRef offset, int64_t activation)
 {
     TORCH_CHECK_VALUE(shape.size() >= 1 && shape.size() <= 8, "lk: shape has ", shape.size(), " axes; it must have 1 to 8");
     int64_t grid = 1;
+    TORCH_CHECK_VALUE(offset.empty() || offset.size() == shape.size(), "lk: offset has ", offset.size(), " numbers, but shape has ",
+                      shape.size());
     for (size_t i = 0; i < shape.size(); i++) grid *= a.shape[i] = shape[i];
+    for (size_t i = 0; i < offset.size(); i++) a.offset[i] = offset[i];
     TORCH_CHECK_VALUE(prefix + grid == x.size(2), "lk: prefix and shape hold ", prefix, " + ", grid,
                       " tokens, but x has ", x.size(2));
     a.batch = x.size(0), a.heads = x.size(1), a.dim = x.size(3), a.e = theta.size(1), a.prefix = prefix;
@@ -31,7 +34,7 @@ static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta
 }
 
 static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
-                                     int64_t activation)
+                                     at::IntArrayRef offset, int64_t activation)
 {
     check_input(x, "x"), check_device(x, theta, "theta");
     TORCH_CHECK(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
@@ -40,7 +43,7 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
     const Stream stream(x);
     const Tensor in = strided(x), th = theta.contiguous();
     lk_md_lrpe_cosine_args a = {};
-    fill(a, in, th, shape, prefix, activation);
+    fill(a, in, th, shape, prefix, offset, activation);
     Tensor y = make({x.size(0), x.size(1), x.size(2), 2 * x.size(3)}, x);
     a.theta = th.const_data_ptr(), a.y = y.mutable_data_ptr();
     if (y.numel()) LK_RUN(lk_md_lrpe_cosine_forward, x, &a, stream);
@@ -48,13 +51,13 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
 }
 
 static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Tensor &x, const Tensor &theta,
-                                                     at::IntArrayRef shape, int64_t prefix, int64_t activation, bool want_dx,
-                                                     bool want_dtheta)
+                                                     at::IntArrayRef shape, int64_t prefix, at::IntArrayRef offset,
+                                                     int64_t activation, bool want_dx, bool want_dtheta)
 {
     const Stream stream(x);
     const Tensor in = strided(x), up = strided(dy), th = theta.contiguous();
     lk_md_lrpe_cosine_args a = {};
-    fill(a, in, th, shape, prefix, activation);
+    fill(a, in, th, shape, prefix, offset, activation);
     Tensor dx, dtheta;
     if (want_dx) dx = make(x.sizes(), x);
     if (want_dtheta) dtheta = x.numel() ? make(theta.sizes(), x, at::kFloat) : at::zeros_like(theta, at::kFloat);
@@ -74,50 +77,52 @@ static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Ten
 
 struct MdLrpeCosineBackward : Node {
     SavedVariable x, theta;
-    std::vector<c10::SymInt> shape;
+    std::vector<c10::SymInt> shape, offset;
     c10::SymInt prefix;
     int64_t activation;
     variable_list apply(variable_list &&up) override
     {
         LK_OP_AS(md_lrpe_cosine_backward, tuple<Tensor, Tensor>(const Tensor &, const Tensor &, const Tensor &,
-                                                                c10::SymIntArrayRef, c10::SymInt, int64_t, bool, bool));
+                                                                c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef,
+                                                                int64_t, bool, bool));
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined()) return variable_list(2);
         const Tensor input = x.unpack(), th = theta.unpack();
         const Below below;
-        auto [dx, dtheta] = md_lrpe_cosine_backward_op.call(up[0], input, th, shape, prefix, activation,
+        auto [dx, dtheta] = md_lrpe_cosine_backward_op.call(up[0], input, th, shape, prefix, offset, activation,
                                                             task_should_compute_output(0), task_should_compute_output(1));
         return once({dx, dtheta}, "md_lrpe_cosine");
     }
     void release_variables() override { x.reset_data(), theta.reset_data(); }
 };
 
-Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix, int64_t activation)
+Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
+                      c10::SymIntArrayRef offset, int64_t activation)
 {
-    LK_OP_AS(md_lrpe_cosine_forward, Tensor(const Tensor &, const Tensor &, c10::SymIntArrayRef, c10::SymInt, int64_t));
+    LK_OP_AS(md_lrpe_cosine_forward,
+             Tensor(const Tensor &, const Tensor &, c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef, int64_t));
     check_input(x, "x");
     const bool wanted = wants_gradient(x, theta);
     const auto node = wanted ? make_node<MdLrpeCosineBackward>(x, theta) : nullptr;
     Tensor y;
     {
         const Below below;
-        y = md_lrpe_cosine_forward_op.call(x, theta, shape, prefix, activation);
+        y = md_lrpe_cosine_forward_op.call(x, theta, shape, prefix, offset, activation);
     }
     if (!wanted) return y;
     torch::autograd::set_history(y, node);
     node->x = save(x), node->theta = save(theta);
-    node->shape = shape.vec(), node->prefix = std::move(prefix), node->activation = activation;
+    node->shape = shape.vec(), node->prefix = std::move(prefix), node->offset = offset.vec(), node->activation = activation;
     return y;
 }
 
+#define OPTIONS "SymInt[] shape, SymInt prefix, SymInt[] offset, int activation"
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
-    user_op(m, "md_lrpe_cosine", "(Tensor x, Tensor theta, SymInt[] shape, SymInt prefix, int activation) -> Tensor",
-            &md_lrpe_cosine);
-    kernel(m, "md_lrpe_cosine_forward", "(Tensor x, Tensor theta, SymInt[] shape, SymInt prefix, int activation) -> Tensor",
-           &md_lrpe_cosine_forward);
-    kernel(m, "md_lrpe_cosine_backward", "(Tensor dy, Tensor x, Tensor theta, SymInt[] shape, SymInt prefix, int activation, "
-           "bool want_dx, bool want_dtheta) -> (Tensor, Tensor)", &md_lrpe_cosine_backward);
+    user_op(m, "md_lrpe_cosine", "(Tensor x, Tensor theta, " OPTIONS ") -> Tensor", &md_lrpe_cosine);
+    kernel(m, "md_lrpe_cosine_forward", "(Tensor x, Tensor theta, " OPTIONS ") -> Tensor", &md_lrpe_cosine_forward);
+    kernel(m, "md_lrpe_cosine_backward", "(Tensor dy, Tensor x, Tensor theta, " OPTIONS ", bool want_dx, bool want_dtheta) -> "
+           "(Tensor, Tensor)", &md_lrpe_cosine_backward);
 }
 
 } // namespace lk_torch

@@ -41,12 +41,12 @@ def logsumexp_backward(dout, x, out, state, dim, scale):
 
 
 @fake
-def md_lrpe_cosine_forward(x, theta, shape, prefix, activation):
+def md_lrpe_cosine_forward(x, theta, shape, prefix, offset, activation):
     return x.new_empty([*x.shape[:3], 2 * x.shape[3]])
 
 
 @fake
-def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, activation, want_dx, want_dtheta):
+def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, offset, activation, want_dx, want_dtheta):
     return x.new_empty(x.shape) if want_dx else None, theta.new_empty(theta.shape) if want_dtheta else None
 
 

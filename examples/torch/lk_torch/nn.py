@@ -89,8 +89,8 @@ class MdLrpeCosine(torch.nn.Module):
         self.theta = torch.nn.Parameter(theta.repeat(heads, 1).to(device=device, dtype=dtype or torch.get_default_dtype()))
         self.activation = activation
 
-    def forward(self, x, shape, prefix=0):
-        return LF.md_lrpe_cosine(x, self.theta, shape, prefix, self.activation)
+    def forward(self, x, shape, prefix=0, offset=()):
+        return LF.md_lrpe_cosine(x, self.theta, shape, prefix, self.activation, offset)
 
     def extra_repr(self):
         return f"heads={self.theta.shape[0]}, activation={self.activation!r}"
