@@ -711,7 +711,7 @@ def md_lrpe_cosine():
         layout = rng.choice(LAYOUTS)
         theta = leaf(normal(h, e), rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
         offset = tuple(rng.randint(-9, 99) for _ in shape) if rng.random() < 0.5 else ()
-        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} offset {offset} {layout}",
+        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {offset} {layout}",
              lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, activation, offset),
              lambda x, th: exact_lrpe(x, th, shape, prefix, activation, offset),
              [leaf(normal(b, h, n, d), t, layout, wants[0]), theta], lrpe_bounds(shape, prefix, activation, wants, offset),

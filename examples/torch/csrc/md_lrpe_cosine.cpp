@@ -21,8 +21,8 @@ static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta
 {
     TORCH_CHECK_VALUE(shape.size() >= 1 && shape.size() <= 8, "lk: shape has ", shape.size(), " axes; it must have 1 to 8");
     int64_t grid = 1;
-    TORCH_CHECK_VALUE(offset.empty() || offset.size() == shape.size(), "lk: offset has ", offset.size(), " numbers, but shape has ",
-                      shape.size());
+    TORCH_CHECK_VALUE(offset.empty() || offset.size() == shape.size(), "lk: offset has ", offset.size(),
+                      " numbers, but shape has ", shape.size());
     for (size_t i = 0; i < shape.size(); i++) grid *= a.shape[i] = shape[i];
     for (size_t i = 0; i < offset.size(); i++) a.offset[i] = offset[i];
     TORCH_CHECK_VALUE(prefix + grid == x.size(2), "lk: prefix and shape hold ", prefix, " + ", grid,
