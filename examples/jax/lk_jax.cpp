@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+/* lk's functions as XLA FFI handlers, for JAX: plain C++, compiled by g++ and linked with the liblk.so of `make lib`.
+ *
+ * XLA calls the handler lk_cross_entropy_forward_bf16 with operands, results and attributes. All are named after the fields of
+ * lk_cross_entropy_args: the attribute `inputs` lists the names of the operands, `outputs` those of the results, and every
+ * other attribute is a field of its own name. A field that is not named stays 0, lk's "off". So an option that is not used
+ * costs no operand, and the compiled program reads like a call from C:
+ *     custom_call_target="lk_cross_entropy_forward_bf16",
+ *     backend_config={inputs="logits target", outputs="loss lse", rows=4096, vocab=1024, use_ignore_index=1, ...}
+ * The result `workspace` is scratch memory: XLA owns it, and lk_jax_<function>_bytes says at trace time how large it must be.
+ *
+ * -DLK_JAX_CPU makes the handlers of JAX's platform cpu, for the library of lk's simulator.
+ */
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "xla/ffi/api/ffi.h"
+
+#include "lk/linear_cross_entropy.cuh"
+#include "lk/logsumexp.cuh"
+#include "lk/md_lrpe_cosine.cuh"
+#include "lk/srms_norm.cuh"
+
+namespace ffi = xla::ffi;
+using ffi::AnyBuffer, ffi::Error, ffi::ErrorCode, std::string_view;
+
+/* ---- Fields by name ------------------------------------------------------------------------------------------------------ */
+
+enum Kind { POINTER, INT, INT64, SIZE, FLOAT };
+template <class V> constexpr Kind kind_of()
+{
+    if (std::is_pointer_v<V>) return POINTER;
+    if (std::is_same_v<V, int>) return INT;
+    if (std::is_same_v<V, int64_t>) return INT64;
+    if (std::is_same_v<V, size_t>) return SIZE;
+    return FLOAT;
+}
+struct Field {
+    string_view name;
+    size_t at;
+    Kind kind;
+};
+template <class Args> struct Fields;
+#define FIELD(name) {#name, offsetof(Args, name), kind_of<decltype(Args::name)>()},
+#define ELEMENT(name, i) {#name #i, offsetof(Args, name) + i * sizeof(int64_t), INT64},
+#define ELEMENTS(name) \
+    ELEMENT(name, 0) ELEMENT(name, 1) ELEMENT(name, 2) ELEMENT(name, 3) \
+    ELEMENT(name, 4) ELEMENT(name, 5) ELEMENT(name, 6) ELEMENT(name, 7)
+#define FIELDS(op, ...)                                   \
+    template <> struct Fields<lk_##op##_args> {           \
+        using Args = lk_##op##_args;                      \
+        static constexpr Field list[] = {__VA_ARGS__};    \
+    };
+
+FIELDS(logsumexp, FIELD(x) FIELD(lse) FIELD(lse_low) FIELD(lse_rounded) FIELD(dlse) FIELD(dx)
+       FIELD(outer) FIELD(cols) FIELD(inner) FIELD(scale))
+FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(upstream) FIELD(dlse) FIELD(loss) FIELD(z_loss_out)
+       FIELD(lse) FIELD(lse_low) FIELD(entropy) FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits)
+       FIELD(workspace) FIELD(workspace_bytes) FIELD(rows) FIELD(vocab) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap)
+       FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index) FIELD(reduction) FIELD(zero_when_empty)
+       FIELD(upstream_per_row) FIELD(target_dtype))
+FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FIELD(class_weight) FIELD(upstream) FIELD(dlse)
+       FIELD(loss) FIELD(z_loss_out) FIELD(lse) FIELD(valid_rows) FIELD(weight_sum) FIELD(dx) FIELD(dweight) FIELD(dbias)
+       FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens) FIELD(hidden) FIELD(vocab) FIELD(ignore_index)
+       FIELD(max_counted) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index)
+       FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_token) FIELD(target_dtype) FIELD(bias_dtype)
+       FIELD(dweight_dtype) FIELD(dbias_dtype) FIELD(fast_logits) FIELD(tf32))
+FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
+       FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(prefix) FIELD(axes) ELEMENTS(shape)
+       ELEMENTS(offset) FIELD(x_batch_stride) FIELD(x_head_stride) FIELD(x_token_stride) FIELD(y_batch_stride)
+       FIELD(y_head_stride) FIELD(y_token_stride) FIELD(dy_batch_stride) FIELD(dy_head_stride) FIELD(dy_token_stride)
+       FIELD(dx_batch_stride) FIELD(dx_head_stride) FIELD(dx_token_stride) FIELD(theta_dtype) FIELD(activation))
+FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIELD(y) FIELD(dy)
+       FIELD(dresidual_out) FIELD(dx) FIELD(dresidual) FIELD(dweight) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
+       FIELD(cols) FIELD(eps) FIELD(residual_dtype) FIELD(weight_dtype) FIELD(dweight_dtype))
+
+/* Sets one field; false if there is none of that name and kind. */
+template <class Args, class V> static bool set(Args &args, string_view name, V value)
+{
+    for (const Field &field : Fields<Args>::list) {
+        if (field.name != name) continue;
+        char *at = (char *)&args + field.at;
+        if constexpr (std::is_pointer_v<V>) {
+            if (field.kind != POINTER) return false;
+            *(void **)at = value;
+        } else {
+            switch (field.kind) {
+            case INT: *(int *)at = (int)value; break;
+            case INT64: *(int64_t *)at = (int64_t)value; break;
+            case SIZE: *(size_t *)at = (size_t)value; break;
+            case FLOAT: *(float *)at = (float)value; break;
+            default: return false;
+            }
+        }
+        return true;
+    }
+    return false;
+}
+
+/* Takes the first word off a list of words. */
+static string_view next_word(string_view &list)
+{
+    const size_t end = list.find(' ');
+    const string_view word = list.substr(0, end);
+    list.remove_prefix(end == string_view::npos ? list.size() : end + 1);
+    return word;
+}
+
+/* ---- The call ------------------------------------------------------------------------------------------------------------ */
+
+static Error failed(lk_status status)
+{
+    return Error(status < 0 ? ErrorCode::kInvalidArgument : ErrorCode::kInternal, lk_last_error());
+}
+static Error unknown(string_view name) { return Error(ErrorCode::kInternal, "lk_jax: no field " + std::string(name)); }
+
+/* linear_cross_entropy's contexts, one per device. They live as long as the process: at its end CUDA may be gone before them.
+ * The mutex is held while a call is launched, since one host thread at a time may use a context. */
+static std::mutex contexts_mutex;
+static lk_status context_of(int device, lk_linear_cross_entropy_context **context)
+{
+    static auto *contexts = new std::map<int, std::unique_ptr<lk_linear_cross_entropy_context>>;
+    auto &found = (*contexts)[device];
+    if (!found) {
+        auto made = std::make_unique<lk_linear_cross_entropy_context>();
+        const lk_status status = lk_linear_cross_entropy_init(made.get());
+        if (status) return status;
+        found = std::move(made);
+    }
+    *context = found.get();
+    return LK_OK;
+}
+
+template <class Args, lk_status (*launch)(const Args *, cudaStream_t)>
+static Error run(cudaStream_t stream, int device, ffi::RemainingArgs in, ffi::RemainingRets out, ffi::Dictionary attributes)
+{
+    Args args = {};
+    string_view inputs, outputs;
+    for (auto it = attributes.begin(); it != attributes.end(); ++it) {
+        bool known = true;
+        if (*it == "inputs") inputs = *attributes.get<string_view>(*it);
+        else if (*it == "outputs") outputs = *attributes.get<string_view>(*it);
+        else if (attributes.isa<float>(it)) known = set(args, *it, *attributes.get<float>(*it));
+        else known = attributes.isa<int64_t>(it) && set(args, *it, *attributes.get<int64_t>(*it));
+        if (!known) return unknown(*it);
+    }
+    for (size_t i = 0; i < in.size(); i++) {
+        const string_view name = next_word(inputs);
+        if (!set(args, name, (void *)in.get<AnyBuffer>(i)->untyped_data())) return unknown(name);
+    }
+    for (size_t i = 0; i < out.size(); i++) {
+        const string_view name = next_word(outputs);
+        ffi::Result<AnyBuffer> buffer = *out.get<AnyBuffer>(i);
+        if (!set(args, name, buffer->untyped_data())) return unknown(name);
+        if constexpr (!std::is_same_v<Args, lk_logsumexp_args>)
+            if (name == "workspace") { // XLA's buffers start at multiples of 128 bytes on a GPU and of fewer on a CPU
+                const uintptr_t from = (uintptr_t)args.workspace, a = LK_WORKSPACE_ALIGNMENT, at = (from + a - 1) / a * a;
+                args.workspace = (void *)at, args.workspace_bytes = buffer->size_bytes() - (at - from);
+            }
+    }
+    lk_status status;
+    if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) {
+        const std::lock_guard<std::mutex> lock(contexts_mutex);
+        status = context_of(device, &args.context);
+        if (!status) status = launch(&args, stream);
+    } else {
+        status = launch(&args, stream);
+    }
+    return status ? failed(status) : Error::Success();
+}
+
+#ifdef LK_JAX_CPU
+#define PLATFORM "cpu"
+#define BIND ffi::Ffi::Bind()
+#define TRAITS {}
+template <class Args, lk_status (*launch)(const Args *, cudaStream_t)>
+static Error handle(ffi::RemainingArgs in, ffi::RemainingRets out, ffi::Dictionary attributes)
+{
+    return run<Args, launch>(nullptr, 0, in, out, attributes);
+}
+#else
+#define PLATFORM "CUDA"
+#define BIND ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>().Ctx<ffi::DeviceOrdinal>()
+#define TRAITS {ffi::Traits::kCmdBufferCompatible} /* every call of lk can be captured in a CUDA graph */
+template <class Args, lk_status (*launch)(const Args *, cudaStream_t)>
+static Error handle(cudaStream_t stream, int32_t device, ffi::RemainingArgs in, ffi::RemainingRets out,
+                    ffi::Dictionary attributes)
+{
+    return run<Args, launch>(stream, device, in, out, attributes);
+}
+#endif
+
+/* ---- The workspace ------------------------------------------------------------------------------------------------------- */
+
+/* How many bytes the result `workspace` must have, 0 for none; -1 after an error, with lk_last_error(). lk checks shapes and
+ * options here, so that a mistake is found while JAX traces. tensors: the names of all operands and results. names and values:
+ * the other fields. A workspace_bytes among them is the budget of linear_cross_entropy's plan. */
+template <class Args, lk_status (*query)(const Args *, size_t *), class Plan>
+static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const char *const *names, const double *values)
+{
+    Args args = {};
+    for (string_view list = tensors; !list.empty();)
+        if (!set(args, next_word(list), (void *)4096)) return -2; // any aligned address: a query reads none
+    for (int i = 0; i < count; i++)
+        if (!set(args, names[i], values[i])) return -2;
+    // XLA may give a slice of a larger tensor, which starts anywhere. Without these two srms_norm answers for any alignment.
+    if constexpr (std::is_same_v<Args, lk_srms_norm_args>) args.x = nullptr, args.residual_out = nullptr;
+    size_t bytes = 0;
+    lk_status status;
+    if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) {
+        lk_linear_cross_entropy_plan plan = {};
+        status = args.workspace_bytes ? plan_for(&args, args.workspace_bytes, &plan) : query(&args, &bytes);
+        if (args.workspace_bytes) bytes = plan.workspace_bytes;
+    } else {
+        status = query(&args, &bytes);
+    }
+    return status ? -1 : bytes ? (int64_t)bytes + LK_WORKSPACE_ALIGNMENT : 0;
+}
+
+#define FUNCTION(op, direction, T, plan)                                                                                   \
+    XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_##op##_##direction##_##T, (handle<lk_##op##_args, lk_##op##_##direction##_##T>),  \
+                                  BIND.RemainingArgs().RemainingRets().Attrs(), TRAITS);                                   \
+    extern "C" int64_t lk_jax_##op##_##direction##_##T##_bytes(const char *tensors, int count, const char *const *names,   \
+                                                               const double *values)                                       \
+    {                                                                                                                      \
+        return bytes_of<lk_##op##_args, lk_##op##_##direction##_workspace_bytes_##T>(plan, tensors, count, names, values); \
+    }
+#define FUNCTIONS(T)                                                                                                 \
+    LK_DECLARE_LOGSUMEXP(T)                                                                                          \
+    LK_DECLARE_CROSS_ENTROPY(T)                                                                                      \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
+    LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
+    LK_DECLARE_SRMS_NORM(T)                                                                                          \
+    FUNCTION(logsumexp, forward, T, nullptr)                                                                         \
+    FUNCTION(logsumexp, backward, T, nullptr)                                                                        \
+    FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \
+    FUNCTION(cross_entropy, backward, T, nullptr)                                                                    \
+    FUNCTION(cross_entropy, forward_backward, T, nullptr)                                                            \
+    FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
+    FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
+    FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \
+    FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                    \
+    FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                   \
+    FUNCTION(srms_norm, forward, T, nullptr)                                                                         \
+    FUNCTION(srms_norm, backward, T, nullptr)
+
+FUNCTIONS(f32)
+FUNCTIONS(f16)
+FUNCTIONS(bf16)
+
+extern "C" const char *lk_jax_platform(void) { return PLATFORM; }
+extern "C" const char *lk_jax_last_error(void) { return lk_last_error(); }

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""pip install --no-build-isolation ./examples/jax    from a checkout of lk; BACKEND=cpu or gpu chooses, see build.py."""
+import os
+import shutil
+import subprocess
+import sys
+
+import setuptools
+from setuptools.command.build_py import build_py
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Build(build_py):
+    def run(self):
+        subprocess.check_call([sys.executable, f"{HERE}/build.py", *filter(None, [os.environ.get("BACKEND")])])
+        shutil.rmtree(self.build_lib, ignore_errors=True)  # may hold the library of another backend
+        super().run()
+
+
+class Binary(setuptools.Distribution):
+    def has_ext_modules(self):  # so that the wheel is one of this machine
+        return True
+
+
+setuptools.setup(name="lk_jax", version="0.2.0", description="lk's operations of language-model training for JAX",
+                 license="MIT", packages=["lk_jax"], package_data={"lk_jax": ["*.so*"]}, install_requires=["jax>=0.10"],
+                 python_requires=">=3.11", cmdclass={"build_py": Build}, distclass=Binary)

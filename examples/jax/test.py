@@ -1,0 +1,568 @@
+# SPDX-License-Identifier: MIT
+"""Holds lk_jax against the formulas in float64: values, gradients, every option, JAX's transformations, mistakes.
+
+    python build.py cpu && python test.py        about a minute on lk's simulator; on a GPU the same tests
+    python test.py cross_entropy transforms      some groups
+
+A result may differ from the formula by its own rounding, as often as it is rounded, and by 2^-18 for sums in float32; both are
+relative, in the Frobenius norm. Each group runs in a process of its own, some with other settings of JAX: x64 (64-bit targets),
+devices (shard_map over two devices of the CPU, so not on a GPU) and, on a GPU, graphs (all calls in CUDA graphs).
+"""
+import concurrent.futures
+import functools
+import os
+import re
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+SETTINGS = {"x64": {"JAX_ENABLE_X64": "1"}, "devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            "graphs": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}}
+os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_CPP_MIN_LOG_LEVEL="2")  # several processes share a GPU
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lk_jax as lk
+
+DTYPES = ("float32", "float16", "bfloat16")
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+counts = {}
+group = None
+
+
+def check(name, good, note=""):
+    counts[group][not good] += 1
+    if not good:
+        print(f"FAIL {group}: {name} {note}", flush=True)
+
+
+def close(name, ours, exact, roundings=1, like=None):
+    """like: the type whose rounding counts; None: that of ours."""
+    u = ROUNDING[like or ours.dtype.name]
+    ours, exact = np.asarray(ours, np.float64), np.asarray(exact, np.float64)
+    if ours.shape != exact.shape:
+        return check(name, False, f"shape {ours.shape}, not {exact.shape}")
+    finite = np.isfinite(exact)
+    same = np.array_equal(np.isfinite(ours), finite) and np.array_equal(ours[~finite], exact[~finite], equal_nan=True)
+    ours, exact = (np.where(np.isfinite(a), a, 0) for a in (ours, exact))
+    error, limit = np.linalg.norm(ours - exact), (roundings * u + 2.0**-18) * np.linalg.norm(exact)
+    counts[group][2] = max(counts[group][2], error / limit if limit else 0)
+    check(name, same and error <= limit, f"error {error:.3g}, limit {limit:.3g}, infinities {'equal' if same else 'differ'}")
+
+
+def exactly(f, *arrays, upstream):
+    """f's results and gradients in float64, as numpy arrays. upstream: the gradient of the result."""
+    with jax.enable_x64(True):
+        upstream, arrays = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (upstream, arrays))
+        results, pull = jax.vjp(f, *arrays)
+        return jax.tree.map(np.asarray, (results, pull(upstream)))
+
+
+def compare(name, ours, exact, arrays, upstream, roundings=1, jit=False):
+    """Values and gradients of two functions of the same arrays. upstream: the gradient of the result.
+
+    A float32 gradient, dweight for example, may come from 16-bit numbers that were rounded before: the coarsest type counts.
+    """
+    coarsest = max((a.dtype.name for a in arrays), key=ROUNDING.get)
+    results, pull = jax.vjp(jax.jit(ours) if jit else ours, *arrays)
+    expected, gradients = exactly(exact, *arrays, upstream=upstream)
+    for i, (a, b) in enumerate(zip(jax.tree.leaves(results), jax.tree.leaves(expected))):
+        close(f"{name}, result {i}", a, b)
+    upstream = jax.tree.map(lambda u, r: u.astype(r.dtype), upstream, results)
+    for i, (a, b) in enumerate(zip(pull(upstream), gradients)):
+        check(f"{name}, type of gradient {i}", a.dtype == arrays[i].dtype and a.shape == arrays[i].shape, f"{a.dtype}{a.shape}")
+        close(f"{name}, gradient {i}", a, b, roundings, coarsest)
+
+
+def normal(seed, *shape, dtype="float32", scale=1.0):
+    return jnp.asarray((np.random.default_rng(seed).standard_normal(shape) * scale).astype(jnp.dtype(dtype)))
+
+
+def integers(seed, end, *shape, dtype=np.int32):
+    return np.random.default_rng(seed).integers(0, end, shape).astype(dtype)
+
+
+def calls_in(f, *args):
+    """The calls of lk in a compiled function: (function, inputs, outputs)."""
+    text = jax.jit(f).lower(*args).compile().as_text()
+    return re.findall(r'custom_call_target="lk_(\w+)".*?inputs ?= ?"([^"]*)".*?outputs ?= ?"([^"]*)"', text)
+
+
+# ---- The formulas ------------------------------------------------------------------------------------------------------------
+
+
+def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
+                  logit_scale=1.0, class_weight=None, zero_when_empty=False):
+    """(loss, {aux}) by the formulas at the top of lk/cross_entropy.cuh."""
+    vocab = logits.shape[-1]
+    z = logits * logit_scale
+    z = softcap * jnp.tanh(z / softcap) if softcap else z
+    w = jnp.ones(vocab) if class_weight is None else jnp.asarray(class_weight, jnp.float64)
+    counted = jnp.ones(targets.shape, bool) if ignore_index is None else targets != ignore_index
+    good = counted & (targets >= 0) & (targets < vocab)
+    y = jnp.where(good, targets, 0)
+    lse = jax.nn.logsumexp(z, -1)
+    own = jnp.take_along_axis(z, y[..., None], -1)[..., 0]
+    rows = (1 - label_smoothing) * w[y] * (lse - own) + label_smoothing / vocab * (w.sum() * lse - (w * z).sum(-1))
+    rows = jnp.where(counted, jnp.where(good, rows, jnp.nan), 0)
+    z_rows = jnp.where(counted, z_loss * lse**2, 0)
+    p = jax.nn.softmax(z, -1)
+    valid, weight_sum = counted.sum(), jnp.where(good, w[y], 0).sum()
+    aux = {"lse": jnp.where(counted, lse, 0), "entropy": jnp.where(counted, lse - (p * z).sum(-1), 0),
+           "argmax": jnp.where(counted, jnp.argmax(z, -1), -1), "valid_rows": valid, "weight_sum": weight_sum}
+    if reduction == "mean":
+        divisor = valid if class_weight is None else weight_sum
+        empty = 0.0 if zero_when_empty else jnp.nan
+        aux["z_loss"] = jnp.where(valid > 0, z_rows.sum() / jnp.maximum(valid, 1), empty)
+        loss = jnp.where(divisor > 0, rows.sum() / jnp.where(divisor > 0, divisor, 1), empty) + aux["z_loss"]
+    else:
+        aux["z_loss"] = z_rows.sum() if reduction == "sum" else z_rows
+        loss = (rows + z_rows).sum() if reduction == "sum" else rows + z_rows
+    return loss, aux
+
+
+def exact_norm(x, residual=None, weight=None, eps=1e-6):
+    s = x if residual is None else x + residual
+    y = s / jnp.sqrt(jnp.mean(s * s, -1, keepdims=True) + eps)
+    return (y if weight is None else y * weight), s
+
+
+def exact_lrpe(x, theta, shape, prefix=0, activation=None, offset=None, layout="BHTD"):
+    x = x if layout == "BHTD" else jnp.swapaxes(x, -3, -2)
+    act = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
+           "softmax": functools.partial(jax.nn.softmax, axis=-1)}[activation](x)
+    e, feature = theta.shape[-1], jnp.arange(x.shape[-1])
+    axes = [jnp.arange(n) + first for n, first in zip(shape, offset or (0,) * len(shape))]
+    position = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))[:, feature // e]
+    phi = jnp.concatenate([jnp.zeros((theta.shape[0], prefix, x.shape[-1])), position * theta[:, None, feature % e]], 1)
+    y = jnp.concatenate([act * jnp.cos(phi), act * jnp.sin(phi)], -1)
+    return y if layout == "BHTD" else jnp.swapaxes(y, -3, -2)
+
+
+# ---- One group per op --------------------------------------------------------------------------------------------------------
+
+
+def logsumexp():
+    for dtype in DTYPES:
+        for shape, axis in [((7,), None), ((3, 40), -1), ((3, 40), 0), ((2, 3, 5, 4), (1, 2)), ((2, 3, 5), None), ((2, 3), ()),
+                            ((3, 1000), 1), ((2, 5, 3), [1, 2])]:
+            for options in ({}, {"keepdims": True}, {"scale": -0.5}, {"dtype": "float32"})[:4 if len(shape) == 4 else 1]:
+                x = normal(1, *shape, dtype=dtype, scale=3)
+                key = tuple(axis) if isinstance(axis, list) else axis
+                exact = lambda v: jax.nn.logsumexp(options.get("scale", 1.0) * v, key, keepdims=options.get("keepdims", False))
+                ours = functools.partial(lk.logsumexp, axis=axis, **options)
+                up = normal(2, *ours(x).shape).astype(ours(x).dtype)
+                check(f"type {dtype} {options}", ours(x).dtype == options.get("dtype", dtype))
+                compare(f"{dtype} {shape} axis {axis} {options}", ours, exact, [x], up)
+    check("an empty sum", bool((lk.logsumexp(jnp.zeros((2, 0)), 1) == -jnp.inf).all()))
+    check("no rows", lk.logsumexp(jnp.zeros((0, 3)), 1).shape == (0,) and lk.logsumexp(jnp.zeros((3, 0)), 0).shape == (0,))
+    close("-inf and inf", lk.logsumexp(jnp.array([[-jnp.inf, 1], [jnp.inf, 1], [-jnp.inf, -jnp.inf]]), 1), [1, np.inf, -np.inf])
+
+
+def with_lse(result):
+    loss, aux = result
+    return loss, aux["lse"]
+
+
+def entropy_options(vocab):
+    weight = np.abs(normal(5, vocab)) + 0.1
+    return [{}, {"ignore_index": None}, {"ignore_index": 3}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, {"softcap": 5.0},
+            {"logit_scale": 0.5}, {"class_weight": weight}, {"class_weight": weight, "label_smoothing": 0.2, "z_loss": 0.01},
+            dict(label_smoothing=0.1, z_loss=0.01, softcap=8.0, logit_scale=1.5, class_weight=weight, ignore_index=1)]
+
+
+def cross_entropy():
+    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
+    for dtype in DTYPES:
+        for shape, vocab in [((2, 5), 50), ((3,), 1000), ((), 9)]:
+            for options in entropy_options(vocab)[:None if vocab == 50 else 2]:
+                targets = integers(3, vocab, *shape)
+                if shape and options.get("ignore_index", -100) is not None:
+                    targets[(0,) * len(shape)] = options.get("ignore_index", -100)
+                for reduction in ("mean", "none", "sum")[:3 if dtype == "float32" else 2]:
+                    full = dict(options, reduction=reduction)
+                    x = normal(4, *shape, vocab, dtype=dtype, scale=2)
+                    ours = lambda v: lk.cross_entropy(v, targets, **full)
+                    exact = lambda v: exact_entropy(v, targets, **full)[0]
+                    # A large upstream gradient: with it float16 has no gradients below its smallest numbers.
+                    up = 4096 * jnp.abs(normal(6, *(shape if reduction == "none" else ())))
+                    name = f"{dtype} {shape} {vocab} { {k: v for k, v in full.items() if k != 'class_weight'} }"
+                    compare(name, ours, exact, [x], up, 2, jit=reduction == "sum")
+                    if dtype == "bfloat16" and vocab == 50:
+                        in_place = lambda v: lk.cross_entropy(v, targets, **full, in_place=True)
+                        compare(f"{name} in place", in_place, exact, [x], up, 2)
+                    # The same with all other results, and a gradient of lse.
+                    loss, aux = lk.cross_entropy(x, targets, **full, aux=known)
+                    with jax.enable_x64(True):
+                        expected = exact_entropy(jnp.asarray(np.asarray(x, np.float64)), targets, **full)[1]
+                    for n in ("lse", "z_loss", "entropy", "weight_sum"):
+                        close(f"{name} {n}", aux[n], expected[n], 2)
+                    check(f"{name} valid_rows", int(aux["valid_rows"]) == int(expected["valid_rows"]))
+                    if dtype != "bfloat16" and "softcap" not in full:  # others have equal logits
+                        check(f"{name} argmax", np.array_equal(aux["argmax"], expected["argmax"]))
+                    if vocab == 50 and reduction != "sum":
+                        ours = lambda v: with_lse(lk.cross_entropy(v, targets, **full, aux=("lse",)))
+                        exact = lambda v: with_lse(exact_entropy(v, targets, **full))
+                        compare(f"{name} with lse", ours, exact, [x], (up, 512 * normal(7, *shape)), 2)
+                        if not options:
+                            only = lambda f: lambda v: f(v)[1]
+                            compare(f"{name} lse alone", only(ours), only(exact), [x], 512 * normal(7, *shape), 2)
+    x, ignored = normal(4, 3, 8), jnp.full(3, -100)
+    check("mean over nothing", bool(jnp.isnan(lk.cross_entropy(x, ignored))))
+    check("zero_when_empty", float(lk.cross_entropy(x, ignored, zero_when_empty=True)) == 0)
+    check("its gradient", not jax.grad(lambda v: lk.cross_entropy(v, ignored, zero_when_empty=True))(x).any())
+    bad = jnp.array([1, 8, 2])
+    check("a bad target", np.array_equal(np.isnan(lk.cross_entropy(x, bad, reduction="none")), [False, True, False]))
+    check("of no rows", lk.cross_entropy(jnp.zeros((0, 4)), jnp.zeros(0, jnp.int32), reduction="none").shape == (0,))
+    x, t = normal(4, 4, 8), jnp.arange(4)
+    plain = "logits target"
+    calls = calls_in(jax.value_and_grad(lk.cross_entropy), x, t)
+    check("one call for loss and gradient", calls == [("cross_entropy_forward_backward_f32", plain, "loss dlogits workspace")],
+          calls)
+    text = jax.jit(jax.grad(lambda v: lk.cross_entropy(v + 1, t, in_place=True))).lower(x).compile().as_text()
+    check("in place", "output_to_operand_aliasing={{1}: (0, {})}" in text, text)
+    text = jax.jit(jax.grad(lk.cross_entropy)).lower(x.astype(jnp.bfloat16), t).compile().as_text()
+    check("an upstream gradient of 1 costs nothing", "multiply" not in text, text)
+    check("float16 has the upstream gradient before it rounds",
+          [c[0] for c in calls_in(jax.grad(lk.cross_entropy), x.astype(jnp.float16), t)] ==
+          ["cross_entropy_forward_f16", "cross_entropy_backward_f16"])
+    check("a loss alone has no other results", calls_in(lambda v, t: lk.cross_entropy(v, t, reduction="none"), x, t) ==
+          [("cross_entropy_forward_f32", plain, "loss")])
+
+
+def linear_cross_entropy():
+    tokens, hidden, vocab = 11, 24, 40
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    more = [{"max_counted": 10}, {"fast_logits": True}, {"tf32": True}, {"workspace_bytes": 1 << 20}]
+    for dtype in DTYPES:
+        x = normal(7, tokens, hidden, dtype=dtype)
+        for options in entropy_options(vocab) + more:
+            targets = integers(3, vocab, tokens)
+            if options.get("ignore_index", -100) is not None:
+                targets[2] = options.get("ignore_index", -100)
+            for reduction in ("mean", "none") if options else ("mean", "sum", "none"):
+                types = [(dtype, None), (dtype, dtype), ("float32", "float32")]
+                for weight_type, bias_type in types[:1 if options else 3]:
+                    full = dict(options, reduction=reduction)
+                    known = {k: v for k, v in full.items() if k not in more[0] | more[1] | more[2] | more[3]}
+                    arrays = [x, weights.astype(dtype).astype(weight_type)] + ([bias.astype(bias_type)] if bias_type else [])
+                    up = 4096 * jnp.abs(normal(6, *((tokens,) if reduction == "none" else ())))
+                    ours = lambda v, m, b=None: lk.linear_cross_entropy(v, m, targets, bias=b, **full)
+                    exact = lambda v, m, b=0.0: exact_entropy(v @ m.T + b, targets, **known)[0]
+                    name = f"{dtype} {weight_type} {bias_type} { {k: v for k, v in full.items() if k != 'class_weight'} }"
+                    if "fast_logits" in full and dtype != "float32":  # half an ulp of every logit, which are below 8
+                        with_error = jax.vjp(lambda v: ours(v, arrays[1]), x)[0]
+                        reference = exactly(lambda v: exact(v, np.asarray(arrays[1], np.float64)), x, upstream=up)[0]
+                        check(name, bool((jnp.abs(with_error - reference) <= 16 * ROUNDING[dtype]).all()))
+                    else:
+                        # dZ is rounded to T, and dx or dweight once more; both again by a late upstream gradient.
+                        compare(name, ours, exact, arrays, up, 3, jit=reduction == "sum")
+    x, m, t = normal(7, 2, 3, hidden), weights, jnp.asarray(targets[:6]).reshape(2, 3)
+    known = ("lse", "z_loss", "valid_rows", "weight_sum")
+    loss, aux = lk.linear_cross_entropy(x, m, t, z_loss=0.01, aux=known)
+    with jax.enable_x64(True):
+        expected = exact_entropy(np.asarray(x, np.float64) @ np.asarray(m, np.float64).T, np.asarray(t), z_loss=0.01)[1]
+    for n in known:
+        close(f"aux {n}", aux[n].astype(jnp.float32), expected[n], 2)
+    ours = lambda v, m: with_lse(lk.linear_cross_entropy(v, m, t, aux=("lse",)))
+    exact = lambda v, m: with_lse(exact_entropy(v @ m.T, np.asarray(t)))
+    compare("with a gradient of lse", ours, exact, [x, m], (jnp.float32(3), normal(1, 2, 3)), 3)
+    name = "linear_cross_entropy_forward_backward_f32"
+    for wanted, made in [(0, "dx"), (1, "dweight"), ((0, 1), "dx dweight")]:
+        calls = calls_in(jax.grad(lambda v, m: lk.linear_cross_entropy(v, m, t), wanted), x, m)
+        check(f"only the gradient of {made}", calls == [(name, "x weight target", f"loss {made} workspace")], calls)
+
+
+def md_lrpe_cosine():
+    cases = [((6,), 0, None, None), ((2, 3), 1, "relu", None), ((3, 2), 0, "sigmoid", (5, -2)), ((2, 2, 2), 2, "silu", None),
+             ((4,), 1, "softmax", (100,)), ((1, 1), 0, None, (7, 9))]
+    for dtype in DTYPES:
+        for shape, prefix, activation, offset in cases:
+            for layout in ("BHTD", "BTHD"):
+                for theta_type in dict.fromkeys((dtype, "float32")):
+                    heads, dim, tokens = 2, 16, prefix + int(np.prod(shape))
+                    lead = (3, heads, tokens) if layout == "BHTD" else (3, tokens, heads)
+                    x = normal(1, *lead, dim, dtype=dtype)
+                    theta = normal(2, heads, -(-dim // len(shape)), dtype=dtype).astype(theta_type)
+                    options = dict(shape=shape, prefix=prefix, activation=activation, offset=offset, layout=layout)
+                    compare(f"{dtype} {theta_type} {options}", lambda v, t: lk.md_lrpe_cosine(v, t, **options),
+                            lambda v, t: exact_lrpe(v, t, **options), [x, theta], normal(3, *lead, 2 * dim, dtype=dtype))
+    x, theta = normal(1, 2, 3, 4, 8), normal(2, 3, 8)
+    loss = lambda x, theta, **o: lk.md_lrpe_cosine(x, theta, 4, **o).sum()
+    calls = calls_in(jax.grad(loss), x, theta)
+    check("no x for the gradient of x", calls == [("md_lrpe_cosine_backward_f32", "theta dy", "dx")], calls)
+    close("one axis as a number", lk.md_lrpe_cosine(x, theta, 4, offset=2), exact_lrpe(x, theta, (4,), offset=(2,)), 4)
+    check("without a batch", np.array_equal(lk.md_lrpe_cosine(x[0], theta, 4), lk.md_lrpe_cosine(x, theta, 4)[0]))
+
+
+def rms_norm():
+    for dtype in DTYPES:
+        for shape in [(5, 64), (2, 3, 1000), (33,), (2, 0, 8)]:
+            x, residual, weight = (normal(i, *s, dtype=dtype) for i, s in enumerate((shape, shape, shape[-1:])))
+            up, up_s = normal(3, *shape, dtype=dtype), normal(4, *shape, dtype=dtype)
+            for w in dict.fromkeys((None, dtype, "float32")):
+                name, arrays = f"{dtype} {shape} weight {w}", [x] + ([weight.astype(w)] if w else [])
+                compare(name, lk.rms_norm, lambda v, m=None: exact_norm(v, None, m)[0], arrays, up)
+                for r in dict.fromkeys((dtype, "float32")):
+                    # s is rounded to residual's type before backward reads it, which is one more rounding.
+                    arrays = [x, residual.astype(r)] + ([weight.astype(w)] if w else [])
+                    compare(f"{name} residual {r}", lk.add_rms_norm, exact_norm, arrays, (up, up_s.astype(r)), 3)
+                    for i, alone in enumerate((up, up_s.astype(r))):
+                        compare(f"{name} residual {r}, result {i} alone", lambda *a: lk.add_rms_norm(*a)[i],
+                                lambda *a: exact_norm(*a)[i], arrays, alone, 3)
+    x, w = normal(1, 4, 8), normal(2, 8)
+    close("eps", lk.rms_norm(x, w, 0.5), exact_norm(x, None, w, 0.5)[0], 4)
+    check("srms_norm", np.array_equal(lk.srms_norm(x), lk.rms_norm(x)))
+    loss = lambda *a: lk.rms_norm(*a).sum()
+    calls = calls_in(jax.grad(loss), x, w)
+    check("a frozen weight has no gradient", calls == [("srms_norm_backward_f32", "weight x dy", "dx")], calls)
+    check("nor has a frozen x", [c[2] for c in calls_in(jax.grad(loss, 1), x, w)] == ["dweight workspace"])
+    check("a value alone needs y alone", calls_in(lk.rms_norm, x, w) == [("srms_norm_forward_f32", "weight x", "y")])
+
+
+# ---- All ops under JAX's transformations -------------------------------------------------------------------------------------
+
+
+def functions():
+    """name: (f, arrays with a dimension to map over, other arrays): f works on one slice of the first."""
+    t = jnp.asarray(integers(3, 16, 4, 6))
+    w, m, theta = normal(1, 16), normal(2, 20, 16), normal(3, 3, 16)
+    x = normal(4, 4, 6, 16)
+    return {
+        "logsumexp": (lambda x: lk.logsumexp(x, -1), (x,), ()),
+        "logsumexp axis 0": (lambda x: lk.logsumexp(x, 0), (x,), ()),
+        "cross_entropy none": (lambda x, t: lk.cross_entropy(x, t, reduction="none"), (x, t), ()),
+        "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
+        "cross_entropy mean": (lambda x, t: lk.cross_entropy(x, t, label_smoothing=0.1), (x, t), ()),
+        "linear none": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none"), (x, t), (m,)),
+        "linear mean": (lambda x, t, m: lk.linear_cross_entropy(x, m, t), (x, t), (m,)),
+        "md_lrpe_cosine": (lambda x, theta: lk.md_lrpe_cosine(x, theta, 2, activation="silu"), (x.reshape(4, 3, 2, 16),),
+                           (theta,)),
+        "rms_norm": (lambda x, w: lk.rms_norm(x, w), (x,), (w,)),
+        "add_rms_norm": (lambda x, r, w: lk.add_rms_norm(x, r, w), (x, x[::-1]), (w,)),
+    }
+
+
+def equal(name, a, b):
+    good = all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    check(name, good, f"{a} {b}")
+
+
+def near(name, a, b):
+    """Equal up to the order of sums, which depends on the number of rows."""
+    for i, (u, v) in enumerate(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)):
+        close(f"{name}, {i}", u.astype(jnp.float32), v, 4)
+
+
+def gradients(f):
+    """f's gradients of its float arguments, by a loss that uses all float results."""
+    def floats(arrays):
+        return [i for i, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+    def loss(*arrays):
+        results = jax.tree.leaves(f(*arrays))
+        return sum(jnp.sin(results[i]).sum() for i in floats(results))
+    return lambda *arrays: jax.grad(loss, floats(arrays))(*arrays)
+
+
+def transforms():
+    for name, (f, mapped, others) in functions().items():
+        slices = [tuple(a[i] for a in mapped) for i in range(4)]
+        axes = (0,) * len(mapped) + (None,) * len(others)
+        for what, g in (("value", f), ("gradient", gradients(f))):
+            jitted = jax.jit(g)
+            each = [jitted(*s, *others) for s in slices]
+            stacked = jax.tree.map(lambda *a: jnp.stack(a), *each)
+            equal(f"{name} {what} without jit", g(*slices[0], *others), each[0])
+            equal(f"{name} {what} scan", jax.lax.scan(lambda c, s: (c, g(*s, *others)), 0, mapped)[1], stacked)
+            near(f"{name} {what} vmap", jax.jit(jax.vmap(g, axes))(*mapped, *others), stacked)
+            pairs = tuple(a.reshape(2, 2, *a.shape[1:]) for a in mapped)
+            near(f"{name} {what} vmap of vmap", jax.jit(jax.vmap(jax.vmap(g, axes), axes))(*pairs, *others), jax.tree.map(
+                lambda a: a.reshape(2, 2, *a.shape[1:]), stacked))
+            ends = tuple(-1 if a is None else None for a in axes)  # the others mapped, along their last axis
+            if others:
+                both = tuple(jnp.stack([o, 2 * o], -1) for o in others)
+                near(f"{name} {what} vmap over weights", jax.jit(jax.vmap(g, ends))(*slices[0], *both), jax.tree.map(
+                    lambda *a: jnp.stack(a), each[0], jitted(*slices[0], *(2 * o for o in others))))
+        if "mean" not in name:  # one call for all elements; a reduced loss has one call each, in a loop
+            check(f"{name} vmap is one call", len(calls_in(jax.vmap(f, axes), *mapped, *others)) == 1 and
+                  " while(" not in jax.jit(jax.vmap(f, axes)).lower(*mapped, *others).compile().as_text())
+        equal(f"{name} checkpoint", jax.jit(gradients(jax.checkpoint(f)))(*slices[0], *others), each[0])
+        total = lambda *a: jax.tree.map(lambda r: r.sum(), jax.vmap(f, axes)(*a))
+        floats = lambda g: [a for a in jax.tree.leaves(g) if a.dtype == jnp.float32]
+        several = floats(jax.jit(gradients(total))(*mapped, *others))
+        check(f"{name} gradient of vmap", all(bool(jnp.isfinite(a).all()) and bool(a.any()) for a in several))
+    x, w = normal(1, 4, 16), normal(2, 16)
+    stack = normal(5, 3, 16)
+    all_layers = lambda f: lambda v, ws: jax.lax.scan(lambda c, w: (f(c, w), None), v, ws)[0].sum()
+    layers = lambda f: jax.jit(jax.grad(all_layers(f), (0, 1)))(x, stack)
+    ours, by_hand = layers(lk.rms_norm), layers(lambda v, m: exact_norm(v, None, m)[0])
+    for i in range(2):
+        close(f"scan over layers, gradient {i}", ours[i], by_hand[i], 32)
+
+
+def mistakes():
+    x, t, w = normal(1, 4, 8), jnp.zeros(4, jnp.int32), normal(2, 8)
+    m, theta, z = normal(3, 6, 8), normal(4, 3, 8), normal(5, 2, 3, 4, 8)
+    wide = np.zeros((4, 8), np.int32)
+    for expected, f in [
+        ("x is int32; it must be float32, float16 or bfloat16", lambda: lk.rms_norm(wide)),
+        ("weight has the shape (7,); it must have (8,)", lambda: lk.rms_norm(x, w[:7])),
+        ("weight is bfloat16; it must be float32", lambda: lk.rms_norm(x, w.astype(jnp.bfloat16))),
+        ("eps is -1", lambda: lk.rms_norm(x, w, -1.0)),
+        ("residual has the shape (4, 7)", lambda: lk.add_rms_norm(x, x[:, :7])),
+        ("x has the shape ()", lambda: lk.rms_norm(jnp.float32(1))),
+        ("cols is 0", lambda: lk.rms_norm(jnp.zeros((4, 0)))),
+        ("targets is float32; it must be int32 or int64", lambda: lk.cross_entropy(x, w)),
+        ("targets has the shape (3,)", lambda: lk.cross_entropy(x, t[:3])),
+        ("label_smoothing is 2", lambda: lk.cross_entropy(x, t, label_smoothing=2.0)),
+        ("softcap is -1", lambda: lk.cross_entropy(x, t, softcap=-1.0)),
+        ("z_loss is", lambda: lk.cross_entropy(x, t, z_loss=float("nan"))),
+        ("logit_scale is 0", lambda: lk.cross_entropy(x, t, logit_scale=0)),
+        ("reduction is 'max'; it must be one of 'none', 'mean', 'sum'", lambda: lk.cross_entropy(x, t, reduction="max")),
+        ("aux has 'loss'", lambda: lk.cross_entropy(x, t, aux=("loss",))),
+        ("class_weight has the shape (8, 1)", lambda: lk.cross_entropy(x, t, class_weight=w[:, None])),
+        ("vocab is 0", lambda: lk.cross_entropy(jnp.zeros((4, 0)), t)),
+        ("weight has the shape (6, 7); it must have (6, 8)", lambda: lk.linear_cross_entropy(x, m[:, :7], t)),
+        ("weight is float16; it must be float32", lambda: lk.linear_cross_entropy(x, m.astype(jnp.float16), t)),
+        ("bias has the shape (8,); it must have (6,)", lambda: lk.linear_cross_entropy(x, m, t, bias=w)),
+        ("max_counted is -1", lambda: lk.linear_cross_entropy(x, m, t, max_counted=-1)),
+        ("aux has 'entropy'", lambda: lk.linear_cross_entropy(x, m, t, aux=("entropy",))),
+        ("budget", lambda: lk.linear_cross_entropy(x, m, t, workspace_bytes=1)),
+        ("axis 2 does not exist", lambda: lk.logsumexp(x, 2)),
+        ("axis is (0, 2); lk sums over axes that are neighbours", lambda: lk.logsumexp(z, (0, 2))),
+        ("scale is 0", lambda: lk.logsumexp(x, scale=0)),
+        ("scale is", lambda: lk.logsumexp(x, scale=float("inf"))),
+        ("dtype is float16; it must be float32", lambda: lk.logsumexp(x, dtype="float16")),
+        ("x has the shape (4, 8)", lambda: lk.md_lrpe_cosine(x, theta, 4)),
+        ("4 tokens; prefix and shape ask for 5", lambda: lk.md_lrpe_cosine(z, theta, 5)),
+        ("theta has the shape (2, 8); it must have (3, 8)", lambda: lk.md_lrpe_cosine(z, theta[:2], 4)),
+        ("e is 3", lambda: lk.md_lrpe_cosine(z, theta[:, :3], 4)),
+        ("activation is 'gelu'", lambda: lk.md_lrpe_cosine(z, theta, 4, activation="gelu")),
+        ("layout is 'BTDH'", lambda: lk.md_lrpe_cosine(z, theta, 4, layout="BTDH")),
+        ("must have 1 to 8 axes", lambda: lk.md_lrpe_cosine(z, theta, (1,) * 9)),
+        ("as many axes as shape", lambda: lk.md_lrpe_cosine(z, theta, (2, 2), offset=(1,))),
+    ]:
+        for how, call in (("", f), ("under jit: ", jax.jit(f))):
+            try:
+                jax.block_until_ready(call())
+                check(how + expected, False, "no error")
+            except ValueError as error:
+                check(how + expected, expected in str(error), f"the sentence is {error}")
+    # What the handler finds itself: these calls are not made by lk_jax's functions.
+    for expected, inputs, fields in [("cols is 0", "x", {"rows": 4}), ("x is NULL", "weight", {"rows": 4, "cols": 8}),
+                                     ("no field nonsense", "x", {"rows": 4, "cols": 8, "nonsense": 1})]:
+        try:
+            numbers = {k: np.int64(v) for k, v in fields.items()}
+            jax.block_until_ready(jax.ffi.ffi_call("lk_srms_norm_forward_f32", jax.ShapeDtypeStruct(x.shape, x.dtype))(
+                x, inputs=inputs, outputs="y", **numbers))
+            check(expected, False, "no error")
+        except jax.errors.JaxRuntimeError as error:
+            check(expected, expected in str(error), str(error)[:300])
+
+
+# ---- Groups in processes of their own ----------------------------------------------------------------------------------------
+
+
+def x64():
+    assert jax.config.jax_enable_x64
+    x, w, m = normal(1, 4, 8), normal(2, 8), normal(3, 6, 8)
+    for end in (np.int32, np.int64):
+        t = jnp.asarray(integers(3, 6, 4), end)
+        check(f"targets are {end.__name__}", t.dtype == end)
+        for ignored in (-100, 2, *((1 << 40,) if end is np.int64 else ())):
+            t = t.at[1].set(ignored)
+            expected, gradient = exactly(lambda v: exact_entropy(v, t, ignore_index=ignored)[0], x, upstream=jnp.float32(1))
+            ours, g = jax.jit(jax.value_and_grad(lambda v: lk.cross_entropy(v, t, ignore_index=ignored)))(x)
+            close(f"cross_entropy {end.__name__} {ignored}", ours, expected)
+            close(f"cross_entropy {end.__name__} {ignored} gradient", g, gradient[0])
+            loss = lambda v, m: exact_entropy(v @ m.T, t, ignore_index=ignored)[0]
+            close(f"linear_cross_entropy {end.__name__} {ignored}", lk.linear_cross_entropy(x, m, t, ignore_index=ignored),
+                  exactly(loss, x, m, upstream=jnp.float32(1))[0])
+        loss, aux = lk.cross_entropy(x, t, aux=("argmax", "valid_rows"))
+        check("types of aux", loss.dtype == jnp.float32 and aux["argmax"].dtype == aux["valid_rows"].dtype == jnp.int32)
+        check("argmax", np.array_equal(aux["argmax"], np.argmax(x, -1)))
+    for f in (lambda: lk.rms_norm(x.astype(jnp.float64)), lambda: lk.logsumexp(x.astype(jnp.float64)),
+              lambda: lk.cross_entropy(x.astype(jnp.float64), t)):
+        try:
+            f()
+            check("float64", False, "no error")
+        except ValueError as error:
+            check("float64", "is float64; it must be float32, float16 or bfloat16" in str(error), str(error))
+    for dtype in DTYPES:
+        a, b = x.astype(dtype), w.astype(dtype)
+        compare(f"rms_norm {dtype}", lk.rms_norm, lambda v, w: exact_norm(v, None, w)[0], [a, b], a)
+        compare(f"logsumexp {dtype}", lambda v: lk.logsumexp(v, 1), lambda v: jax.nn.logsumexp(v, 1), [a], b[:4])
+
+
+def devices():
+    """Rows over two devices: values, and gradients of weights, which JAX sums over the devices."""
+    P = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    for name, (f, mapped, others) in functions().items():
+        specs = (P("rows"),) * len(mapped) + (P(),) * len(others)
+        axes = (0,) * len(mapped) + (None,) * len(others)
+        split = [s for a, s in zip((*mapped, *others), specs) if a.dtype == jnp.float32]
+        g = jax.vmap(f, axes)
+        for what, g, out in (("value", g, P("rows")), ("gradient", gradients(g), tuple(split))):
+            ours = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=specs, out_specs=out))(*mapped, *others)
+            near(f"{name} {what}", ours, g(*mapped, *others))
+
+
+def graphs():
+    """Every call in a CUDA graph of its own: the flag of this process makes graphs of single calls."""
+    for name, (f, mapped, others) in functions().items():
+        whole = jax.jit(gradients(f))
+        first = tuple(a[0] for a in mapped)
+        expected = gradients(f)(*first, *others)
+        for i in range(3):  # a graph is made in the first runs and launched later
+            equal(f"{name} run {i}", whole(*first, *others), expected)
+
+
+def worker(name):
+    """The process of one group."""
+    global group
+    began, group = time.time(), name
+    counts[group] = [0, 0, 0.0]
+    globals()[name]()
+    passed, failed, worst = counts[group]
+    print(f"{group:21} {passed:5} passed {failed:3} failed   largest error / limit {worst:5.2f}   {time.time() - began:5.1f} s",
+          flush=True)
+
+
+def child(name):
+    """(passed, failed) of a group. Its output is printed at once, when it is over."""
+    env = {**os.environ, **SETTINGS.get(name, {}), "LK_JAX_GROUP": name}
+    found = subprocess.run([sys.executable, os.path.abspath(__file__)], text=True, env=env, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT)
+    counted = re.search(rf"^{name} +(\d+) passed +(\d+) failed", found.stdout, re.M)
+    good = counted and not found.returncode
+    print(found.stdout.rstrip()[-3000:] + ("" if good else f"\nFAIL {name}: exit status {found.returncode}"), flush=True)
+    return (int(counted[1]), int(counted[2]) + (not good)) if counted else (0, 1)
+
+
+def main():
+    began = time.time()
+    groups = ["cross_entropy", "linear_cross_entropy", "md_lrpe_cosine", "logsumexp", "rms_norm", "transforms", "mistakes",
+              "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
+    chosen = sys.argv[1:] or groups
+    if set(chosen) - set(groups):
+        sys.exit(f"there are the groups {', '.join(groups)}")
+    workers = min(4, os.cpu_count())
+    print(f"lk_jax for {lk.platform()}, JAX {jax.__version__}, {len(chosen)} groups, {workers} processes at a time", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(child, chosen))
+    passed, failed = (sum(f[i] for f in found) for i in (0, 1))
+    print(f"{time.time() - began:.0f} s\n{passed} passed, {failed} failed", flush=True)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    if "LK_JAX_GROUP" in os.environ:
+        worker(os.environ["LK_JAX_GROUP"])
+    else:
+        main()
