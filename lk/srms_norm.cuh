@@ -108,8 +108,7 @@ typedef struct {
  *   LK_ERR_WORKSPACE  dweight is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a
- * multiple of 16 bytes. backward is fastest where dy is given, s comes from one tensor, a row is a multiple of 16 bytes, and
- * weight is of type T. */
+ * multiple of 16 bytes. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple of 16 bytes. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -653,6 +652,19 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
     }
 }
 
+/* g times weight. A thread of FAST holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
+ * registers. */
+template <class T, bool FAST, int N>
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_backward_plan &p, lk_vec<T> weight, int col)
+{
+    if constexpr (FAST) {
+        if (!p.in.weight_is_f32) return lk_srms_norm_scale(g, weight);
+        lk_srms_norm_scale(g, (const float *)p.a.weight + col);
+    } else {
+        lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
+    }
+}
+
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
 template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, float (&sum)[2], lk_vec<T> weight,
@@ -660,8 +672,7 @@ LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, f
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, S, FAST, U>(s, g, p.in, slot, u, row, col);
-    if constexpr (WEIGHT && FAST) lk_srms_norm_scale(g, weight);
-    else if (WEIGHT) lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
+    if (WEIGHT) lk_srms_norm_backward_weigh<T, FAST>(g, p, weight, col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -676,8 +687,7 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
     if (WEIGHT) {
 #pragma unroll
         for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        if constexpr (FAST) lk_srms_norm_scale(g, weight);
-        else lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
+        lk_srms_norm_backward_weigh<T, FAST>(g, p, weight, col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
@@ -717,9 +727,9 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
 }
 
 /* A team owns a row; with WEIGHT (there is weight or dweight) it owns every step-th row, in which its vectors are at the same
- * columns. FAST: threads hold all elements, there is a dy, s has one source, of type S, and a weight is of T. EDGES: there are
- * single elements too, at most one per thread. Without FAST a thread reads single elements, and vectors beyond its first U,
- * twice; their sums for dweight are in the workspace from the start. */
+ * columns. FAST: threads hold all elements, and those of a weight of T too; there is a dy; s has one source, of type S. EDGES:
+ * there are single elements too, at most one per thread. Without FAST a thread reads single elements, and vectors beyond its
+ * first U, twice; their sums for dweight are in the workspace from the start. */
 template <class T, class R, class S, bool WEIGHT, bool FAST, bool EDGES>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2 : 1)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
@@ -753,10 +763,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
 #pragma unroll
     for (int u = 0; WEIGHT && FAST && u < U; u++)
-        if (u * 32 < count) weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + first + u * 32 * N);
+        if (u * 32 < count && !p.in.weight_is_f32)
+            weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + first + u * 32 * N);
     const bool single = FAST && EDGES && at.rank < split.edge;
     const int single_col = at.begin + lk_srms_norm_edge<T>(split, at.rank);
-    const float single_weight = WEIGHT && single ? lk_to_float(((const T *)p.a.weight)[single_col]) : 1.0f;
+    float single_weight[1] = {1.0f};
+    if (WEIGHT && single) lk_srms_norm_apply_weight<T>(single_weight, p.a.weight, p.in.weight_is_f32, single_col);
     float single_sum = 0.0f;
     lk_srms_norm_single one = {}, next = {};
     if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R, S>(p.in, at.row, single_col);
@@ -788,7 +800,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
             }
             sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
         }
-        if (single) sum[0] = one.s * (one.dy * single_weight), sum[1] = one.s * one.s;
+        if (single) sum[0] = one.s * (one.dy * single_weight[0]), sum[1] = one.s * one.s;
         lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < U; u++) {
@@ -815,7 +827,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
         }
         if (single && owner) {
             single_sum = fmaf(one.dy * here.rstd, one.s, single_sum);
-            float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight) + one.dr};
+            float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight[0]) + one.dr};
             if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + single_col, ds);
             if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + single_col, ds);
             one = next;
@@ -1176,7 +1188,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *devic
     const bool held = !l.few && l.in.aligned && l.in.stretch <= 32 * vecs &&
                       (l.in.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l.in.team_log2);
     const bool one = !l.in.x.data || !l.in.r.data; /* source of s */
-    plan->fast = held && a->dy && one && (!weight || (a->weight && !weight_is_f32));
+    plan->fast = held && a->dy && one && (!weight || a->weight);
     if (plan->fast && !plan->in.x.data) plan->in.x = plan->in.r, plan->in.r.data = NULL;
     return l;
 }
