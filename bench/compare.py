@@ -33,9 +33,9 @@ Rows       are appended to the CSV as they finish, so a run that is stopped leav
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
 --calls    call_ms alone, medians of 3 to 51, into a CSV of its own (<gpu>-calls.csv): no kernels, errors or memory. The
-           providers' calls take turns, on one set of inputs, in one process. torch.compile needs seconds for a case, so it
-           comes after all others, and only where lk's call takes under 1 ms. The run ends with the places where lk is more
-           than 5% slower than the fastest other.
+           providers' calls take turns, on one set of inputs, in one process. torch.compile, FLA and quack compile or tune
+           for seconds in every case, so they come one after another behind all cases of the others, and only where lk's call
+           takes under 1 ms. The run ends with the places where lk is more than 5% slower than the fastest other.
 """
 import argparse
 import collections
@@ -80,7 +80,8 @@ BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 REALISTIC = (32000, 50257, 128256, 151936)  # vocabularies of Llama 2, GPT-2, Llama 3, Qwen
 EPS = 1e-6
 LONGEST = 150.0  # seconds that a provider may take for one direction of a case, compilation included
-COMPILED_BELOW = 1.0  # milliseconds of lk's call: --calls compiles nothing for what takes longer
+COMPILING = ("torch.compile", "fla", "quack")  # compile or tune for every shape; --calls has them last, in this order,
+COMPILED_BELOW = 1.0  # and only where lk's call takes fewer milliseconds
 WRONG = 1e-2  # a relative error from which on a row of --smoke fails; rounding to bf16 is some 2e-3
 MIB = 2.0**20
 
@@ -1000,7 +1001,7 @@ def run_case(env, rows, progress, case, todo):
     """Whether there was time for all of it."""
     todo = [(provider, directions) for provider, directions in todo if ready(env, rows, progress, case, provider)]
     if env.options.calls:
-        todo = [(provider, [d for d in directions if provider.name != "torch.compile" or worth_compiling(rows, case, d)])
+        todo = [(provider, [d for d in directions if provider.name not in COMPILING or worth_compiling(rows, case, d)])
                 for provider, directions in todo]
     if not any(directions for _, directions in todo):
         return True
@@ -1042,9 +1043,9 @@ def chosen_cases(env, rows):
             if todo:
                 found.append((case, todo))
     if options.calls:
-        compiled = [(case, [part for part in todo if part[0].name == "torch.compile"]) for case, todo in found]
-        others = [(case, [part for part in todo if part[0].name != "torch.compile"]) for case, todo in found]
-        found = [(case, todo) for case, todo in others + compiled if todo]
+        passes = [lambda name: name not in COMPILING, *(functools.partial(str.__eq__, name) for name in COMPILING)]
+        found = [(case, [part for part in todo if chosen(part[0].name)]) for chosen in passes for case, todo in found]
+        found = [(case, todo) for case, todo in found if todo]
     return found
 
 
