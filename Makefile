@@ -88,6 +88,8 @@ plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedul
 # V=1 shows each command and, by tests/run, each test case.
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
+# A build by another tool, whose output is only shown when it fails, or with V=1.
+quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),> $(out)/$@.log 2>&1 || { cat $(out)/$@.log; exit 1; })
 compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
 	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 $(ARGS))
 
@@ -125,6 +127,12 @@ test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 test-packages: | backend ## CMake, pkg-config, make install, make dist, one-file headers
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/packages
+torch: | backend ## builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
+	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) examples/torch/setup.py build_ext --inplace)
+	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/test.py $(ARGS)
+jax: | backend ## builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
+	$(call quiet,$(PYTHON) examples/jax/build.py $(BACKEND))
+	@$(PYTHON) examples/jax/test.py $(ARGS)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 lib: ## one shared library with every op and type, liblk.so by nvcc, no GPU needed; BACKEND=cpu makes liblk_simt.so
@@ -267,5 +275,5 @@ $(out)/%.o: %.c
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
-.PHONY: compare compare-calls compare-smoke compare-plots uninstall dist test-packages
+.PHONY: compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:
