@@ -1,37 +1,32 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Trains a GPT of GPT-2's size (124 million parameters) with PyTorch's operations or with lk's, and compares the two.
+"""Trains a GPT of GPT-2's size (124 million parameters) with PyTorch's operations or with lk's.
 
     train.py --ops torch                     normalisation, loss and head by PyTorch
     train.py --ops lk --compile              by lk, inside torch.compile
     train.py --ops lk --head lk-logits       lk's cross entropy of stored logits; --norm and --head choose one by one
-    train.py --compare --csv F --plot F.svg  PyTorch and lk, eager and compiled, one after another, in at most --budget seconds
-    train.py --from-csv F --plot F.svg       the table and the plot once more,  from the rows of such a run, without a GPU
-    train.py --tiny --check                  a test of some seconds, on a CPU too: lk and PyTorch have the same curves
 
-Model       Pre-norm with RMSNorm, rotary positions, GELU, one matrix for embedding and head. With --positions lrpe it is
-            md_lrpe_cosine of q and k: twice as many features go into the attention.
-Precision   As in nanoGPT: parameters, their gradients, the residual stream and AdamW in float32, under autocast to bf16. So the
-            matmuls are bf16, and the head's weight is rounded to bf16 once a step.
-Vocabulary  GPT-2's 50257 is odd, and cuBLAS is slow with rows of odd length. nanoGPT pads it: --vocab 50304.
-Text        Python's own standard library, which is on every machine. A token is a word; a rare word is spelt in bytes. Every
-            variant gets the same batches and the same first weights.
-Times       By CUDA events from step to step, the median without the first steps. Memory: the largest amount that PyTorch's
-            allocator gave out at once, lk's workspace included, in the same steps.
-Compile     Each block is compiled by itself, and so is the head. 12 blocks share one graph, or two where the first gets
-            float32, so there is less to compile than in the whole model.
+train_compare.py beside this file runs both, one after another, and draws what they did.
+
+Model     Pre-norm with RMSNorm, rotary positions, GELU, one matrix for embedding and head. With --positions lrpe it is
+          md_lrpe_cosine of q and k: twice as many features go into the attention.
+Precision As in nanoGPT: parameters, their gradients, the residual stream and AdamW in float32, under autocast to bf16. So the
+          matmuls are bf16, and the head's weight is rounded to bf16 once a step.
+          GPT-2's vocabulary of 50257 is odd, and cuBLAS is slow with such rows: nanoGPT pads it, --vocab 50304.
+Text      Python's own standard library, which is on every machine. A token is a word; a rare word is spelt in bytes. Every
+          variant gets the same batches and the same first weights.
+Times     By CUDA events from step to step, the median without the first steps. Memory: the largest amount that PyTorch's
+          allocator gave out at once, lk's workspace included, in the same steps.
+Compile   Each block is compiled by itself, and the head: 12 blocks are one graph, so it takes seconds and not a minute.
 """
 import argparse
 import collections
 import contextlib
 import csv
-import importlib.util
 import itertools
-import multiprocessing
 import os
 import re
 import statistics
-import sys
 import sysconfig
 import time
 
@@ -324,166 +319,14 @@ def milliseconds(rows):
     return statistics.median(row["ms"] for row in rows[warm(len(rows)):])
 
 
-# ---- Comparison -------------------------------------------------------------------------------------------------------------
-
-
-def child(sender, options, ids):
-    sender.send(train(options, ids))
-
-
-def compare(options, words):
-    """Trains every variant in a process of its own, since memory and compiled code must not be shared."""
-    end, spawn = options.began + options.budget, multiprocessing.get_context("spawn")
-    rows, shares, left_out, failed, longest = [], {}, [], [], {False: 0.0, True: 0.0}
-    for vocab in options.vocab:
-        ids = tokenise(words, vocab)
-        for compiled in (False, True):
-            for change in ({"ops": "torch", "norm": None, "head": None}, {"ops": "lk"}):
-                variant = chosen(options, vocab=vocab, compile=compiled, **change)
-                name = f"{name_of(variant)}, {'compile' if compiled else 'eager'}, vocabulary {vocab}"
-                began = time.perf_counter()
-                if end - began < longest[compiled]:
-                    left_out.append(name)
-                    continue
-                receiver, sender = spawn.Pipe(duplex=False)
-                process = spawn.Process(target=child, args=(sender, variant, ids))
-                process.start()
-                sender.close()
-                try:
-                    if receiver.poll(max(0.0, end - time.perf_counter())):
-                        result = receiver.recv()
-                        rows += result[0]
-                        shares[name] = result[1]
-                    else:
-                        process.kill()
-                        left_out.append(name)
-                except EOFError:
-                    failed.append(name)
-                process.join(20)
-                process.kill()  # one that has not ended by then
-                longest[compiled] = max(longest[compiled], time.perf_counter() - began)
-                print(f"  {time.perf_counter() - began:.0f} s, {max(0.0, end - time.perf_counter()):.0f} s left\n", flush=True)
-    if rows:
-        report(rows)
-        print("\nMilliseconds of kernels in one step. Blocks: attention, matmuls, norm (by kernels' names) and other, which is "
-              "casts, additions, GELU, positions, embedding.\n")
-        print("| variant | " + " | ".join(SHARES) + " | all |", "|---|" + "---|" * (len(SHARES) + 1), sep="\n")
-        for name, found in shares.items():
-            whole = sum(found.values())
-            print(f"| {name} | " + " | ".join(f"{found[g]:.2f} ({found[g] / whole:.0%})" for g in SHARES) + f" | {whole:.2f} |")
-    return rows, left_out, failed
-
-
-def settings_of(rows):
-    """{(positions, vocabulary): {(ops, mode): rows}}. Of a variant that ran twice the second run counts."""
-    settings = {}
-    for row in rows:
-        variants = settings.setdefault((row["positions"], int(row["vocab"])), {})
-        run = variants.setdefault((row["ops"], row["mode"]), [])
-        if int(row["step"]) == 1:
-            run.clear()
-        run.append({**row, **{column: float(row[column]) for column in ("loss", "ms", "tokens", "peak_mib")}})
-    return settings
-
-
-def apart(run, other):
-    return max(abs(a["loss"] - b["loss"]) for a, b in zip(run, other))
-
-
-def report(rows):
-    """The differences are those of the loss at any step."""
-    print(f"{rows[0]['device']}, torch {rows[0]['torch']}\n\n| positions | vocabulary | ops | mode | ms a step | tokens/s "
-          "| speed-up over PyTorch in the same mode | peak MiB | final loss | largest difference from PyTorch eager |",
-          "|" + "---|" * 10, sep="\n")
-    for (positions, vocab), variants in settings_of(rows).items():
-        for (ops, mode), run in variants.items():
-            ms, same, eager = milliseconds(run), variants.get(("torch", mode)), variants.get(("torch", "eager"))
-            print(f"| {positions} | {vocab} | {ops} | {mode} | {ms:.2f} | {run[0]['tokens'] / ms * 1e3:.0f} | "
-                  f"{f'{milliseconds(same) / ms:.3f}' if same else '-'} | {run[0]['peak_mib']:.0f} | {run[-1]['loss']:.4f} | "
-                  f"{f'{apart(run, eager):.4f}' if eager else '-'} |")
-
-
-# Colour, and width of the curve: the later ones are narrower, so that all can be seen where they lie on each other.
-LOOKS = {("torch", "eager"): ("#9ca3af", 8, "PyTorch"), ("torch", "compile"): ("#0a64b4", 5.2, "torch.compile"),
-         ("lk", "eager"): ("#f0713c", 3, "lk"), ("lk", "compile"): ("#7c1d06", 1, "lk in torch.compile")}
-
-
-def plot(rows, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), "#1f2328")
-    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "axes.titlesize": 10.5, "axes.spines.top": False,
-                            "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#d8dee4",
-                            **ink})
-    settings = settings_of(rows)
-    figure = pyplot.figure(figsize=(9.2, 7.2), layout="constrained", facecolor="white")
-    above, below = figure.subfigures(2, 1)
-    panels = above.subplots(1, len(settings), sharey=True, squeeze=False)[0]
-    for panel, ((_, vocab), variants) in zip(panels, settings.items()):
-        for (ops, mode), run in variants.items():
-            colour, width, label = LOOKS["torch" if ops == "torch" else "lk", mode]
-            panel.plot([int(row["step"]) for row in run], [row["loss"] for row in run], color=colour, linewidth=width,
-                       zorder=10 - width, label=label)
-        first = next(iter(variants.values()))
-        panel.set(xlabel="step", title=f"loss, vocabulary {vocab}: curves differ by at most "
-                                       f"{max(apart(run, first) for run in variants.values()):.2g}")
-    above.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    speed, memory = below.subplots(1, 2)
-    for group, variants in enumerate(settings.values()):
-        for at, ((ops, mode), run) in enumerate(variants.items()):
-            colour = LOOKS["torch" if ops == "torch" else "lk", mode][0]
-            place, ms, same = group + 0.21 * (at - (len(variants) - 1) / 2), milliseconds(run), variants.get(("torch", mode))
-            ratio = f"\n{milliseconds(same) / ms:.2f}x" if same and ops != "torch" else ""
-            for panel, value, text in ((speed, run[0]["tokens"] / ms, "{:.0f}" + ratio),
-                                       (memory, run[0]["peak_mib"] / 1024, "{:.1f}")):
-                panel.bar_label(panel.bar(place, value, 0.19, color=colour), fmt=text, fontsize=8.5, padding=2)
-    for panel, title in ((speed, "thousand tokens per second; lk: over PyTorch's"), (memory, "peak memory, GiB")):
-        panel.set_xticks(range(len(settings)), [f"vocabulary {vocab}" for _, vocab in settings])
-        panel.set_title(title)
-        panel.margins(y=0.14)
-        panel.grid(False, axis="x")
-    figure.suptitle(f"A GPT of {float(rows[0]['parameters']) / 1e6:.0f} M parameters, {rows[0]['tokens']} tokens a step, bf16, "
-                    f"{rows[0]['device']}", fontsize=11)
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
-    print(f"wrote {path}")
-
-
-def check(options, words):
-    """Every variant's curves against those of PyTorch in float64. The limit is 32 units of the type: so many roundings follow
-    each other on the way through two blocks and the head and back. The gradient's norm is compared too, as neither clipping nor
-    AdamW lets a gradient's scale be seen in the loss."""
-    ids, passed, failed = tokenise(words, options.vocab[0]), 0, 0
-
-    def curves(ops, head, **changes):
-        rows, _ = train(chosen(options, vocab=options.vocab[0], ops=ops, norm=ops, head=head, **changes), ids)
-        return [[row[column] for row in rows] for column in ("loss", "gradient_norm")]
-
-    for positions in ("rope", "lrpe"):
-        right = curves("torch", "torch", positions=positions, precision="f64", compile=False)
-        for precision, unit in (("f32", 2.0**-24), ("bf16", 2.0**-9)):
-            for ops, head in (("torch", "torch"), ("lk", "lk"), ("lk", "lk-logits")):
-                found = curves(ops, head, positions=positions, precision=precision)
-                results = [(f"{name}: relative error", max(abs(a - b) / b for a, b in zip(values, exact)), 32 * unit)
-                           for name, values, exact in zip(("loss", "gradient norm"), found, right)]
-                results.append(("the loss falls: last, first", found[0][-1], found[0][0]))
-                for name, value, limit in results:
-                    good = value < limit
-                    passed, failed = passed + good, failed + (not good)
-                    print(f"{'ok  ' if good else 'FAIL'}  {positions}, {precision}, {ops}, head {head}: {name} {value:.3g}, "
-                          f"limit {limit:.3g}", flush=True)
-    return passed, failed
-
-
 # ---- Command line -----------------------------------------------------------------------------------------------------------
 
 FULL = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "batch": 16, "steps": 300, "rate": 6e-4, "eps": 1e-8,
-        "warmup": 20, "every": 10, "characters": 16 << 20, "vocab": [50257]}
+        "warmup": 20, "every": 10, "characters": 16 << 20, "vocab": 50257}
 # A large eps of AdamW, since its first step is the rate times the sign of each gradient, and roundings change signs.
 TINY = {"layers": 2, "heads": 2, "width": 32, "context": 8, "batch": 2, "steps": 3, "rate": 2e-2, "eps": 1e-3,
-        "warmup": 1, "every": 1, "characters": 80, "vocab": [300]}
+        "warmup": 1, "every": 1, "characters": 80, "vocab": 300}
 SIZES = ("layers", "heads", "width", "context", "batch", "steps")
-COMPARED = {"steps": 80, "every": 20, "vocab": [50257, 128256]}
 
 
 def chosen(options, **changes):
@@ -493,43 +336,30 @@ def chosen(options, **changes):
     return options
 
 
-def arguments():
-    parser = argparse.ArgumentParser(usage="train.py [options]; --help lists them", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(usage, description):
+    """What train_compare.py takes too."""
+    parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--ops", choices=("torch", "lk"), default="torch", help="norm, head and lrpe by PyTorch or lk")
     add("--norm", choices=NORMS, help="the normalisations alone")
     add("--head", choices=HEADS, help="head and loss alone; lk: linear_cross_entropy, lk-logits: cross_entropy")
     add("--positions", choices=("rope", "lrpe"), default="rope")
     add("--precision", choices=("bf16", "f32", "f64"), default="bf16", help="bf16: autocast; f64 without lk")
     add("--compile", action="store_true", help="torch.compile of each block and of the head")
-    add("--compare", action="store_true", help="PyTorch and lk, eager and compiled, in turn")
-    add("--budget", type=float, default=240, metavar="SECONDS", help="--compare ends in time; it says what it left out")
     add("--tiny", action="store_true", help="a model for a CPU: 2 layers, width 32, vocabulary 300, 3 steps")
-    add("--check", action="store_true", help="with --tiny: exit status 1 where lk and PyTorch do not agree")
-    add("--vocab", type=int, nargs="+", help="50257; --compare: 50257 and 128256")
     for name in SIZES:
         add(f"--{name}", type=int, help=str(FULL[name]))
     add("--seed", type=int, default=0)
     add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--csv", metavar="FILE", help="append a row for each step")
-    add("--plot", metavar="FILE", help="draw losses, speed and memory of a comparison; needs matplotlib")
-    add("--from-csv", metavar="FILE", help="run nothing: table and plot of the rows that are there")
-    options = parser.parse_args()
-    defaults = {**FULL, **(COMPARED if options.compare else {}), **(TINY if options.tiny else {})}
-    for name, value in defaults.items():
+    return parser
+
+
+def complete(parser, options, lk, **defaults):
+    """Fills in sizes, and refuses what cannot be."""
+    for name, value in {**FULL, **defaults, **(TINY if options.tiny else {})}.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
-    lk = options.compare or options.check or "lk" in (options.ops, options.norm) or (options.head or "").startswith("lk")
-    if options.check and not options.tiny:
-        parser.error("--check needs --tiny: the full model is too large for float64")
-    if options.plot and not (options.compare or options.from_csv):
-        parser.error("--plot needs --compare or --from-csv")
-    if options.plot and not importlib.util.find_spec("matplotlib"):
-        parser.error("--plot needs matplotlib; write a --csv here, and use --from-csv and --plot where matplotlib is")
-    if len(options.vocab) > 1 and not options.compare:
-        parser.error("more than one --vocab needs --compare")
-    if min(options.vocab) < 256:
+    if min(options.vocab if isinstance(options.vocab, list) else [options.vocab]) < 256:
         parser.error("--vocab must be at least 256: the first ids are bytes")
     if min(getattr(options, name) for name in SIZES) < 1:
         parser.error(f"{', '.join(SIZES)} must be at least 1")
@@ -537,43 +367,30 @@ def arguments():
         parser.error("--width must be a multiple of 2 * heads: the positions turn pairs of features")
     if options.precision == "f64" and lk:
         parser.error("--precision f64 needs --ops torch: lk has no float64")
-    if lk and not options.from_csv and not LF:
+    if lk and not LF:
         parser.error(f"lk_torch cannot be imported ({MISSING}); README.md beside this file says how to build it")
-    if lk and not options.from_csv and BACKEND != options.device:
+    if lk and BACKEND != options.device:
         parser.error(f"lk_torch was built for {BACKEND}, but the device is {options.device}: choose --device {BACKEND}")
+    options.began, options.shares = time.perf_counter(), True
     return options
 
 
+def text(options):
+    words = read_words(options.characters)
+    print(f"text: {len(words)} words of the standard library, {time.perf_counter() - options.began:.1f} s", flush=True)
+    return words
+
+
 def main():
-    options = arguments()
-    options.began, options.shares = time.perf_counter(), not options.check
-    left_out, failed = [], []
-    if options.from_csv:
-        with open(options.from_csv, newline="") as file:
-            rows = list(csv.DictReader(file))
-        if not rows:
-            sys.exit(f"{options.from_csv} has no rows")
-        report(rows)
-    else:
-        words = read_words(options.characters)
-        print(f"text: {len(words)} words of the standard library, {time.perf_counter() - options.began:.1f} s", flush=True)
-        if options.check:
-            passed, wrong = check(options, words)
-            print(f"{passed} passed, {wrong} failed")
-            sys.exit(wrong > 0)
-        if options.compare:
-            rows, left_out, failed = compare(options, words)
-        else:
-            options = chosen(options, vocab=options.vocab[0])
-            _, shares = train(options, tokenise(words, options.vocab))
-            print("  milliseconds of kernels in one step: " + ", ".join(f"{group} {ms:.2f}" for group, ms in shares.items()))
-    if options.plot and rows:
-        plot(rows, options.plot)
-    for what, names in (("left out for lack of time", left_out), ("failed", failed)):
-        if names:
-            print(f"{what}: {'; '.join(names)}")
-    print(f"done in {time.perf_counter() - options.began:.0f} s" if not failed else f"{len(failed)} variants FAILED")
-    sys.exit(bool(failed))
+    parser = parser_of("train.py [options]; --help lists them", __doc__)
+    parser.add_argument("--ops", choices=("torch", "lk"), default="torch", help="norm, head and lrpe by PyTorch or lk")
+    parser.add_argument("--vocab", type=int, help="50257")
+    options = parser.parse_args()
+    lk = "lk" in (options.ops, options.norm) or (options.head or "").startswith("lk")
+    options = chosen(complete(parser, options, lk))
+    _, shares = train(options, tokenise(text(options), options.vocab))
+    print("  milliseconds of kernels in one step: " + ", ".join(f"{group} {ms:.2f}" for group, ms in shares.items()))
+    print(f"done in {time.perf_counter() - options.began:.0f} s")
 
 
 if __name__ == "__main__":
