@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Builds lk_jax in the tree: lk's library by `make lib`, XLA's handlers by g++. Usage: python build.py [cpu | gpu]
 
-gpu needs nvcc, no GPU. cpu takes lk's simulator, to test without a GPU. Without an argument lk's Makefile decides: gpu where
-there are nvcc and a GPU, else cpu. Then `import lk_jax` works with this folder on PYTHONPATH. CXX names another compiler.
+gpu, the default, needs nvcc and no GPU. cpu takes lk's simulator, to test without a GPU. LK_BACKEND in the environment says
+the same. Then `import lk_jax` works with this folder on PYTHONPATH. CXX names another compiler, MAX_JOBS how many run at a time.
 """
 import os
 import re
@@ -20,11 +20,11 @@ def build(backend=None):
     import jax
 
     began = time.time()
-    backend = backend or re.search(r"BACKEND=(\w+)", subprocess.check_output(["make", "-sC", ROOT, "help"], text=True))[1]
+    backend = backend or os.environ.get("LK_BACKEND", "gpu")
     if backend not in ("cpu", "gpu"):
         sys.exit(f"lk_jax: the backend is cpu or gpu, not {backend}")
     print(f"lk_jax: building for JAX {jax.__version__}, backend {backend}", flush=True)
-    subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", f"-j{os.cpu_count()}"])
+    subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", f"-j{os.environ.get('MAX_JOBS', os.cpu_count())}"])
     header = open(f"{ROOT}/lk/lk_base.cuh").read()
     version = ".".join(re.search(rf"#define LK_VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR"))
     built, library = {"gpu": ("build/gpu/liblk.so", f"liblk.so.{version}"),

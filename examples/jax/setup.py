@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pip install --no-build-isolation ./examples/jax    from a checkout of lk; BACKEND=cpu or gpu chooses, see build.py."""
+"""pip install --no-build-isolation ./examples/jax    from a checkout of lk; LK_BACKEND=cpu or gpu chooses, see build.py."""
 import os
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 class Build(build_py):
     def run(self):
-        subprocess.check_call([sys.executable, f"{HERE}/build.py", *filter(None, [os.environ.get("BACKEND")])])
+        subprocess.check_call([sys.executable, f"{HERE}/build.py"])
         shutil.rmtree(self.build_lib, ignore_errors=True)  # may hold the library of another backend
         super().run()
 

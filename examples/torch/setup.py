@@ -12,7 +12,10 @@ from torch.utils import cpp_extension
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-CPU = os.environ.get("LK_BACKEND", "gpu") == "cpu"
+BACKEND = os.environ.get("LK_BACKEND", "gpu")
+if BACKEND not in ("cpu", "gpu"):
+    sys.exit(f"lk_torch: LK_BACKEND is {BACKEND}; it must be cpu or gpu")
+CPU = BACKEND == "cpu"
 FILES = ["module", "cross_entropy", "linear_cross_entropy", "logsumexp", "md_lrpe_cosine", "rms_norm"]
 
 

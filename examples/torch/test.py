@@ -1335,6 +1335,7 @@ def mistakes():
                 ("md_lrpe_cosine: tokens", lambda: lrpe(cube, theta, (5,)), "shape", "token"),
                 ("md_lrpe_cosine: prefix", lambda: lrpe(cube, theta, (7,), -1), "prefix", "shape"),
                 ("md_lrpe_cosine: 9 axes", lambda: lrpe(cube, theta, (1,) * 8 + (6,)), "axes", "shape"),
+                ("an option of the module", lambda: lk_torch.LinearCrossEntropyLoss(8, 9, reductoin="sum"), "reductoin"),
                 ("md_lrpe_cosine: offset", lambda: lrpe(cube, theta, (2, 3), 0, None, (1,)), "offset", "shape"),
                 ("md_lrpe_cosine: no axes", lambda: lrpe(cube[:, :, :1], theta, ()), "axes", "shape"),
                 ("md_lrpe_cosine: activation", lambda: lrpe(cube, theta, (6,), 0, "gelu"), "activation", "gelu")):

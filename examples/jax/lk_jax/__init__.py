@@ -35,10 +35,14 @@ def _array(a, name, rank=0):
     return a
 
 
+def _or_float32(dtype):
+    return "float32" if dtype == _f32 else f"{jnp.dtype(dtype).name} or float32"
+
+
 def _beside(a, name, dtype, shape):
     """Checks a second tensor of an op: of the type of the first, or float32 (lk's number 1)."""
     a = _array(a, name)
-    _demand(a.dtype == dtype or a.dtype == _f32, f"{name} is {a.dtype.name}; it must be {jnp.dtype(dtype).name} or float32")
+    _demand(a.dtype == dtype or a.dtype == _f32, f"{name} is {a.dtype.name}; it must be {_or_float32(dtype)}")
     _demand(a.shape == shape, f"{name} has the shape {a.shape}; it must have {shape}")
     return a
 
@@ -96,7 +100,7 @@ def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     """
     a = _array(a, "a")
     dtype = jnp.dtype(a.dtype if dtype is None else dtype)
-    _demand(dtype == a.dtype or dtype == _f32, f"dtype is {dtype.name}; it must be {a.dtype.name} or float32")
+    _demand(dtype == a.dtype or dtype == _f32, f"dtype is {dtype.name}; it must be {_or_float32(a.dtype)}")
     _demand(scale != 0, "scale is 0; it must be another number")
     axes = range(a.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     for i in axes:

@@ -57,6 +57,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
         super().__init__()
+        unknown = set(options) - set(LF.linear_cross_entropy.__kwdefaults__) | set(options) & {"linear_bias", "weight"}
+        if unknown:
+            raise TypeError(f"lk: LinearCrossEntropyLoss has no option {', '.join(sorted(unknown))}")
         self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
         self.register_buffer("class_weight", class_weight)
