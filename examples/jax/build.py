@@ -2,7 +2,7 @@
 """Builds lk_jax in the tree: lk's library by `make lib`, XLA's handlers by g++. Usage: python build.py [cpu | gpu]
 
 gpu, the default, needs nvcc and no GPU. cpu takes lk's simulator, to test without a GPU. LK_BACKEND in the environment says
-the same. Then `import lk_jax` works with this folder on PYTHONPATH. CXX names another compiler, MAX_JOBS how many run at a time.
+the same. Then `import lk_jax` works with this folder on PYTHONPATH. CXX names another compiler, MAX_JOBS limits how many run.
 """
 import os
 import re
