@@ -172,8 +172,9 @@ def worker(args):
             if time.time() - args.began > args.seconds:
                 print(f"{op:21}{size:>11}  {direction:9} not measured: {args.seconds} s are over", flush=True)
             elif args.hlo:
-                for who, step in zip(("lk", "XLA"), steps):
-                    print(f"{op} {size} {direction}, {who}:\n{summary(compiled(step, state, 'loop')[0].as_text())}", flush=True)
+                for name, step in zip(("lk", "XLA"), steps):
+                    found = summary(compiled(step, state, "loop")[0].as_text())
+                    print(f"{op} {size} {direction}, {name}:\n{found}", flush=True)
             elif args.flags:
                 times = [microseconds(step, state, how) for how in hows[1:] for step in steps]
                 print(json.dumps([op, direction, *times]), flush=True)

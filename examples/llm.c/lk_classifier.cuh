@@ -9,10 +9,15 @@ static_assert(std::is_same_v<floatX, __nv_bfloat16>, "for FP32 or FP16 write f32
 LK_DEFINE_CROSS_ENTROPY(bf16)
 
 /* sums[row] += losses[row] */
-static __global__ void lk_add_losses_kernel(float *sums, const float *losses, int rows)
+typedef struct {
+    float *sums;
+    const float *losses;
+    int rows;
+} lk_add_losses_call;
+template <class Call> LK_KERNEL void lk_add_losses_kernel(Call c)
 {
     const int row = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (row < rows) sums[row] += losses[row];
+    if (row < c.rows) c.sums[row] += c.losses[row];
 }
 
 /* logits: B * T rows of V columns, P elements apart. With True they become their gradients, 0 in the padding, and each row's
@@ -47,6 +52,8 @@ void fused_classifier(floatX *logits, float *losses, const float dloss, const in
         fprintf(stderr, "%s\n", lk_last_error());
         exit(EXIT_FAILURE);
     }
-    if constexpr (WriteDLogits) lk_add_losses_kernel<<<CEIL_DIV(rows, 256), 256, 0, stream>>>(losses, scratch, rows);
-    cudaCheck(cudaGetLastError());
+    if constexpr (WriteDLogits) {
+        const lk_add_losses_call call = {losses, scratch, rows};
+        cudaCheck(lk_launch(lk_add_losses_kernel<lk_add_losses_call>, CEIL_DIV(rows, 256), 256, 0, stream, call));
+    }
 }

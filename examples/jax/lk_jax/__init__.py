@@ -159,6 +159,12 @@ def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logi
                 zero_when_empty=int(zero_when_empty))
 
 
+def _result(aux, found):
+    """The loss, and the results named in aux, of a call's outputs."""
+    found = {"z_loss" if n == "z_loss_out" else n: a for n, a in found.items()}
+    return found["loss"], {name: found[name] for name in aux}
+
+
 def _loss_outputs(aux, known, reduced, shape):
     """The outputs of forward: the loss and those that aux names."""
     for name in aux:
@@ -228,17 +234,13 @@ def _cross_entropy(options, in_place, aux):
                     {"logits": logits, "target": targets, "class_weight": class_weight, **inputs}, outputs, fields, "rows",
                     _shared(reduced), [("logits", "dlogits")] if in_place and "dlogits" in outputs else [])
 
-    def result(found):
-        found = {"z_loss" if n == "z_loss_out" else n: a for n, a in found.items()}
-        return found["loss"], {name: found[name] for name in aux}
-
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
         return _loss_outputs(names, names, reduced, targets.shape)
 
     @jax.custom_vjp
     def f(logits, targets, class_weight):
-        return result(run("forward", logits, targets, class_weight, {}, outputs(targets)))
+        return _result(aux, run("forward", logits, targets, class_weight, {}, outputs(targets)))
 
     def fwd(logits, targets, class_weight):
         logits, targets, class_weight = _values(logits, targets, class_weight)
@@ -247,12 +249,13 @@ def _cross_entropy(options, in_place, aux):
         # they are rounded, and not where lse has a gradient of its own.
         if reduced and logits.dtype != jnp.float16 and "lse" not in aux:
             found = run("forward_backward", logits, targets, class_weight, {}, {**outputs(targets), "dlogits": _like(logits)})
-            return result(found), {"dlogits": found["dlogits"]}
+            return _result(aux, found), {"dlogits": found["dlogits"]}
         more = ["lse", *(["valid_rows"] if options["reduction"] == 1 else []),
                 *(["weight_sum"] if options["reduction"] == 1 and class_weight is not None else [])]
         low = {"lse_low": _of(targets.shape, _f32)}
         found = run("forward", logits, targets, class_weight, {}, {**outputs(targets, more), **low})
-        return result(found), {"arrays": (logits, targets, class_weight), "saved": {n: found[n] for n in (*more, "lse_low")}}
+        saved = {n: found[n] for n in (*more, "lse_low")}
+        return _result(aux, found), {"arrays": (logits, targets, class_weight), "saved": saved}
 
     def bwd(kept, cotangents):
         dloss, dlse = cotangents[0], cotangents[1].get("lse")
@@ -314,17 +317,13 @@ def _linear_cross_entropy(options, aux):
                     {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
                      **inputs}, outputs, fields, "tokens", _shared(reduced))
 
-    def result(found):
-        found = {"z_loss" if n == "z_loss_out" else n: a for n, a in found.items()}
-        return found["loss"], {name: found[name] for name in aux}
-
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
         return _loss_outputs(names, names, reduced, targets.shape)
 
     @jax.custom_vjp
     def f(*arrays):
-        return result(run("forward", arrays, {}, outputs(arrays[2])))
+        return _result(aux, run("forward", arrays, {}, outputs(arrays[2])))
 
     def fwd(*primals):
         arrays = x, weight, targets, bias, class_weight = _values(*primals)
@@ -333,9 +332,9 @@ def _linear_cross_entropy(options, aux):
         # As in cross_entropy. Here it also saves one of four matmuls, since backward computes the logits again.
         if reduced and x.dtype != jnp.float16 and "lse" not in aux:
             found = run("forward_backward", arrays, {}, {**outputs(targets), **likes})
-            return result(found), {"made": {name: found[name] for name in wanted}}
+            return _result(aux, found), {"made": {name: found[name] for name in wanted}}
         found = run("forward", arrays, {}, outputs(targets, ["lse"]))
-        return result(found), {"arrays": arrays, "lse": found["lse"], "wanted": wanted}
+        return _result(aux, found), {"arrays": arrays, "lse": found["lse"], "wanted": wanted}
 
     def bwd(kept, cotangents):
         dloss, dlse = _given(cotangents[0]), _given(cotangents[1].get("lse"))

@@ -168,8 +168,8 @@ struct CrossEntropyBackward : Node {
 };
 
 // A reduced loss in eager mode makes its gradient in forward: one reading of the logits and one writing, and no logits to keep.
-// A traced graph cannot scale in place, so there forward and backward are apart, as they are without a reduction, and in f16,
-// where a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back.
+// A traced graph cannot scale in place, so there forward and backward are separate, as they are without a reduction and in f16.
+// There a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back.
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS)
 {
     LK_OP(cross_entropy_forward);
