@@ -147,6 +147,8 @@ typedef struct {
     int64_t chunk_tokens, chunks; /* tokens of a chunk, number of chunks */
     int64_t panel_vocab, panels;  /* columns of a panel, number of panels */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
+    int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; the others are made again */
+    int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
     int exact;              /* not 0: no 16-bit logits, and dweight is summed in float or 24 bits */
@@ -263,6 +265,7 @@ typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
     const float *saved_lse;     /* backward's */
     bool gives_loss, gradient, compact;
+    int sms;                    /* of the current device, where fused */
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
     bool open;                  /* a query without x or weight: where they lie may still rule out fused */
     int type, logits_type;      /* LK_DTYPE_* of T and of the logits */
@@ -292,24 +295,28 @@ typedef struct {
     float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
     float *dlse;           /* [rows] */
     float *loss, *z, *lse; /* [rows] */
-    float *others;         /* panels: [rows], sum_{j != y} p[j] */
+    float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
     lk_ce_row *states;     /* panels: [chunk], of all columns except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
     lk_lce_sums *sample;   /* fused: [rows], or [chunk] where rows are compacted, of the first 256 columns */
-    float *references;     /* fused: [chunk, tiles of 256 columns], what a row's exponentials of a tile are relative to */
-    float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ */
+    float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
+    float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
+    float *hit;            /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
-    void *x;               /* T [chunk, x_stride], compacted; fused also: times the row's factor */
+    void *x;               /* T [chunk, x_stride], compacted */
+    void *scaled_x;        /* fused: T [chunk, x_stride], times the row's factor */
     float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others */
     float *dweight;        /* [vocab or panel, hidden], sums over chunks */
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
+    int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
+    void *lent;            /* fused: [chunk, lent_stride], the exponentials of the first columns, in dweight's memory */
     float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
     void *cublas;
-    int64_t logits_stride, x_stride, splits;
+    int64_t logits_stride, lent_stride, x_stride, splits;
     size_t bytes;          /* of all but cublas */
 } lk_lce_workspace;
 
@@ -457,7 +464,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
-    for (int64_t col = thread; w.states && a.class_weight && a.label_smoothing > 0.0f && col < a.vocab; col += LK_LCE_THREADS)
+    for (int64_t col = thread; (w.states || w.hit) && a.class_weight && a.label_smoothing > 0.0f && col < a.vocab; col += LK_LCE_THREADS)
         all.weight += a.class_weight[col] * (w.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
     all = lk_lce_tally_block(all);
@@ -581,6 +588,36 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     return r;
 }
 
+/* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
+ *   dZ[j] = (rest + own) p[j] - fall w[j]   for j != y,     dZ[y] = own p[y] - rest (1 - p[y]) + fall (sum of w[j] - w[y])
+ * rise is rest + own, or NaN where lse is not finite. */
+typedef struct {
+    float rest, own, rise, fall;
+    float weight, weights; /* w[y]; the sum of all w[j] */
+} lk_lce_terms;
+
+LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_workspace &w = p.w;
+    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
+    lk_lce_terms t = {};
+    if (y < 0) return t;
+    const float f = w.factor[row] * a.logit_scale;
+    t.weight = class_weight ? class_weight[y] : 1.0f, t.weights = w.counts->weights;
+    t.fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
+    t.rest = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.fall * t.weights);
+    t.own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
+    t.rise = lk_is_finite(lse) ? t.rest + t.own : NAN;
+    return t;
+}
+
+/* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
+LK_DEVICE float lk_lce_hit(const lk_lce_terms &t, float p, float others, float slope)
+{
+    return slope * (fmaf(t.own, p, t.fall * (t.weights - t.weight)) - t.rest * others);
+}
+
 /* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
  * the sum of the others needs no difference. After the last panel the warp writes the row's results. */
 template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_panel q)
@@ -658,17 +695,9 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     D *dz = (D *)((L *)w.logits + in_chunk * w.logits_stride);
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row], weights = w.counts->weights;
-    float rest = 0.0f, own = 0.0f, fall = 0.0f, weight = 1.0f;
-    if (y >= 0) { /* the terms of cross_entropy.cuh's gradient, times logit_scale */
-        const float f = w.factor[row] * a.logit_scale;
-        weight = class_weight ? class_weight[y] : 1.0f;
-        fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
-        rest = fmaf(f * (1.0f - a.label_smoothing), weight, fall * weights);
-        own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
-    }
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
+    const lk_lce_terms t = lk_lce_terms_of(work, row, y, lse);
     const bool proper = lk_is_finite(lse);
-    const float rise = proper ? rest + own : NAN;
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
         lk_vec<L> raw[U] = {};
@@ -690,9 +719,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
                 const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f;
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
-                float z = fmaf(rise, p, -fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
-                if (at + j == hit) z = fmaf(proper ? own : NAN, p, fall * (weights - weight)) - rest * w.others[row];
-                x[j] = z * slope;
+                x[j] = slope * fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
+                if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, w.others[row], slope) : NAN;
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -703,25 +731,34 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 
 /* ---- Fused: the logits stay in registers --------------------------------------------------------------------------------- */
 
-/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. Gradients store a chunk's exponentials in bf16,
+/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. forward_backward keeps exponentials of as many columns
+ * as there is memory for, in bf16:
  *   E[t,j] = exp(scale (logit[t,j] - reference[t]))
- * dZ is E times a factor v[t], except for the target's element. Both are known when the row's sum is. So dx = v (E weight), and
- * dweight = E^T (v x).
+ * dZ is E times a factor v[t] that is known when the row's sum is. So dx = v (E weight), and dweight = E^T (v x). The logits of
+ * all other columns are made again, a panel at a time, when lse is known: then the tile leaves as dZ. So are all of backward.
  *
- * A row has one reference, which must be known before the row. It is guessed from the first tile, whose maximum and mean say
- * how far the largest of all columns may be. bf16 has float's range, so the guess may be wrong by 2^40 upwards and 2^90
- * downwards. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales
- * it. */
+ * The target's dZ is never among them. It is often the largest of its row, so its rounding would be most of the gradients'
+ * error. It stays in float: lk_lce_gradients_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
+ * row of x to dweight.
+ *
+ * A row of exponentials has one reference, which must be known before the row. It is guessed from the first tile, whose maximum
+ * and mean say how far the largest of all columns may be. bf16 has float's range, so the guess may be wrong by 2^40 upwards and
+ * 2^90 downwards. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel
+ * rescales it. */
 
 /* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
 #define LK_LCE_GROUP 12
 
+/* What lk_lce_fused_kernel makes of a tile: the rows' states; exponentials too; dZ by a known lse. */
+enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
+
 typedef struct {
     CUtensorMap x, weight;
-    lk_lce_panel q;       /* the chunk, all columns */
+    lk_lce_panel q;       /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
     float ahead;          /* (largest of vocab columns - mean) / (largest of a tile - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
+    int lent, kept;       /* tiles whose exponentials are kept in w.lent, and in both w.lent and w.logits */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
@@ -841,12 +878,20 @@ LK_DEVICE uint4 lk_lce_transpose(const uint32_t (&pair)[4])
     return high ? make_uint4(far[0], far[1], u[2], u[3]) : make_uint4(u[0], u[1], far[0], far[1]);
 }
 
+/* Writes eight of a row's exponentials, or of dZ, per lane and block of 32 columns. room: the columns from the tile's first to
+ * the padded end, a multiple of 64. out: the tile's first column; NULL: no such row, or not kept. */
+LK_DEVICE void lk_lce_put_block(lk_bf16 *out, int block, int room, const uint32_t (&pair)[4])
+{
+    const uint4 group = lk_lce_transpose(pair);
+    const int col = block * 32 + (int)threadIdx.x % 4 * 8;
+    if (out && col < room) *(uint4 *)(out + col) = group;
+}
+
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
- * largest reference so far. room: the columns from this tile's first to the padded end, a multiple of 64. out: the tile's first
- * column; NULL: no such row. edge: some columns may not count. */
+ * largest reference so far. edge: some columns may not count. kept: the tile's exponentials are kept. */
 template <bool plain>
-LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess, int room,
-                                 lk_bf16 *out, float *reference, const lk_lce_args &a)
+LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess,
+                                 bool kept, int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     float max = -INFINITY, sum = 0.0f, slope = 1.0f;
@@ -861,7 +906,6 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     if (!plain && a.softcap > 0.0f) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope); /* -softcap for masked columns */
     const float off = rate * (max - guess);
     const float from = off > 40.0f || off < -90.0f ? max : guess, base = lk_lse_reference(from);
-    const int quarter = (int)threadIdx.x % 4;
 #pragma unroll
     for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
@@ -878,16 +922,59 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
             }
             pair[g] = lk_lce_pair(e[0], e[1]);
         }
-        const uint4 group = lk_lce_transpose(pair);
-        if (out && block * 32 + quarter * 8 < room) *(uint4 *)(out + block * 32 + quarter * 8) = group;
+        if (kept) lk_lce_put_block(out, block, room, pair);
     }
-    if (out && quarter == 0) *reference = from;
+    if (out && threadIdx.x % 4 == 0) *reference = from;
     return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
 }
 
+/* Writes a row's dZ of a tile. Returns the thread's sum of p. lse2: lse log2(e). weights: of the thread's first column, or
+ * NULL. */
+template <bool plain>
+LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, float lse2, int room,
+                                   lk_bf16 *out, const float *weights, const lk_lce_args &a)
+{
+    const float rate = lk_lce_scale(a) * LK_LOG2E;
+    float sum = 0.0f;
+#pragma unroll
+    for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+        uint32_t pair[4];
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            float z[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int i = block * 8 + g * 2 + j;
+                const bool within = !edge || lk_lce_within(window, i);
+                float slope = 1.0f;
+                if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
+                const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
+                sum += p;
+                z[j] = t.rise * p;
+                if (!plain && within) z[j] = slope * (z[j] - t.fall * (weights ? weights[i / 2 * 8 + i % 2] : 1.0f));
+            }
+            pair[g] = lk_lce_pair(z[0], z[1]);
+        }
+        lk_lce_put_block(out, block, room, pair);
+    }
+    return sum;
+}
+
+/* Where a row's exponentials or dZ of a tile go: its first column, and the columns from there to the padded end. NULL: they are
+ * not kept. */
+LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *room)
+{
+    const lk_lce_workspace &w = p.q.p.w;
+    const bool lent = tile < p.lent;
+    const int col = (lent ? tile : tile - p.lent) * LK_GEMM_COLS;
+    const int64_t stride = lent ? w.lent_stride : w.logits_stride;
+    *room = (int)(stride - col);
+    return row < p.q.rows && tile < p.kept ? (lk_bf16 *)(lent ? w.lent : w.logits) + row * stride + col : NULL;
+}
+
 /* A cluster owns a pair of row tiles and a stretch of columns at a time. A consumer thread has a quarter of two rows and keeps
- * their states over the stretch. store: the exponentials are written. */
-template <bool plain, bool store>
+ * their states over the stretch. */
+template <bool plain, int mode>
 LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const __grid_constant__ lk_lce_fused p)
 {
 #if LK_SM90A
@@ -918,44 +1005,56 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.stretch * p.stretch_tiles;
             int y[2];
             float guess[2] = {0.0f, 0.0f};
+            float lse[2] = {0.0f, 0.0f};
+            lk_lce_terms terms[2] = {};
             lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const bool here = row + 8 * r < q.rows;
-                if (store) guess[r] = lk_lce_guess(w.sample[here ? row + 8 * r : 0], p.ahead, lk_lce_scale(a));
+                if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(w.sample[here ? row + 8 * r : 0], p.ahead, lk_lce_scale(a));
                 y[r] = here ? w.target[q.first_row + row + 8 * r] : -1;
+                if (mode != LK_LCE_DZ) continue;
+                s[r].max = 0.0f;
+                lse[r] = y[r] < 0 ? 0.0f : w.lse[q.first_row + row + 8 * r];
+                terms[r] = lk_lce_terms_of(q.p, q.first_row + row + 8 * r, y[r], lse[r]);
+                lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
             }
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
-                const int col = tile * LK_GEMM_COLS, left = (int)a.vocab - col;
+                const int col = (int)q.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
+                const float *const tile_weights = weights ? weights + col + own : NULL;
                 lk_gemm_multiply(z, ring, &step, p.steps);
                 if (!plain && w.bias) lk_lce_add_bias(z, (const float *)w.bias + col + own, left - own);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const bool hit = (unsigned)(y[r] - col) < LK_GEMM_COLS;
-                    const bool ignored = store && y[r] < 0; /* then the exponentials are 0 */
+                    const bool ignored = mode != LK_LCE_STATES && y[r] < 0; /* then zeros are written */
                     const bool edge = __any_sync(0xffffffffu, hit || ignored || left < LK_GEMM_COLS);
                     const lk_lce_window window = {ignored ? 0 : left - own, y[r] - col - own};
                     float v[LK_GEMM_SUMS / 2];
 #pragma unroll
                     for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
                     if (edge && y[r] >= 0) lk_lce_find(w.logit + q.first_row + row + 8 * r, v, window.hit);
-                    if (store) {
-                        const int64_t at = row + 8 * r;
-                        const int room = (int)w.logits_stride - col;
-                        const bool here = at < q.rows;
-                        lk_bf16 *const out = here ? (lk_bf16 *)w.logits + at * w.logits_stride + col : NULL;
-                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], room, out,
-                                                                  w.references + at * p.tiles + tile, a);
-                        s[r].max = sum.max, s[r].sum = sum.sum;
+                    if (mode == LK_LCE_STATES) {
+                        s[r] = lk_lce_take_tile<plain>(s[r], v, window, edge, tile_weights, a);
+                        continue;
+                    }
+                    const int64_t at = row + 8 * r;
+                    int room;
+                    lk_bf16 *const out = lk_lce_place(p, at, tile, &room);
+                    if (mode == LK_LCE_DZ) {
+                        const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
+                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], room, out, smooth, a);
                     } else {
-                        s[r] = lk_lce_take_tile<plain>(s[r], v, window, edge, weights ? weights + col + own : NULL, a);
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], tile < p.kept,
+                                                                  room, out, w.references + at * p.kept + tile, a);
+                        s[r].max = sum.max, s[r].sum = sum.sum;
                     }
                 }
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int64_t at = row + 8 * r;
-                s[r] = lk_ce_row_warp<!plain && !store>(s[r], lk_lce_scale(a), 4);
+                s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
                 if (quarter == 0 && at < q.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
             }
@@ -997,13 +1096,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
     lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
 }
 
-/* A warp owns a row. It writes the row's results, finds v, writes the target's element, and rescales tiles with other
- * references.
+/* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
  *
- * With f = upstream logit_scale, rest = f w[y] and own = 2 z_loss lse f + logit_scale dlse, the gradient is
- *   dlogits[j] = (rest + own) p[j]   for j != y,      dlogits[y] = own p[y] - rest (1 - p[y]),      each times its slope.
- * So v = (rest + own) p[j] / E[j], the same for all j. Where rest and own cancel, v would lose the target's element. There v
- * has rest alone, and E is multiplied by (rest + own) / rest. */
+ * Without smoothing, dZ is rise p[j] for every column but the target's. So v = rise p[j] / E[j], the same for all j. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const lk_lce_panel &q = p.q;
@@ -1015,57 +1110,77 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (row >= q.rows) return;
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     const int y = w.target[at];
-    float slope, v = 0.0f, single = 0.0f, rise = 1.0f, base = 0.0f;
+    float slope, v = 0.0f, hit = 0.0f, base = -INFINITY;
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
     const lk_ce_result r = lk_lce_put_row(q.p, at, y, s, scale, lane == 0);
+    for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, w.references[row * p.kept + tile]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
     if (y >= 0) {
         const float one[1] = {s.target}, ones[1] = {1.0f};
         const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
-        const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
-        const float f = w.factor[at] * a.logit_scale, rest = f * (class_weight ? class_weight[y] : 1.0f);
-        const float own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * r.lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[at] : 0.0f);
+        const lk_lce_terms t = lk_lce_terms_of(q.p, at, y, r.lse);
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
-        base = rate * (s.target - s.max) > 60.0f ? s.target : s.max; /* the row's reference at the end */
-        float whole = rest + own;
-        if (fabsf(whole) < 0x1p-60f * fabsf(rest)) rise = __fdiv_rn(whole, rest), whole = rest;
-        v = whole * __fdiv_rn(lk_ex2(rate * (lk_lse_reference(base) - lk_lse_reference(all.max))), all.sum);
-        single = v != 0.0f ? slope * __fdiv_rn(fmaf(own, target, -rest * others), v) : 0.0f;
-        if (!lk_is_finite(r.lse)) v = NAN;
+        v = t.rise * __fdiv_rn(lk_ex2(rate * (lk_lse_reference(base) - lk_lse_reference(all.max))), all.sum);
+        hit = lk_is_finite(r.lse) ? lk_lce_hit(t, target, others, slope) : NAN;
     }
-    lk_bf16 *const e = (lk_bf16 *)w.logits + row * w.logits_stride;
-    for (int first = 0; y >= 0 && first < p.tiles; first += 32) { /* few tiles have another reference; most with large logits */
-        const float from = first + lane < p.tiles ? w.references[row * p.tiles + first + lane] : -INFINITY;
-        const float mine = from > -INFINITY ? rise * lk_ex2(rate * (from - base)) : 1.0f;
+    for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
+        const float from = first + lane < p.kept ? w.references[row * p.kept + first + lane] : -INFINITY;
+        const float mine = from > -INFINITY ? lk_ex2(rate * (from - base)) : 1.0f;
         for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
             const int tile = first + __ffs((int)out) - 1;
-            const int64_t col = (int64_t)tile * LK_GEMM_COLS + lane * 8;
             const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
+            int room;
+            lk_bf16 *const e = lk_lce_place(p, row, tile, &room) + lane * 8;
             float x[8] = {};
             lk_vec<lk_bf16> eight;
-            if (col >= w.logits_stride) continue;
+            if (lane * 8 >= room) continue;
             if (factor != 0.0f) { /* 0: the tile is far below */
-                eight.raw = *(const uint4 *)(e + col);
+                eight.raw = *(const uint4 *)e;
                 lk_unpack(x, eight);
             }
 #pragma unroll
             for (int j = 0; j < 8; j++) x[j] *= factor;
             lk_pack(&eight, x);
-            *(uint4 *)(e + col) = eight.raw;
+            *(uint4 *)e = eight.raw;
         }
     }
-    __syncwarp(); /* orders the rescaling before the target's element */
-    if (lane == 0) {
-        if (y >= 0) lk_put(e + y, single);
-        w.scale[row] = v;
-    }
+    if (lane == 0) w.hit[at] = hit;
+    if (lane == 0 && w.scale) w.scale[row] = v;
 }
 
-/* dx = v (E weight) of a chunk and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch makes both, so
- * that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k by 64.
+/* backward: a warp owns a row and adds a panel's sums of p to w.others. last: then it finds the target's dZ. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const lk_lce_panel &q = p.q;
+    const lk_lce_args &a = q.p.c.a;
+    const lk_lce_workspace &w = q.p.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= q.rows) return;
+    float others = 0.0f, slope = 1.0f;
+    for (int stretch = lane; stretch < p.stretches; stretch += 32) others += p.sums[row * p.stretches + stretch].sum;
+    others = lk_sum_warp(others, 32) + (q.first ? 0.0f : w.others[at]);
+    if (lane != 0) return;
+    w.others[at] = others;
+    if (!q.last) return;
+    const int y = w.target[at];
+    const float lse = w.lse[at];
+    float value = y < 0 ? 0.0f : w.logit[at];
+    if (y >= 0 && a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
+    const float p_hit = lk_exp(fmaf(lk_lce_scale(a), value, -lse));
+    w.hit[at] = y < 0 || lk_is_finite(lse) ? lk_lce_hit(lk_lce_terms_of(q.p, at, y, lse), p_hit, others, slope) : NAN;
+}
+
+/* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch makes
+ * both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k by 64.
+ * The last panel's tiles add the target's dZ times its row of weight.
  *
- * dweight holds its sums, rounded to bf16. One byte per element of the workspace holds the rest of a sum, in units of 2^-8 of a
- * bf16's last place: 24 bits in all, and nothing to do after the last chunk. Any other dweight is cuBLASLt's, which is faster.
+ * A sum over launches, dx's over panels or dweight's over chunks, is kept in the caller's bf16, rounded, and in one byte per
+ * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and nothing to
+ * do after the last launch. Any other dweight is cuBLASLt's, which is faster.
  */
 
 #define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above */
@@ -1078,11 +1193,11 @@ typedef struct {
 typedef struct {
     CUtensorMap e, weight;    /* dx's factors */
     CUtensorMap e_across, x;  /* dweight's */
-    lk_lce_panel q;           /* the chunk, all columns */
+    lk_lce_panel q;           /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
     int lead;                 /* see lk_lce_gradient_tile */
     bool first, last;         /* chunk */
-    bool wide_dx, wide_dweight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
+    bool wide_dx, wide_dweight, wide_weight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
 } lk_lce_gradients;
 
 typedef struct {
@@ -1135,34 +1250,6 @@ LK_DEVICE void lk_lce_put8(lk_bf16 *to, uint4 group, int left, bool wide)
         if (i < left) to[i] = x[i];
 }
 
-/* dx of the thread's two rows of a tile. */
-LK_DEVICE void lk_lce_put_dx_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
-{
-    const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
-    const lk_lce_workspace &w = q.p.w;
-    const int mine = col + (int)threadIdx.x % 4 * 8, left = (int)a.hidden - mine;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int64_t at = row + 8 * r;
-        const bool here = at < q.rows;
-        const int64_t token = !here ? -1 : w.token ? w.token[q.first_row + at] : q.first_row + at;
-        const float v = here ? w.scale[at] : 0.0f;
-        lk_bf16 *const out = (lk_bf16 *)a.dx + (token < 0 ? 0 : token) * a.dx_stride + mine;
-#pragma unroll
-        for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
-            uint32_t pair[4];
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                const float *const two = d + block * 16 + g * 4 + 2 * r;
-                pair[g] = lk_lce_pair(v * (alpha * two[0]), v * (alpha * two[1]));
-            }
-            const uint4 group = lk_lce_transpose(pair);
-            if (token >= 0) lk_lce_put8(out + block * 32, group, left - block * 32, p.wide_dx);
-        }
-    }
-}
-
 /* A sum of 24 bits from its bf16 and its low byte, and the low byte of a sum. */
 LK_DEVICE float lk_lce_join(uint32_t bf16, int low)
 {
@@ -1174,61 +1261,123 @@ LK_DEVICE int lk_lce_beyond(float x, uint32_t bf16)
     return low > 127 ? 127 : low;
 }
 
-/* A tile of dweight. */
-LK_DEVICE void lk_lce_put_dweight_tile(const lk_lce_gradients &p, const float (&d)[LK_GEMM_SUMS], int row, int col, float alpha)
+/* The two rows of a tile that a thread writes: factor * d + times * more + old. */
+typedef struct {
+    lk_bf16 *out[2];        /* the thread's first columns; NULL: there is no such row */
+    const lk_bf16 *more[2]; /* likewise; NULL: none */
+    float factor[2], times[2];
+    uint4 *low;             /* the low bytes of old; NULL: none are read or written */
+    bool old, read_low, write_low;
+    bool wide, wide_more;   /* of lk_lce_get8 and lk_lce_put8 */
+    int left;               /* columns from the thread's first to the end of the row */
+} lk_lce_out;
+
+/* Four pairs of a thread's columns out of a group of eight neighbours: lk_lce_transpose is its own inverse. */
+LK_DEVICE void lk_lce_turn(uint32_t (&pair)[4], uint4 group)
 {
-    const lk_lce_work &work = p.q.p;
-    const lk_lce_args &a = work.c.a;
-    const bool add = !p.first || a.accumulate;
-    const int mine = col + (int)threadIdx.x % 4 * 8, left = (int)a.hidden - mine;
-    const int64_t tile = (int64_t)(row / LK_GEMM_ROWS) * p.dweight.cols + col / LK_GEMM_COLS;
-    uint4 *const low = (uint4 *)(work.w.low + tile * LK_GEMM_ROWS * LK_GEMM_COLS) + threadIdx.x - 128;
-    lk_bf16 *out[2];
+    const uint32_t four[4] = {group.x, group.y, group.z, group.w};
+    const uint4 turned = lk_lce_transpose(four);
+    pair[0] = turned.x, pair[1] = turned.y, pair[2] = turned.z, pair[3] = turned.w;
+}
+
+template <int AHEAD> LK_DEVICE void lk_lce_put_sums(const lk_lce_out &o, const float (&d)[LK_GEMM_SUMS])
+{
+    const bool adds = __any_sync(0xffffffffu, o.more[0] || o.more[1]);
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        out[r] = row + 8 * r < a.vocab ? (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine : NULL;
+    for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, whose loads are in flight together */
+        uint4 high[AHEAD][2], beyond[AHEAD], more[AHEAD][2];
 #pragma unroll
-    for (int half = 0; half < 8; half += 4) { /* blocks of 32 columns */
-        uint4 high[4][2], beyond[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int block = half + i;
+        for (int i = 0; i < AHEAD; i++) {
+            const int at = (begin + i) * 32;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                high[i][r] = {};
-                if (add && out[r]) high[i][r] = lk_lce_get8(out[r] + block * 32, left - block * 32, p.wide_dweight);
+                high[i][r] = more[i][r] = make_uint4(0, 0, 0, 0);
+                if (o.old && o.out[r]) high[i][r] = lk_lce_get8(o.out[r] + at, o.left - at, o.wide);
+                if (o.more[r]) more[i][r] = lk_lce_get8(o.more[r] + at, o.left - at, o.wide_more);
             }
-            beyond[i] = p.first ? make_uint4(0, 0, 0, 0) : low[block * 256];
+            beyond[i] = o.read_low ? o.low[(begin + i) * 256] : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int block = half + i;
+        for (int i = 0; i < AHEAD; i++) {
+            const int block = begin + i;
             uint32_t bytes[4] = {beyond[i].x, beyond[i].y, beyond[i].z, beyond[i].w};
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                uint32_t pair[4] = {high[i][r].x, high[i][r].y, high[i][r].z, high[i][r].w};
-                if (add) {
-                    const uint4 turned = lk_lce_transpose(pair); /* its own inverse */
-                    pair[0] = turned.x, pair[1] = turned.y, pair[2] = turned.z, pair[3] = turned.w;
-                }
+                uint32_t pair[4] = {}, extra[4] = {};
+                if (o.old) lk_lce_turn(pair, high[i][r]);
+                if (adds) lk_lce_turn(extra, more[i][r]);
 #pragma unroll
                 for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
                     const float *const two = d + block * 16 + g * 4 + 2 * r;
                     uint32_t &four = bytes[r * 2 + g / 2];
                     const int at = g % 2 * 16;
-                    const float x = fmaf(alpha, two[0], lk_lce_join(pair[g] & 0xffff, (int8_t)(four >> at)));
-                    const float y = fmaf(alpha, two[1], lk_lce_join(pair[g] >> 16, (int8_t)(four >> (at + 8))));
+                    float x = o.factor[r] * two[0], y = o.factor[r] * two[1];
+                    if (o.old) {
+                        x += lk_lce_join(pair[g] & 0xffff, (int8_t)(four >> at));
+                        y += lk_lce_join(pair[g] >> 16, (int8_t)(four >> (at + 8)));
+                    }
+                    if (o.more[r]) {
+                        x = fmaf(o.times[r], __uint_as_float(extra[g] << 16), x);
+                        y = fmaf(o.times[r], __uint_as_float(extra[g] & 0xffff0000u), y);
+                    }
                     pair[g] = lk_lce_pair(x, y);
                     const uint32_t beyond_x = lk_lce_beyond(x, pair[g] & 0xffff) & 0xff;
                     const uint32_t beyond_y = lk_lce_beyond(y, pair[g] >> 16) & 0xff;
                     four = (four & ~(0xffffu << at)) | (beyond_x | beyond_y << 8) << at;
                 }
                 const uint4 group = lk_lce_transpose(pair);
-                if (out[r]) lk_lce_put8(out[r] + block * 32, group, left - block * 32, p.wide_dweight);
+                if (o.out[r]) lk_lce_put8(o.out[r] + block * 32, group, o.left - block * 32, o.wide);
             }
-            if (!p.last) low[block * 256] = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+            if (o.write_low) o.low[block * 256] = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
         }
     }
+}
+
+/* The thread's low bytes of a tile. */
+LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col)
+{
+    const int64_t tile = (int64_t)(row / LK_GEMM_ROWS) * t.cols + col / LK_GEMM_COLS;
+    return (uint4 *)(low + tile * LK_GEMM_ROWS * LK_GEMM_COLS) + threadIdx.x - 128;
+}
+
+LK_DEVICE lk_lce_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
+{
+    const lk_lce_panel &q = p.q;
+    const lk_lce_args &a = q.p.c.a;
+    const lk_lce_workspace &w = q.p.w;
+    const int mine = col + (int)threadIdx.x % 4 * 8;
+    lk_lce_out o = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t in_chunk = row + 8 * r, at = q.first_row + in_chunk;
+        const int64_t token = in_chunk >= q.rows ? -1 : w.token ? w.token[at] : at;
+        if (token < 0) continue;
+        o.out[r] = (lk_bf16 *)a.dx + token * a.dx_stride + mine;
+        o.factor[r] = alpha * (w.scale ? w.scale[in_chunk] : 1.0f);
+        if (!q.last || w.hit[at] == 0.0f) continue;
+        o.more[r] = (const lk_bf16 *)a.weight + w.target[at] * a.weight_stride + mine;
+        o.times[r] = alpha * w.hit[at];
+    }
+    if (w.low_dx) o.low = lk_lce_low(w.low_dx, p.dx, row, col);
+    o.old = o.read_low = !q.first, o.write_low = !q.last;
+    o.wide = p.wide_dx, o.wide_more = p.wide_weight, o.left = (int)a.hidden - mine;
+    return o;
+}
+
+LK_DEVICE lk_lce_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
+{
+    const lk_lce_args &a = p.q.p.c.a;
+    const int mine = col + (int)threadIdx.x % 4 * 8;
+    lk_lce_out o = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
+        o.factor[r] = alpha;
+    }
+    o.low = lk_lce_low(p.q.p.w.low, p.dweight, row, col);
+    o.old = !p.first || a.accumulate, o.read_low = !p.first, o.write_low = !p.last;
+    o.wide = p.wide_dweight, o.left = (int)a.hidden - mine;
+    return o;
 }
 
 LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(const __grid_constant__ lk_lce_gradients p)
@@ -1250,8 +1399,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
         }
     } else {
         lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
-        const lk_lce_workspace &w = p.q.p.w;
-        const float alpha = w.counts->alpha;
+        const float alpha = p.q.p.w.counts->alpha;
         float d[LK_GEMM_SUMS];
         for (int round = 0;; round++) {
             const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
@@ -1259,10 +1407,10 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
             if (item.row < 0) break;
             if (item.dx) {
                 lk_gemm_multiply<false, true>(d, ring, &step, p.dx.steps);
-                lk_lce_put_dx_tile(p, d, row, item.col, alpha);
+                lk_lce_put_sums<2>(lk_lce_dx_out(p, row, item.col, alpha), d);
             } else {
                 lk_gemm_multiply<true, true>(d, ring, &step, p.dweight.steps);
-                lk_lce_put_dweight_tile(p, d, row, item.col, alpha);
+                lk_lce_put_sums<2>(lk_lce_dweight_out(p, row, item.col, alpha), d);
             }
         }
     }
@@ -1270,7 +1418,63 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
 #endif
 }
 
-/* ---- dbias --------------------------------------------------------------------------------------------------------------- */
+/* ---- The targets' part of dweight, and dbias ----------------------------------------------------------------------------- */
+
+/* fused: a block owns a row that is the first one with its target. It adds x of all rows with that target, times the target's
+ * dZ, to dweight, in the order of rows. Then dweight's other part has been rounded already, if it has 16 bits. */
+template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_targets_kernel(lk_lce_work p)
+{
+    constexpr int WINDOW = 8 * LK_LCE_THREADS; /* rows that are looked at together */
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_workspace &w = p.w;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t row = blockIdx.x;
+    LK_SHARED(unsigned, same, [WINDOW / 32]);
+    LK_SHARED(int, list, [WINDOW]);
+    lk_griddepcontrol_wait();
+    const int y = w.target[row];
+    if (y < 0) return;
+    const float alpha = w.counts->alpha;
+    const bool wide = (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.hidden % 8 == 0;
+    float sum = 0.0f;
+    for (int64_t begin = 0; begin < a.hidden; begin += 8 * LK_LCE_THREADS) {
+        const int64_t col = begin + (int64_t)threadIdx.x * 8;
+        const int left = (int)(a.hidden - col);
+        float total[8] = {};
+        for (int64_t from = 0; from < p.c.rows; from += WINDOW) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int64_t at = from + (warp * 8 + i) * 32 + lane;
+                const unsigned found = __ballot_sync(0xffffffffu, at < p.c.rows && w.target[at] == y);
+                if (lane == 0) same[warp * 8 + i] = found;
+            }
+            __syncthreads(); /* orders the words before their reads */
+            int count = 0, before = 0;
+            for (int i = 0; i < WINDOW / 32; i++) before += i < (int)threadIdx.x ? __popc(same[i]) : 0, count += __popc(same[i]);
+            for (unsigned left_over = threadIdx.x < WINDOW / 32 ? same[threadIdx.x] : 0; left_over; left_over &= left_over - 1)
+                list[before++] = (int)threadIdx.x * 32 + __ffs((int)left_over) - 1;
+            __syncthreads(); /* orders the list before its reads, and the reads of words before the next ones */
+            if (begin == 0 && count > 0 && from + list[0] < row) return; /* of another block */
+            for (int i = 0; i < count; i++) {
+                const int64_t at = from + list[i];
+                const float dz = w.hit[at];
+                if (dz == 0.0f) continue;
+                sum += begin == 0 ? dz : 0.0f;
+                lk_vec<lk_bf16> eight;
+                float x[8];
+                eight.raw = lk_lce_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
+                lk_unpack(x, eight);
+#pragma unroll
+                for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
+            }
+        }
+        D *const out = (D *)a.dweight + y * a.dweight_stride + col;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (a.dweight && j < left) lk_put(out + j, fmaf(alpha, total[j], lk_to_float(out[j])));
+    }
+    if (a.dbias && threadIdx.x == 0) w.dbias[y] += sum;
+}
 
 typedef struct {
     lk_lce_panel q;
@@ -1410,6 +1614,7 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
+#define LK_LCE_MANY 20000 /* columns from which FUSED is faster */
 #define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* the limit of ..._workspace_bytes, if that is enough */
 
 LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
@@ -1467,56 +1672,177 @@ LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
     return path != LK_LINEAR_CROSS_ENTROPY_FUSED && (c->type != LK_DTYPE_F32 || c->compact);
 }
 
-/* The arrays of a plan. slice: 0 if dZ overwrites the logits. workspace: NULL if only the sizes are asked for. */
+/* The arrays that every plan has. `used` begins at 0. workspace: NULL if only the sizes are asked for.
+ *
+ * Arrays begin at multiples of 256 wherever the workspace begins, since cuBLASLt's algorithms depend on alignment. 256 bytes
+ * more are enough. NULL says that an array is not there. */
+LK_HOST char *lk_lce_base(void *workspace)
+{
+    return workspace ? (char *)(((uintptr_t)workspace + 255) / 256 * 256) : (char *)256;
+}
+LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, char *base, size_t *used)
+{
+    const lk_lce_args &a = c->a;
+    const int64_t rows = c->rows;
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
+    lk_lce_workspace w = {};
+    w.x_stride = lk_lce_round_up(a.hidden, 64);
+    w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
+    w.counts = (lk_lce_counts *)lk_lce_take(base, used, true, 1, sizeof *w.counts);
+    w.target = (int32_t *)lk_lce_take(base, used, true, rows, 4);
+    w.token = (int32_t *)lk_lce_take(base, used, c->compact, rows, 4);
+    w.factor = (float *)lk_lce_take(base, used, c->gradient, rows, 4);
+    w.dlse = (float *)lk_lce_take(base, used, c->gradient && a.dlse, rows, 4);
+    w.loss = (float *)lk_lce_take(base, used, c->gives_loss && a.loss, rows, 4);
+    w.z = (float *)lk_lce_take(base, used, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows, 4);
+    w.lse = (float *)lk_lce_take(base, used, true, rows, 4);
+    w.bias = lk_lce_take(base, used, a.bias, a.vocab, (size_t)lk_dtype_bytes<lk_f32>(fused ? LK_DTYPE_F32 : c->logits_type));
+    w.class_weight = (float *)lk_lce_take(base, used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
+    w.dbias = (float *)lk_lce_take(base, used, a.dbias, w.splits * a.vocab, 4);
+    w.x = lk_lce_take(base, used, c->compact, chunk * w.x_stride, (size_t)lk_dtype_bytes<lk_f32>(c->type));
+    return w;
+}
+
+/* The arrays of a plan that stores logits. slice: 0 if dZ overwrites the logits. */
 LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice,
-                                     void *workspace)
+                                        void *workspace)
 {
     const lk_lce_args &a = c->a;
     const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS || path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, mean = a.reduction == LK_REDUCTION_MEAN;
-    /* Arrays begin at multiples of 256 wherever the workspace begins, since cuBLASLt's algorithms depend on alignment. 256
-     * bytes more are enough. NULL says that an array is not there. */
-    char *const base = workspace ? (char *)(((uintptr_t)workspace + 255) / 256 * 256) : (char *)256;
-    const int64_t rows = c->rows, dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
-    lk_lce_workspace w = {};
+    const int64_t dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
+    char *const base = lk_lce_base(workspace);
     size_t used = 0;
-    w.logits_stride = lk_lce_round_up(fused ? a.vocab : panel, 64), w.x_stride = lk_lce_round_up(a.hidden, 64);
-    w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
-    w.counts = (lk_lce_counts *)lk_lce_take(base, &used, true, 1, sizeof *w.counts);
-    w.target = (int32_t *)lk_lce_take(base, &used, true, rows, 4);
-    w.token = (int32_t *)lk_lce_take(base, &used, c->compact, rows, 4);
-    w.factor = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
-    w.dlse = (float *)lk_lce_take(base, &used, c->gradient && a.dlse, rows, 4);
-    w.loss = (float *)lk_lce_take(base, &used, c->gives_loss && a.loss, rows, 4);
-    w.z = (float *)lk_lce_take(base, &used, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows, 4);
-    w.lse = (float *)lk_lce_take(base, &used, true, rows, 4);
-    w.others = (float *)lk_lce_take(base, &used, panels, rows, 4);
+    lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, base, &used);
+    w.logits_stride = lk_lce_round_up(panel, 64);
+    w.others = (float *)lk_lce_take(base, &used, panels, c->rows, 4);
     w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
-    w.logit = (float *)lk_lce_take(base, &used, fused, rows, 4);
-    w.scale = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk, 4);
-    w.bias = lk_lce_take(base, &used, a.bias, a.vocab, (size_t)lk_dtype_bytes<lk_f32>(fused ? LK_DTYPE_F32 : c->logits_type));
-    w.class_weight = (float *)lk_lce_take(base, &used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
-    w.dbias = (float *)lk_lce_take(base, &used, a.dbias, w.splits * a.vocab, 4);
-    w.x = lk_lce_take(base, &used, c->compact, chunk * w.x_stride, (size_t)lk_dtype_bytes<lk_f32>(c->type));
-    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, fused && c->gradient, c->compact ? chunk : rows, sizeof *w.sample);
-    size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
-    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, fused, chunk * lk_ceil_div(a.vocab, panel), sizeof *w.sums);
-    w.references = (float *)lk_lce_take(base, &used, fused && c->gradient, chunk * lk_ceil_div(a.vocab, LK_GEMM_COLS), 4);
-    if (fused && a.dweight && !c->compact) w.x = lk_lce_take(base, &instead, true, chunk * w.x_stride, 2);
-    used = used > instead ? used : instead;
-    const bool sums_dx = lk_lce_sums_dx(c, path), sums_dweight = lk_lce_sums_dweight(c, chunk);
-    const int64_t tiles = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS) * lk_ceil_div(a.hidden, LK_GEMM_COLS); /* pairs of them */
-    w.dx = (float *)lk_lce_take(base, &used, a.dx && sums_dx, chunk * a.hidden, 4);
-    w.dweight = (float *)lk_lce_take(base, &used, sums_dweight && !fused, dweight_rows * a.hidden, 4);
-    w.low = (int8_t *)lk_lce_take(base, &used, sums_dweight && fused, tiles, 2 * LK_GEMM_ROWS * LK_GEMM_COLS);
+    w.dx = (float *)lk_lce_take(base, &used, a.dx && lk_lce_sums_dx(c, path), chunk * a.hidden, 4);
+    w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), dweight_rows * a.hidden, 4);
     if (slice > chunk) slice = chunk;
-    const int64_t logit_bytes = lk_dtype_bytes<lk_f32>(slice || fused ? c->type : c->logits_type);
+    const int64_t logit_bytes = lk_dtype_bytes<lk_f32>(slice ? c->type : c->logits_type);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
-    w.logits = lk_lce_take(base, &used, !fused || c->gradient, chunk * w.logits_stride, (size_t)logit_bytes);
+    w.logits = lk_lce_take(base, &used, true, chunk * w.logits_stride, (size_t)logit_bytes);
     w.slice = (float *)lk_lce_take(base, &used, slice > lent, slice * w.logits_stride, 4);
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
     w.cublas = base + used, w.bytes = used + 256;
     return w;
+}
+
+/* ---- FUSED's plans */
+
+/* Tiles of a stretch: the fewest rounds of all clusters, then the fewest stretches, at most `most`. */
+LK_HOST int lk_lce_stretch(const lk_lce_call *c, int64_t rows, int64_t cols, int64_t most)
+{
+    const int64_t pairs = lk_ceil_div(rows, 2 * LK_GEMM_ROWS), tiles = lk_ceil_div(cols, LK_GEMM_COLS);
+    const int64_t clusters = c->sms > 1 ? c->sms / 2 : 1;
+    int64_t best = tiles;
+    double least = (double)lk_ceil_div(pairs, clusters) * ((double)tiles + 0.01);
+    for (int64_t stretch = tiles; stretch > 1;) {
+        stretch = lk_ceil_div(stretch, 2);
+        const int64_t stretches = lk_ceil_div(tiles, stretch), items = pairs * stretches;
+        const double time = (double)lk_ceil_div(items, clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
+        if (time < 0.995 * least && stretches <= most && items < 1 << 30) best = stretch, least = time;
+    }
+    return (int)best;
+}
+
+/* The most stretches of a call with gradients: their states take less than half of the copy of x, which overwrites them. */
+LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
+{
+    return c->a.hidden / 16 > 64 ? c->a.hidden / 16 : 64;
+}
+
+/* The columns from `first` on that a chunk has dZ or exponentials of at a time. */
+LK_HOST int64_t lk_lce_fused_cols(const lk_linear_cross_entropy_plan *plan, int64_t vocab, int64_t first)
+{
+    if (first < plan->lent_vocab) return plan->lent_vocab;
+    return first < plan->kept_vocab ? plan->kept_vocab - first : lk_lce_min(plan->panel_vocab, vocab - first);
+}
+
+/* The arrays of FUSED. */
+LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, void *workspace)
+{
+    const lk_lce_args &a = c->a;
+    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, lent = plan->lent_vocab;
+    const int64_t first = c->gradient ? lk_lce_fused_cols(plan, a.vocab, 0) : a.vocab, kept_tiles = lk_ceil_div(kept, LK_GEMM_COLS);
+    const int64_t cols = lk_ceil_div(a.hidden, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
+    const int64_t most = lk_lce_most_stretches(c), width = kept < a.vocab ? plan->panel_vocab : 0;
+    int64_t stretches = lk_ceil_div(lk_ceil_div(a.vocab, LK_GEMM_COLS), lk_lce_stretch(c, chunk, a.vocab, most));
+    if (!c->gradient) stretches = lk_ceil_div(a.vocab, plan->panel_vocab);
+    char *const base = lk_lce_base(workspace);
+    size_t used = 0;
+    lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, base, &used);
+    w.logit = (float *)lk_lce_take(base, &used, true, rows, 4);
+    w.hit = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
+    w.others = (float *)lk_lce_take(base, &used, !c->gives_loss, rows, 4);
+    w.scale = (float *)lk_lce_take(base, &used, kept, chunk, 4);
+    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, kept, c->compact ? chunk : rows, sizeof *w.sample);
+    size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
+    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, true, chunk * stretches, sizeof *w.sums);
+    w.references = (float *)lk_lce_take(base, &used, kept, chunk * kept_tiles, 4);
+    w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
+    used = used > instead ? used : instead;
+    const int64_t groups = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS), pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS);
+    w.low = (int8_t *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), groups * cols, (size_t)pair);
+    w.low_dx = (int8_t *)lk_lce_take(base, &used, a.dx && first < a.vocab, pairs * cols, (size_t)pair);
+    w.logits_stride = lk_lce_round_up(width > kept - lent ? width : kept - lent, 64), w.lent_stride = lent;
+    w.logits = lk_lce_take(base, &used, c->gradient, chunk * w.logits_stride, 2);
+    if (lent) w.lent = (char *)a.dweight + lent * a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
+    w.cublas = base + used, w.bytes = used + 256;
+    return w;
+}
+
+/* The columns whose exponentials fit into the part of dweight that is written after those columns' own: a multiple of 256. */
+LK_HOST int64_t lk_lce_lent_cols(const lk_lce_call *c)
+{
+    const lk_lce_args &a = c->a;
+    const int64_t row = a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
+    if (!a.dweight || a.accumulate || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) return 0;
+    return (int64_t)((double)a.vocab * (double)row / (double)(2 * c->rows + row)) / LK_GEMM_COLS * LK_GEMM_COLS;
+}
+
+/* The widest panel of at most `tiles` tiles whose logits take the fewest rounds of all clusters per column. */
+LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t rows, int64_t tiles)
+{
+    const int64_t pairs = lk_ceil_div(rows, 2 * LK_GEMM_ROWS), clusters = c->sms > 1 ? c->sms / 2 : 1;
+    int64_t best = tiles;
+    double least = INFINITY;
+    for (int64_t t = tiles; t > 0 && t >= tiles / 2; t--) {
+        const double rounds = (double)lk_ceil_div(pairs * t, clusters) / (double)t;
+        if (rounds < least) best = t, least = rounds;
+    }
+    return best * LK_GEMM_COLS;
+}
+
+/* FUSED with all tokens at once, within `room` bytes: keeps the exponentials of as many columns as fit, and makes the other
+ * columns again. Returns whether it fits. */
+LK_HOST bool lk_lce_fused_at_once(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
+{
+    const lk_lce_args &a = c->a;
+    const bool keeps = c->gives_loss && a.label_smoothing == 0.0f && !a.panel_vocab;
+    plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows;
+    plan->kept_vocab = keeps ? a.vocab : 0, plan->lent_vocab = 0, plan->panel_vocab = a.vocab;
+    if (keeps && lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) return true;
+    for (int lends = keeps; lends >= 0; lends--) {
+        const int64_t lent = lends ? lk_lce_lent_cols(c) : 0, all = a.vocab - lent;
+        plan->kept_vocab = plan->lent_vocab = lent, plan->panel_vocab = LK_GEMM_COLS;
+        if (lends) plan->kept_vocab += LK_GEMM_COLS;
+        const size_t least = lk_lce_lay_out_fused(c, plan, NULL).bytes;
+        if (least > room || (lends && all <= LK_GEMM_COLS)) continue;
+        const int64_t each = (2 * LK_GEMM_COLS + (lends ? 4 : 0)) * c->rows; /* bytes of a column of tiles, about */
+        int64_t tiles = 1 + (int64_t)(room - least) / each;
+        if (a.panel_vocab) tiles = lk_ceil_div(a.panel_vocab, LK_GEMM_COLS);
+        if (tiles > lk_ceil_div(all, LK_GEMM_COLS)) tiles = lk_ceil_div(all, LK_GEMM_COLS);
+        for (;; tiles--) {
+            const int64_t cols = lk_lce_min(tiles * LK_GEMM_COLS, all);
+            plan->kept_vocab = lends ? lent + cols : 0;
+            plan->panel_vocab = a.panel_vocab ? cols : lk_lce_even_panel(c, c->rows, tiles);
+            if (lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) break;
+        }
+        if (plan->panel_vocab > a.vocab) plan->panel_vocab = a.vocab;
+        if (tiles >= 8 || !lends) return true; /* fewer do not pay for the copy of x that kept exponentials need */
+    }
+    return false;
 }
 
 /* The model that plans are compared by. Its constants are an H200's, in microseconds; on other cards it still orders plans.
@@ -1599,37 +1925,49 @@ LK_HOST int64_t lk_lce_panel_of(const lk_lce_call *c, int64_t panels)
     return lk_lce_min(lk_lce_round_up(lk_ceil_div(c->a.vocab, panels), 128), c->a.vocab);
 }
 
-/* The columns of a stretch within `bytes`, for the fewest rounds of an H200's 66 clusters and then the fewest stretches. All
- * columns if nothing less fits. */
-LK_HOST int64_t lk_lce_stretch_cols(const lk_lce_call *c, int64_t chunk, size_t bytes)
+/* The bytes for cuBLASLt: a tenth of the budget, up to `most`. */
+LK_HOST size_t lk_lce_cublas_bytes(size_t budget, size_t most)
 {
-    const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), tiles = lk_ceil_div(c->a.vocab, LK_GEMM_COLS);
-    if (c->a.panel_vocab) return lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
-    int64_t best = tiles;
-    double least = (double)lk_ceil_div(pairs, 66) * ((double)tiles + 0.01);
-    for (int64_t stretch = tiles; stretch > 1;) {
-        stretch = lk_ceil_div(stretch, 2);
-        const int64_t items = pairs * lk_ceil_div(tiles, stretch);
-        const double time = (double)lk_ceil_div(items, 66) * ((double)stretch + 0.01); /* 0.01: the merge of lanes at its end */
-        const size_t wanted = lk_lce_lay_out(c, LK_LINEAR_CROSS_ENTROPY_FUSED, chunk, stretch * LK_GEMM_COLS, 0, NULL).bytes;
-        if (wanted <= bytes && time < 0.995 * least && items < 1 << 30) best = stretch, least = time;
-    }
-    return best * LK_GEMM_COLS;
+    return budget / 10 < most ? budget / 10 / 256 * 256 : most;
 }
 
-/* The bytes for cuBLASLt. FUSED: fewer, since more could be one more chunk, and none if cuBLASLt has no product. */
-LK_HOST size_t lk_lce_cublas_bytes(const lk_lce_call *c, int path, size_t budget)
+/* FUSED with chunks of tokens, all of whose exponentials are kept. dweight is summed over chunks. */
+LK_HOST bool lk_lce_fused_chunks(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
+{
+    const int64_t rows = c->rows, given = c->a.chunk_tokens, pair = 2 * LK_GEMM_ROWS;
+    plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->kept_vocab = plan->panel_vocab = c->a.vocab, plan->lent_vocab = 0;
+    for (int64_t chunks = 1;; chunks += 1 + chunks / 16) {
+        plan->chunk_tokens = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(rows, chunks), pair), rows);
+        if (lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) return true;
+        if (given || plan->chunk_tokens <= pair) return false;
+    }
+}
+
+/* The fastest plan of FUSED within the budget; returns whether there is one.
+ * Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the sums of
+ * dweight: about 170 / C of the time. */
+LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
     const lk_lce_args &a = c->a;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    const size_t most = fused ? LK_LCE_CUBLAS_BYTES / 4 : LK_LCE_CUBLAS_BYTES;
-    const size_t bytes = budget / 10 < most ? budget / 10 / 256 * 256 : most;
-    if (fused && (!c->gradient || !a.dweight)) return 0;
-    if (fused && a.dweight_dtype != LK_DTYPE_F32) { /* cuBLASLt has its product if there is one chunk */
-        const int64_t chunk = a.chunk_tokens ? a.chunk_tokens : c->rows, stretch = lk_lce_stretch_cols(c, chunk, 0);
-        if (chunk < c->rows || lk_lce_lay_out(c, path, chunk, stretch, 0, NULL).bytes + bytes > budget) return 0;
+    if (!c->gradient) {
+        const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS);
+        plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows, plan->panel_vocab = tiles * LK_GEMM_COLS;
+        const size_t least = lk_lce_lay_out_fused(c, plan, NULL).bytes;
+        if (least > budget) return false;
+        const int64_t most = 1 + (int64_t)((budget - least) / sizeof(lk_lce_sums) / (size_t)c->rows);
+        plan->panel_vocab = (int64_t)lk_lce_stretch(c, c->rows, a.vocab, lk_lce_min(most, tiles)) * LK_GEMM_COLS;
+        return true;
     }
-    return bytes;
+    const size_t room = budget - (a.dweight ? lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES / 4) : 0);
+    const bool may_chunk = c->gives_loss && a.label_smoothing == 0.0f && !a.panel_vocab && c->rows > 1;
+    const bool must_chunk = may_chunk && a.chunk_tokens && a.chunk_tokens < c->rows;
+    lk_linear_cross_entropy_plan chunks = *plan;
+    const bool once = !must_chunk && lk_lce_fused_at_once(c, room, plan);
+    if (once && (!may_chunk || plan->kept_vocab == a.vocab)) return true;
+    if (!may_chunk || !lk_lce_fused_chunks(c, a.dweight_dtype == LK_DTYPE_F32 ? room : budget, &chunks)) return once;
+    const double again = (double)(a.vocab - plan->kept_vocab) / (double)a.vocab / 3.0;
+    if (!once || again > 170.0 / (double)chunks.chunk_tokens) *plan = chunks;
+    return true;
 }
 
 /* The smallest budget for which the search below finds a plan, wherever tensors lie that a query does not give. */
@@ -1638,20 +1976,27 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
     const lk_lce_args &a = c->a;
     size_t least = SIZE_MAX;
     if (c->rows == 0) return 0;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
-        const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, undivided = fused && !c->gradient;
-        if (fused ? !c->fused || (c->open && !a.path) : a.path && a.path != path) continue;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path < LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
+        if (a.path && a.path != path) continue;
         const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
-        const int64_t kept = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
-        const int64_t panel = fused ? lk_lce_stretch_cols(c, c->rows, 0) : kept;
-        const int64_t most = a.chunk_tokens && !undivided ? a.chunk_tokens : c->rows;
-        const int64_t few = a.chunk_tokens || undivided ? most : lk_lce_min(c->rows, fused ? 128 : 64);
+        const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
+        const int64_t most = a.chunk_tokens ? a.chunk_tokens : c->rows, few = a.chunk_tokens ? most : lk_lce_min(c->rows, 64);
         const int64_t slice = lk_lce_slice(c, path, 0);
         const size_t some = lk_lce_lay_out(c, path, few, panel, slice, NULL).bytes;
         const size_t all = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes, bytes = some < all ? some : all;
         size_t budget = bytes;
-        for (size_t room; (room = budget - lk_lce_cublas_bytes(c, path, budget)) < bytes;) budget += bytes - room;
+        for (size_t room; (room = budget - lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES)) < bytes;) budget += bytes - room;
         if (budget < least) least = budget;
+    }
+    if (c->fused && !(c->open && !a.path)) {
+        lk_linear_cross_entropy_plan plan = {};
+        size_t high = 256, low = 0; /* low is too little */
+        while (!lk_lce_plan_fused(c, high, &plan)) low = high, high *= 2;
+        while (high - low > 256) {
+            const size_t middle = low + (high - low) / 512 * 256;
+            *(lk_lce_plan_fused(c, middle, &plan) ? &high : &low) = middle;
+        }
+        if (high < least) least = high;
     }
     return least;
 }
@@ -1688,28 +2033,16 @@ LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cro
     plan->workspace_bytes = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, slice, NULL).bytes;
 }
 
-/* The cheapest plan within the budget. FUSED and stored logits have different chunks, so they are compared by fractions of
- * waves and chunks. */
+/* The plan within the budget: FUSED where it can run and there are many columns, or a number of them that cuBLASLt is slow with;
+ * stored logits where there are fewer. */
 LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
-    const int path = LK_LINEAR_CROSS_ENTROPY_FUSED;
-    lk_linear_cross_entropy_plan fused = {};
+    const bool prefers = !c->gradient || c->a.path || c->a.vocab >= LK_LCE_MANY || lk_lce_tail_cols(c, c->a.vocab);
     *plan = {};
-    if (c->fused) {
-        const size_t room = budget - lk_lce_cublas_bytes(c, path, budget);
-        const int64_t chunk = c->gradient ? lk_lce_chunk(c, path, lk_lce_stretch_cols(c, c->rows, 0), 0, room) : c->rows;
-        fused.chunk_tokens = chunk, fused.panel_vocab = lk_lce_stretch_cols(c, chunk, room);
-        fused.workspace_bytes = lk_lce_lay_out(c, path, chunk, fused.panel_vocab, 0, NULL).bytes;
-        fused.path = chunk && fused.workspace_bytes <= room ? path : 0;
-    }
-    const bool only = fused.path && (!c->gradient || c->a.path == path);
-    if (!only) lk_lce_search_kept(c, budget - lk_lce_cublas_bytes(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, budget), plan);
-    if (fused.path && plan->path) { /* the products of tail columns take 30 ns per token on an H200 */
-        const double tail = lk_lce_tail_cols(c, c->a.vocab) ? 0.03 * (double)c->rows : 0.0;
-        const double cost = lk_lce_cost(c, false, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens);
-        if (cost + tail <= lk_lce_cost(c, false, path, fused.chunk_tokens, c->a.vocab, 0)) return;
-    }
-    if (fused.path) *plan = fused;
+    if (c->fused && prefers && lk_lce_plan_fused(c, budget, plan)) return;
+    *plan = {};
+    lk_lce_search_kept(c, budget - lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES), plan);
+    if (!plan->path && c->fused) (void)lk_lce_plan_fused(c, budget, plan);
 }
 
 /* The plan within the budget, which is at least `least`. A plan may use fewer bytes than the budget, and those may have another
@@ -1729,6 +2062,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
         before = budget;
         lk_lce_search(c, budget, plan);
         fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+        if (fused) plan->workspace_bytes = lk_lce_lay_out_fused(c, plan, NULL).bytes;
         const size_t left = budget - plan->workspace_bytes;
         plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
         added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens);
@@ -1737,20 +2071,28 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
         budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
     }
     plan->minimum_bytes = least;
-    const lk_lce_workspace w = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
+    lk_lce_workspace w = {};
+    if (!fused) w = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
+    const int64_t again = vocab - plan->kept_vocab;
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
+    if (fused && c->gradient) plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : 1;
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
     plan->matmuls = 1 + gradients;
     if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !fused) plan->matmuls++;
+    if (fused && c->gradient && c->gives_loss && again) plan->matmuls++;
     if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !lk_lce_sums_dweight(c, plan->chunk_tokens) ? 1 : fused ? 3 : 2;
     const char *const kept = fused ? c->gradient ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
-    const int tail = fused && !added ? 0 : (int)lk_lce_tail_cols(c, vocab - (plan->panels - 1) * plan->panel_vocab);
-    char last[40] = "", slices[60] = "";
+    const int tail = fused ? (added ? (int)lk_lce_tail_cols(c, vocab) : 0)
+                           : (int)lk_lce_tail_cols(c, vocab - (plan->panels - 1) * plan->panel_vocab);
+    char last[40] = "", slices[80] = "";
     if (w.slice)
         snprintf(slices, sizeof slices, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
                  (void *)w.slice == c->a.dweight ? " in dweight" : "");
+    if (fused && c->gradient && again)
+        snprintf(slices, sizeof slices, " of %lld columns (%lld in dweight), then dZ", (long long)plan->kept_vocab,
+                 (long long)plan->lent_vocab);
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
@@ -1769,13 +2111,12 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
     if (c->type != LK_DTYPE_BF16) return "bf16";
-    if (!c->gives_loss) return "forward and forward_backward";
-    if (c->gradient && a.label_smoothing > 0.0f) return "gradients without label_smoothing";
     if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
     if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     if (c->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */
     const cudaError_t error = lk_current_device(&device);
+    c->sms = device.sms;
     if (!error && lk_gemm_available(&device)) return NULL;
     int id = 0, major = 0;
     if (error == cudaErrorNoKernelImageForDevice) c->note = ": the program has no code for this GPU";
@@ -2040,13 +2381,12 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
     const lk_lce_args &a = job->p.c.a;
     const lk_lce_workspace &w = job->p.w;
     const int64_t panel_row = job->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? 0 : q.first_col; /* one panel's sums */
-    const bool fused = job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
     m.key.transpose_b = 1;
     m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
-    m.key.lda = fused ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job);
+    m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job);
     m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
-    m.a = fused ? w.x : lk_lce_x<T>(job, q), m.b = w.logits;
+    m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
     m.d = w.dweight ? (void *)(w.dweight + panel_row * a.hidden)
                     : (char *)a.dweight + q.first_col * a.dweight_stride * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
@@ -2178,19 +2518,39 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_job *j
     return status;
 }
 
-/* The first tile of all rows, for the guess of the references. All rows at once, since one tile per row keeps few clusters
- * busy; compacted rows of x are there for one chunk only. */
-template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce_fused p)
+/* The tiles of a panel's columns. */
+template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_panel &q, lk_lce_fused *p)
 {
     const lk_lce_call &c = job->p.c;
-    lk_status status = LK_OK;
-    if (!c.compact) p.q.rows = c.rows, p.pairs = (int)lk_ceil_div(c.rows, 2 * LK_GEMM_ROWS);
-    if (job->mode != LK_CUBLAS_RESOLVE)
-        status = lk_gemm_map(job->op, &p.x, lk_lce_x<T>(job, p.q), p.q.rows, c.a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
-    p.sums = p.q.p.w.sample, p.tiles = p.stretches = p.stretch_tiles = 1, p.items = p.pairs;
+    const lk_lce_args &a = c.a;
+    *p = {};
+    p->q = q, p->sums = q.p.w.sums;
+    p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
+    p->stretch_tiles = c.gradient ? lk_lce_stretch(&c, q.rows, q.cols, lk_lce_most_stretches(&c))
+                                  : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
+    p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
+    p->items = p->pairs * p->stretches;
+    p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
+    /* The largest of n normal values is sqrt(2 log n) deviations above the mean; of 256 it is 2.8. */
+    p->ahead = a.vocab > LK_GEMM_COLS ? sqrtf(2.0f * logf((float)a.vocab)) / 2.8f - 1.0f : 0.0f;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    const T *const weight = (const T *)a.weight + q.first_col * a.weight_stride;
+    const int64_t left = a.vocab - q.first_col;
+    const lk_status status = lk_gemm_map(job->op, &p->x, lk_lce_x<T>(job, q), q.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
+    return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
+}
+
+/* The first tile of all rows, for the guess of the references. All rows at once, since one tile per row keeps few clusters
+ * busy; compacted rows of x are there for one chunk only. */
+template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce_panel q)
+{
+    lk_lce_fused p;
+    if (!job->p.c.compact) q.rows = job->p.c.rows;
+    const lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
+    p.sums = q.p.w.sample, p.tiles = p.stretches = p.stretch_tiles = 1, p.items = p.pairs;
     p.q.p.c.a.label_smoothing = 1.0f; /* the sums of smoothing too: the tile's mean */
     p.q.p.c.a.class_weight = NULL, p.q.p.w.class_weight = NULL;
-    return status ? status : lk_lce_launch_tiles(job, lk_lce_fused_kernel<false, false>, p.items, p);
+    return status ? status : lk_lce_launch_tiles(job, lk_lce_fused_kernel<false, LK_LCE_STATES>, p.items, p);
 }
 
 /* lk_lce_gradients' lead, for the earliest end. The end of a tile takes as long as about 4 of its steps. */
@@ -2208,7 +2568,7 @@ LK_HOST int lk_lce_lead(const lk_lce_tiles &dx, const lk_lce_tiles &dweight, int
     return (int)best;
 }
 
-/* A chunk's dx, and dweight if it has sums of its own, from E, v and v x. */
+/* dx of a panel's columns, and dweight if it has sums of its own. */
 LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel &q, bool dweight)
 {
     const lk_lce_call &c = job->p.c;
@@ -2219,65 +2579,96 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     p.q = q, p.first = q.first_row == 0, p.last = q.first_row + q.rows >= c.rows;
     const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
-    if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(a.vocab, LK_GEMM_DEPTH)};
+    if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(q.cols, LK_GEMM_DEPTH)};
     if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
     const int64_t items = (int64_t)p.dx.pairs * p.dx.cols + (int64_t)p.dweight.pairs * p.dweight.cols;
     p.lead = lk_lce_lead(p.dx, p.dweight, lk_lce_clusters(job, items));
     p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
-    if (a.dx) status = lk_gemm_map(job->op, &p.e, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_ROWS);
-    if (a.dx && !status) status = lk_gemm_map(job->op, &p.weight, a.weight, a.vocab, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
+    p.wide_weight = a.hidden % 8 == 0;
+    const lk_bf16 *const weight = (const lk_bf16 *)a.weight + q.first_col * a.weight_stride;
+    if (a.dx) status = lk_gemm_map(job->op, &p.e, w.logits, q.rows, q.cols, w.logits_stride, LK_GEMM_ROWS);
+    if (a.dx && !status) status = lk_gemm_map(job->op, &p.weight, weight, q.cols, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
     if (dweight && !status)
         status = lk_gemm_map(job->op, &p.e_across, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_DEPTH);
-    if (dweight && !status) status = lk_gemm_map(job->op, &p.x, w.x, q.rows, a.hidden, w.x_stride, LK_GEMM_DEPTH);
+    if (dweight && !status) status = lk_gemm_map(job->op, &p.x, w.scaled_x, q.rows, a.hidden, w.x_stride, LK_GEMM_DEPTH);
     return status ? status : lk_lce_launch_tiles(job, lk_lce_gradients_kernel, items, p);
 }
 
-/* One chunk whose logits stay in registers. */
+/* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
+template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lce_panel q)
+{
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
+    lk_lce_fused p;
+    lk_status status = LK_OK;
+    if (kept && (q.first_row == 0 || c.compact)) status = lk_lce_sample<T>(job, q);
+    if (kept && !c.compact) q.p.w.sample += q.first_row;
+    if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
+    if (status) return status;
+    p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.lent = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
+    void (*const states)(lk_lce_fused) = plain ? lk_lce_fused_kernel<true, LK_LCE_STATES> : lk_lce_fused_kernel<false, LK_LCE_STATES>;
+    void (*const keep)(lk_lce_fused) = plain ? lk_lce_fused_kernel<true, LK_LCE_KEEP> : lk_lce_fused_kernel<false, LK_LCE_KEEP>;
+    status = lk_lce_launch_tiles(job, kept ? keep : states, p.items, p);
+    return status ? status : lk_lce_launch(job, c.gradient ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
+}
+
+/* dZ of a panel's columns, by the rows' lse. */
+template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_panel &q)
+{
+    const lk_lce_args &a = job->p.c.a;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
+    lk_lce_fused p;
+    lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
+    if (status) return status;
+    p.kept = p.tiles;
+    status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, LK_LCE_DZ> : lk_lce_fused_kernel<false, LK_LCE_DZ>,
+                                 p.items, p);
+    if (status || job->p.c.gives_loss) return status;
+    return lk_lce_launch(job, lk_lce_others_kernel, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), p);
+}
+
+/* One chunk whose logits stay in registers: its rows' results, then the gradients, one panel of columns after another. */
 template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t chunk)
 {
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
-    lk_lce_fused p = {};
-    lk_lce_panel &q = p.q;
-    q = lk_lce_panel_at(job, chunk, 0);
-    q.cols = a.vocab, q.last = 1;
-    p.sums = q.p.w.sums;
-    const void *const x = lk_lce_x<T>(job, q);
-    const int64_t x_stride = lk_lce_x_stride(job);
-    p.pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p.tiles = (int)lk_ceil_div(a.vocab, LK_GEMM_COLS);
-    p.stretch_tiles = (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
-    p.stretches = (int)lk_ceil_div(p.tiles, p.stretch_tiles);
-    p.items = p.pairs * p.stretches;
-    p.steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
-    /* The largest of n normal values is sqrt(2 log n) deviations above the mean; of 256 it is 2.8. */
-    p.ahead = p.tiles > 1 ? sqrtf(2.0f * logf((float)a.vocab)) / 2.8f - 1.0f : 0.0f;
+    const lk_linear_cross_entropy_plan &plan = job->plan;
+    lk_lce_panel q = lk_lce_panel_at(job, chunk, 0);
+    q.cols = a.vocab;
     lk_status status = lk_lce_gather<T>(job, q);
-    if (!status && job->mode != LK_CUBLAS_RESOLVE) {
-        status = lk_gemm_map(job->op, &p.x, x, q.rows, a.hidden, x_stride, LK_GEMM_ROWS);
-        if (!status) status = lk_gemm_map(job->op, &p.weight, a.weight, a.vocab, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
+    if (!status && c.gives_loss) status = lk_lce_fused_forward<T>(job, q);
+    if (!c.gradient || status) return status;
+    const lk_lce_workspace &w = job->p.w;
+    if (w.scaled_x)
+        status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, q), w.scaled_x, NULL, NULL, q.rows, a.hidden,
+                                              lk_lce_x_stride(job), w.x_stride, 0, w.scale});
+    const bool sums = lk_lce_sums_dweight(&c, plan.chunk_tokens);
+    for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
+        lk_lce_job panel = *job; /* its arrays are those of these columns */
+        lk_lce_workspace &of = panel.p.w;
+        q.cols = lk_lce_fused_cols(&plan, a.vocab, q.first_col);
+        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
+        if (q.first_col < plan.lent_vocab) of.logits = of.lent, of.logits_stride = of.lent_stride;
+        if (q.first_col >= plan.kept_vocab) of.scale = NULL, of.scaled_x = NULL;
+        q.p = panel.p;
+        if (q.first_col >= plan.kept_vocab) status = lk_lce_fused_dz<T>(&panel, q);
+        if (!status) status = lk_lce_dbias<T>(&panel, q);
+        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(&panel, q, sums);
+        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(&panel, q);
     }
-    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
-    const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32);
-    if (!c.gradient) {
-        if (!status)
-            status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, false> : lk_lce_fused_kernel<false, false>,
-                                         p.items, p);
-        return status ? status : lk_lce_launch(job, lk_lce_merge_kernel, blocks, p);
-    }
-    if (!status && (chunk == 0 || c.compact)) status = lk_lce_sample<T>(job, p);
-    if (!c.compact) q.p.w.sample += q.first_row;
-    if (!status)
-        status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, true> : lk_lce_fused_kernel<false, true>,
-                                     p.items, p);
-    const lk_lce_workspace &w = q.p.w;
-    if (!status) status = lk_lce_launch(job, lk_lce_factor_kernel, blocks, p);
-    if (!status) status = lk_lce_dbias<T>(job, q);
-    if (!status && a.dweight)
-        status = lk_lce_move_rows<T, T>(job, {x, w.x, NULL, NULL, q.rows, a.hidden, x_stride, w.x_stride, 0, w.scale});
-    const bool sums = lk_lce_sums_dweight(&c, job->plan.chunk_tokens);
-    if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, q, sums);
-    return status || !a.dweight || sums ? status : lk_lce_dweight<T>(job, q);
+    return status;
+}
+
+/* The targets' part of dweight and dbias, when all chunks are done. */
+LK_HOST lk_status lk_lce_run_targets(const lk_lce_job *job)
+{
+    const lk_lce_args &a = job->p.c.a;
+    if (!a.dweight && !a.dbias) return LK_OK;
+    return lk_lce_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_lce_targets_kernel<float> : lk_lce_targets_kernel<lk_bf16>,
+                         job->p.c.rows, job->p);
 }
 
 /* All of a call, in the job's mode. */
@@ -2296,6 +2687,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
                  : whole ? lk_lce_run_chunk<T, L>(job, chunk)
                          : lk_lce_run_panels<T, L>(job, chunk);
     if (!status && twice && (a.dweight || a.dbias)) status = lk_lce_run_last_pass<T, L>(job);
+    else if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
     else if (!status) status = lk_lce_put_dweight<T>(job, 0, a.vocab);
     if (status) return status;
     int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
@@ -2322,7 +2714,8 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
     status = lk_check_allocations(op, &workspace, 1);
     if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) c.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
-    if (c.rows > 0)
+    if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) job.p.w = lk_lce_lay_out_fused(&c, &plan, a.workspace);
+    else if (c.rows > 0)
         job.p.w = lk_lce_lay_out(&c, plan.path, plan.chunk_tokens, plan.panel_vocab, plan.slice_tokens, a.workspace);
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));

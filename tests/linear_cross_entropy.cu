@@ -87,9 +87,9 @@ static const char *const path_name[PATHS] = {"auto", "chunks", "panels", "panels
 static bool gives_loss(int direction) { return direction != BACKWARD; }
 static bool gives_gradient(int direction) { return direction != FORWARD; }
 static bool fused_here; /* the device has the fused path */
-static bool has_path(int type, int direction, int path)
+static bool has_path(int type, int path)
 {
-    return path != FUSED || (type == TEST_BF16 && direction != BACKWARD && fused_here);
+    return path != FUSED || (type == TEST_BF16 && fused_here);
 }
 
 enum {
@@ -170,7 +170,6 @@ static void settle_tensors(problem *p)
         for (int t = s + 1; t < SWITCHES; t++)
             if (p->on[s] && exclude(s, t)) p->on[t] = false;
     if (p->on[NO_DX] && p->on[NO_DWEIGHT] && p->direction == BACKWARD) p->on[WANT_DBIAS] = true;
-    if (p->path == FUSED && back) p->on[SMOOTHING] = false;
     for (int t = X; t <= WEIGHT; t++) { /* multiples of 16 bytes */
         if (p->path != FUSED) continue;
         p->at[t] = 0, p->stride[t] = ((p->stride[t] ? p->stride[t] : p->hidden) + 7) / 8 * 8;
@@ -266,7 +265,7 @@ static void draw_values(problem *p, uint64_t *r)
 /* Nothing that path 0 would not take the fused plan for. */
 static void leave_open(problem *p)
 {
-    p->chunk = p->panel = p->slice = 0, p->on[SMOOTHING] = p->on[SMOOTHING] && p->direction == FORWARD;
+    p->chunk = p->panel = p->slice = 0;
     for (int t = X; t <= WEIGHT; t++) p->at[t] = 0, p->stride[t] = (p->hidden + 7) / 8 * 8 + (p->stride[t] ? 8 : 0);
 }
 
@@ -379,7 +378,7 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) v = p->empty ? NAN : (double)p->one;
             if (t == UPSTREAM && p->on[UPSTREAM_ROWS]) v = row == 3 ? 0 : v * (double)p->one;
             const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == X;
-            if (one_a_token && ignored(p, row) && (t != X || compacted(p) || p->path == FUSED)) v = NAN;
+            if (one_a_token && ignored(p, row) && (t != X || compacted(p))) v = NAN;
             test_put(l.type, test_buffer_host(&buffers[t]), row * l.stride + c, (float)v);
         }
 }
@@ -469,7 +468,7 @@ static void differentiate(const problem *p)
 {
     const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p);
     /* fused, dweight has roundings of the exponentials and of v x; a row that is brought in line has one more */
-    const double times = plan.path == FUSED ? 3 : 1;
+    const double times = plan.path == FUSED && plan.kept_vocab > 0 ? 3 : 1;
     const double half = times * (p->type == TEST_F32 ? u : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8);
     double most = 0; /* of all |f| and |dlse|: f16's dZ is stored relative to it */
     for (int64_t token = 0; token < p->tokens; token++) {
@@ -723,12 +722,15 @@ static void verify_gradient(const problem *p)
     for (int64_t c = 0; c < p->vocab; c++) {
         double bias = 0, bias_slack = 0;
         for (int64_t d = 0; p->has[DWEIGHT] && d < p->hidden; d++) {
-            double sum = p->on[ACCUMULATE] ? (double)value(DWEIGHT, c, d) : 0, slack = 16 * u * fabs(sum);
+            double sum = p->on[ACCUMULATE] ? (double)value(DWEIGHT, c, d) : 0, slack = 16 * u * fabs(sum), targets = 0;
             for (int64_t token = 0; token < p->tokens; token++) {
                 if (!outcomes[token].counted) continue;
                 const double x = (double)value(X, token, d), g = dz[token * p->vocab + c];
                 sum += g * x, slack += fabs(x) * dz_error[token * p->vocab + c] + (16 * u + tf32_of(p)) * fabs(g * x);
+                if (outcomes[token].y == c) targets += g * x;
             }
+            /* fused adds the targets' part to what has been rounded */
+            if (plan.path == FUSED && targets != 0) slack += test_half_ulp(laid[DWEIGHT].type, fabs(sum - targets) + slack);
             near(p, DWEIGHT, c, d, sum, slack);
         }
         if (!p->has[DBIAS]) continue;
@@ -780,22 +782,24 @@ static const char *did_name[TEST_MOST_OPTIONS];
 static int did_direction[TEST_MOST_OPTIONS]; /* DIRECTIONS: any */
 static int did_panels[TEST_MOST_OPTIONS];    /* 1: only where the path has panels; -1: only where it may have none */
 static const char *const counted_paths[] = {"fwd auto", "chunks", "panels", "twice", "fused",
-                                            "bwd auto", "chunks", "panels", "twice", "none",
+                                            "bwd auto", "chunks", "panels", "twice", "fused",
                                             "both auto", "chunks", "panels", "twice", "fused"};
 static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
 static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
 
 static bool possible(int at, int did)
 {
-    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "smoothing with weights"};
-    static const char *const not_forward[] = {"chunks", "a short last chunk", "chunks and panels", "tail columns",
-                                              "workspace above", "pointers off"}; /* of x and weight */
+    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "chunks and panels"};
+    static const char *const not_forward[] = {"tail columns", "workspace above", "pointers off"}; /* of x and weight */
+    static const char *const both_only[] = {"chunks", "a short last chunk", "dweight of T in chunks"};
     const int which = did_direction[did], direction = at / PATHS, path = at % PATHS;
-    if (!has_path(TEST_BF16, direction, path)) return false;
+    if (!has_path(TEST_BF16, path)) return false;
     if (!strcmp(did_name[did], "a fused plan"))
-        return path == FUSED || (path == LK_LINEAR_CROSS_ENTROPY_AUTO && has_path(TEST_BF16, direction, FUSED));
-    for (int i = 0; path == FUSED && i < LENGTH_OF(not_fused) - (direction == FORWARD); i++)
+        return path == FUSED || (path == LK_LINEAR_CROSS_ENTROPY_AUTO && has_path(TEST_BF16, FUSED));
+    for (int i = 0; path == FUSED && i < LENGTH_OF(not_fused); i++)
         if (!strcmp(did_name[did], not_fused[i])) return false;
+    for (int i = 0; path == FUSED && direction != BOTH && i < LENGTH_OF(both_only); i++)
+        if (!strcmp(did_name[did], both_only[i])) return false;
     for (int i = 0; path == FUSED && direction == FORWARD && i < LENGTH_OF(not_forward); i++)
         if (!strcmp(did_name[did], not_forward[i])) return false;
     if (did_panels[did] > 0 && path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return false;
@@ -857,8 +861,7 @@ static void count(const problem *p)
 static bool switched(int at, int s)
 {
     const int direction = at / PATHS, path = at % PATHS;
-    if (path == FUSED && s == SMOOTHING && gives_gradient(direction)) return false;
-    return has_path(TEST_BF16, direction, path) && switch_of(direction, s);
+    return has_path(TEST_BF16, path) && switch_of(direction, s);
 }
 
 static void all_counts(void)
@@ -884,7 +887,7 @@ static void all_counts(void)
 /* The checked call: twice, against the reference and against each other. */
 static void run(problem p)
 {
-    if (!has_path(p.type, p.direction, p.path)) return;
+    if (!has_path(p.type, p.path)) return;
     settle_tensors(&p);
     for (int run = 0; run < 2; run++) {
         if (!setup(&p, run) || !launched(&p, launch(&p))) return;
@@ -1174,10 +1177,10 @@ static void all_themes(void)
     for (int i = 0; i < LENGTH_OF(themes); i++)
         for (int direction = 0; direction < DIRECTIONS; direction++)
             for (int path = 0; path < PATHS; path++) {
-                if (!has_path(TEST_BF16, direction, path)) continue;
+                if (!has_path(TEST_BF16, path)) continue;
                 if (!test_begin("%s %s %s", themes[i].name, direction_name[direction], path_name[path])) continue;
                 for (int type = 0; type < TEST_TYPES; type++)
-                    if (has_path(type, direction, path)) themes[i].run(type, direction, path);
+                    if (has_path(type, path)) themes[i].run(type, direction, path);
                 test_finish();
             }
 }
@@ -1285,7 +1288,7 @@ static void accuracy(int type, bool fast)
             /* f16 gradients are subnormal, and coarse, where a mean divides them: a loss scale, as f16 is trained with */
             p.on[MEAN] = p.on[UPSTREAM_ONE] = true, p.one = type == TEST_F16 ? 1024 : 1;
             p.chunk = path ? 24 : 0, p.panel = 128;
-            if (!has_path(type, BOTH, path)) continue;
+            if (!has_path(type, path)) continue;
             if (fast && sigma[i] > 4) continue; /* what the fast mode is for: its own logits have half an ulp of error */
             settle_tensors(&p);
             if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
@@ -1317,7 +1320,7 @@ static void rounding_alike(int type)
     for (int i = 0; i < 3 * PATHS; i++) {
         problem p = plain(type, i / PATHS ? BOTH : BACKWARD, i % PATHS, 60, 16, 128);
         const bool mean = i / PATHS != 1;
-        if (!has_path(type, p.direction, p.path)) continue;
+        if (!has_path(type, p.path)) continue;
         p.sigma = 0.002, p.on[MEAN] = mean, p.on[SUM] = !mean, p.on[UPSTREAM_ONE] = true, p.one = 1;
         if (i >= PATHS) p.one = (float)((1 + 0.9 * half) * 128 / 127 * (mean ? 60 : 1));
         if (type == TEST_F16) p.one *= 4096; /* else dx would be subnormal */
@@ -1385,6 +1388,23 @@ static void masked_target(int type, int path)
     if (!test_that(isinf(outcomes[2].class_loss))) test_detail("the oracle's loss is %g", outcomes[2].class_loss);
 }
 
+/* Fused with every workspace from the smallest up: exponentials of no column, of some and of all are kept, some in dweight. */
+static void some_columns_kept(void)
+{
+    int none = 0, some = 0, lent = 0, all = 0;
+    for (int i = 0; i < pick(24, 12); i++) {
+        problem p = plain(TEST_BF16, BOTH, FUSED, 20, 16, 9000 + 70 * (i % 3));
+        p.on[MEAN] = true, p.budget = 100000 + (size_t)i * pick(15000, 30000);
+        p.on[WANT_DBIAS] = i % 2, p.on[DWEIGHT_F32] = i % 4 / 2, p.on[SOFTCAP] = i % 5 == 1, p.on[ACCUMULATE] = i % 7 == 3;
+        p.on[NO_DX] = i % 11 == 5, p.on[NO_DWEIGHT] = i % 11 == 7, p.on[HAS_DLSE] = i % 3 == 1, p.sigma = i % 4 == 2 ? 40 : 1;
+        p.on[IGNORE] = p.on[COMPACT] = i % 6 == 4;
+        run(p);
+        none += plan.kept_vocab == 0, all += plan.kept_vocab == p.vocab;
+        some += plan.kept_vocab > 0 && plan.kept_vocab < p.vocab, lent += plan.lent_vocab > 0;
+    }
+    if (!test_that(none && some > 3 && lent > 3 && all)) test_detail("kept: none %d, some %d, in dweight %d, all %d", none, some, lent, all);
+}
+
 /* More rows than a group of the fused path's tiles has, several runs of columns. */
 static void many_rows(int direction)
 {
@@ -1424,7 +1444,7 @@ static void choices_by_name(int direction, int seen)
         collect(&p), settle(&p, false, "the path by name");
     }
     see_device(THIS_DEVICE);
-    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, direction, FUSED);
+    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, FUSED);
     const bool some = kept > 0 || direction == FORWARD; /* its smallest plan is fused too */
     if (!test_that(some && (fused > 0) == may)) test_detail("%d plans fused, %d not", fused, kept);
 }
@@ -1433,23 +1453,18 @@ static void choices_by_name(int direction, int seen)
 static void fused_refusals(void)
 {
     alignas(256) static int64_t dummy[32];
-    static const char *const said[] = {"", "bf16", "forward and forward_backward", "label_smoothing", "multiples of 16",
-                                       "multiples of 16", "multiples of 8", "2^38", ""};
+    static const char *const said[] = {"", "bf16", "multiples of 16", "multiples of 16", "multiples of 8", "2^38", ""};
     for (int i = 0; i < LENGTH_OF(said); i++) {
         args_t a = {};
         plan_t of = {};
         a.x = a.weight = a.target = a.dx = dummy, a.loss = (float *)dummy, a.tokens = 4, a.hidden = a.vocab = 8, a.path = FUSED;
-        if (i == 3) a.label_smoothing = 0.1f;
-        if (i == 4 || i == 8) a.x = (char *)dummy + 2;
-        if (i == 5) a.weight = (char *)dummy + 8;
-        if (i == 6) a.weight_stride = 12;
-        if (i == 7) a.x_stride = ((int64_t)1 << 38) + 8;
-        if (i == 8) a.max_counted = 2; /* x is copied */
-        args_t b = {};
-        b.x = b.weight = b.target = b.dx = dummy, b.lse = (float *)dummy, b.tokens = 4, b.hidden = b.vocab = 8, b.path = FUSED;
-        const lk_status status = i == 1   ? lk_linear_cross_entropy_forward_backward_plan_f16(&a, 1 << 30, &of)
-                                 : i == 2 ? lk_linear_cross_entropy_backward_plan_bf16(&b, 1 << 30, &of)
-                                          : lk_linear_cross_entropy_forward_backward_plan_bf16(&a, 1 << 30, &of);
+        if (i == 2 || i == 6) a.x = (char *)dummy + 2;
+        if (i == 3) a.weight = (char *)dummy + 8;
+        if (i == 4) a.weight_stride = 12;
+        if (i == 5) a.x_stride = ((int64_t)1 << 38) + 8;
+        if (i == 6) a.max_counted = 2; /* x is copied */
+        const lk_status status = i == 1 ? lk_linear_cross_entropy_forward_backward_plan_f16(&a, 1 << 30, &of)
+                                        : lk_linear_cross_entropy_forward_backward_plan_bf16(&a, 1 << 30, &of);
         const bool right = said[i][0] ? status == LK_ERR_PATH && strstr(lk_last_error(), said[i]) : status == LK_OK;
         if (!test_that(right)) test_detail("%d: %s, %s", i, lk_status_string(status), lk_last_error());
     }
@@ -1493,18 +1508,19 @@ static void all_sequences(void)
         for (int direction = BACKWARD; direction <= BOTH; direction++) {
             if (!test_begin("%s %s: sums of dx that cancel", direction_name[direction], name)) continue;
             for (int path = 0; path < PATHS; path++)
-                if (has_path(type, direction, path)) cancelling_columns(type, direction, path);
+                if (has_path(type, path)) cancelling_columns(type, direction, path);
             test_finish();
         }
         if (!test_begin("a target at -inf %s", name)) continue;
         for (int path = 0; path < PATHS; path++)
-            if (has_path(type, BOTH, path)) masked_target(type, path);
+            if (has_path(type, path)) masked_target(type, path);
         test_finish();
     }
     for (int direction = 0; direction < DIRECTIONS; direction++)
-        if (has_path(TEST_BF16, direction, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
+        if (has_path(TEST_BF16, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
             many_rows(direction), test_finish();
     if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
+    if (fused_here && test_begin("forward_backward fused, some columns kept")) some_columns_kept(), test_finish();
     if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
@@ -2214,7 +2230,7 @@ static void all_huge(void)
 #endif
     for (int i = 0; i < LENGTH_OF(shapes); i++)
         for (int path = 0; path < PATHS; path++) {
-            if (!has_path(TEST_BF16, BOTH, path)) continue;
+            if (!has_path(TEST_BF16, path)) continue;
             if (!test_begin("huge: %lld x %lld x %lld, %s, 1 / %lld", (long long)shapes[i][0], (long long)shapes[i][1],
                             (long long)shapes[i][2], path_name[path], (long long)shapes[i][3]))
                 continue;
@@ -2225,7 +2241,7 @@ static void all_huge(void)
     for (int at = 0; at < COUNTED; at++)
         for (int type = 0; type < TEST_TYPES; type++) {
             const char *const name = direction_name[at / PATHS];
-            if (!has_path(type, at / PATHS, at % PATHS)) continue;
+            if (!has_path(type, at % PATHS)) continue;
             if (!test_begin("%s %s %s: half of the SMs held", name, test_type_name[type], path_name[at % PATHS])) continue;
             busy(type, at / PATHS, at % PATHS);
             test_finish();
