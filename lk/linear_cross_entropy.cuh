@@ -171,6 +171,7 @@ typedef struct {
     float *lse;                /* F FB out, B in: f32 [tokens], B: from forward with the same options; F FB: NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
+    void *saved;               /* F out, B in: exponentials, so that backward need not make the logits again; see Saved; NULL: none */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
     void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
@@ -247,7 +248,8 @@ typedef struct {
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                     \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward_backward, T)                                                             \
-    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(backward, T)
+    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(backward, T)                                                                     \
+    LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -265,6 +267,7 @@ typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
     const float *saved_lse;     /* backward's */
     bool gives_loss, gradient, compact;
+    bool saves;                 /* forward leaves, or backward reads, a.saved */
     int sms;                    /* of the current device, where fused */
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
     bool open;                  /* a query without x or weight: where they lie may still rule out fused */
@@ -302,6 +305,7 @@ typedef struct {
     lk_lce_sums *sample;   /* fused: [rows], or [chunk] where rows are compacted, of the first 256 columns */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
+    float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *hit;            /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
@@ -1119,10 +1123,11 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (y >= 0) {
         const float one[1] = {s.target}, ones[1] = {1.0f};
         const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
-        const lk_lce_terms t = lk_lce_terms_of(q.p, at, y, r.lse);
+        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q.p, at, y, r.lse) : lk_lce_terms{};
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
-        v = t.rise * __fdiv_rn(lk_ex2(rate * (lk_lse_reference(base) - lk_lse_reference(all.max))), all.sum);
+        const float unit = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
+        v = t.rise * __fdiv_rn(unit, all.sum);
         hit = lk_is_finite(r.lse) ? lk_lce_hit(t, target, others, slope) : NAN;
     }
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
@@ -1146,8 +1151,27 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
             *(uint4 *)e = eight.raw;
         }
     }
-    if (lane == 0) w.hit[at] = hit;
-    if (lane == 0 && w.scale) w.scale[row] = v;
+    if (lane != 0) return;
+    if (w.hit) w.hit[at] = hit;
+    if (w.scale) w.scale[row] = v;
+    if (w.base) w.base[at] = base;
+}
+
+/* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __grid_constant__ lk_lce_work p)
+{
+    const lk_lce_workspace &w = p.w;
+    const int64_t row = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x;
+    lk_griddepcontrol_wait();
+    if (row >= p.c.rows) return;
+    const int y = w.target[row];
+    const float scale = lk_lce_scale(p.c.a), lse = w.lse[row];
+    float slope = 1.0f, value = y < 0 ? 0.0f : w.logit[row];
+    if (y >= 0 && p.c.a.softcap > 0.0f) value = lk_ce_cap(value, p.c.a.logit_scale, p.c.a.softcap, &slope);
+    const lk_lce_terms t = lk_lce_terms_of(p, row, y, lse);
+    const bool proper = y < 0 || lk_is_finite(lse);
+    w.hit[row] = y < 0 ? 0.0f : proper ? lk_lce_hit(t, lk_exp(fmaf(scale, value, -lse)), w.others[row], slope) : NAN;
+    w.scale[row] = y < 0 ? 0.0f : t.rise * (w.base[row] > -INFINITY ? lk_exp(fmaf(scale, w.base[row], -lse)) : 0.0f);
 }
 
 /* backward: a warp owns a row and adds a panel's sums of p to w.others. last: then it finds the target's dZ. */
@@ -1759,6 +1783,19 @@ LK_HOST int64_t lk_lce_fused_cols(const lk_linear_cross_entropy_plan *plan, int6
     return first < plan->kept_vocab ? plan->kept_vocab - first : lk_lce_min(plan->panel_vocab, vocab - first);
 }
 
+/* The arrays of a.saved; returns their bytes. They begin at multiples of 256 wherever it begins. */
+LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
+{
+    char *const base = lk_lce_base(saved);
+    size_t used = 0;
+    w->base = (float *)lk_lce_take(base, &used, true, c->rows, 4);
+    w->others = (float *)lk_lce_take(base, &used, true, c->rows, 4);
+    w->logit = (float *)lk_lce_take(base, &used, true, c->rows, 4);
+    w->logits_stride = lk_lce_round_up(c->a.vocab, 64);
+    w->logits = lk_lce_take(base, &used, true, c->rows * w->logits_stride, 2);
+    return used + 256;
+}
+
 /* The arrays of FUSED. */
 LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, void *workspace)
 {
@@ -1768,25 +1805,27 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     const int64_t cols = lk_ceil_div(a.hidden, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
     const int64_t most = lk_lce_most_stretches(c), width = kept < a.vocab ? plan->panel_vocab : 0;
     int64_t stretches = lk_ceil_div(lk_ceil_div(a.vocab, LK_GEMM_COLS), lk_lce_stretch(c, chunk, a.vocab, most));
-    if (!c->gradient) stretches = lk_ceil_div(a.vocab, plan->panel_vocab);
+    if (!c->gradient && !c->saves) stretches = lk_ceil_div(a.vocab, plan->panel_vocab);
     char *const base = lk_lce_base(workspace);
     size_t used = 0;
     lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, base, &used);
-    w.logit = (float *)lk_lce_take(base, &used, true, rows, 4);
+    const bool states = c->gives_loss && kept; /* exponentials are made */
+    w.logit = (float *)lk_lce_take(base, &used, !c->saves, rows, 4);
     w.hit = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
-    w.others = (float *)lk_lce_take(base, &used, !c->gives_loss, rows, 4);
-    w.scale = (float *)lk_lce_take(base, &used, kept, chunk, 4);
-    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, kept, c->compact ? chunk : rows, sizeof *w.sample);
+    w.others = (float *)lk_lce_take(base, &used, !c->gives_loss && !c->saves, rows, 4);
+    w.scale = (float *)lk_lce_take(base, &used, c->gradient && kept, chunk, 4);
+    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, states, c->compact ? chunk : rows, sizeof *w.sample);
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
-    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, true, chunk * stretches, sizeof *w.sums);
-    w.references = (float *)lk_lce_take(base, &used, kept, chunk * kept_tiles, 4);
+    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * stretches, sizeof *w.sums);
+    w.references = (float *)lk_lce_take(base, &used, states, chunk * kept_tiles, 4);
     w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
     used = used > instead ? used : instead;
     const int64_t groups = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS), pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS);
     w.low = (int8_t *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), groups * cols, (size_t)pair);
     w.low_dx = (int8_t *)lk_lce_take(base, &used, a.dx && first < a.vocab, pairs * cols, (size_t)pair);
     w.logits_stride = lk_lce_round_up(width > kept - lent ? width : kept - lent, 64), w.lent_stride = lent;
-    w.logits = lk_lce_take(base, &used, c->gradient, chunk * w.logits_stride, 2);
+    w.logits = lk_lce_take(base, &used, c->gradient && !c->saves, chunk * w.logits_stride, 2);
+    if (c->saves && workspace) lk_lce_lay_out_saved(c, a.saved, &w);
     if (lent) w.lent = (char *)a.dweight + lent * a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
     w.cublas = base + used, w.bytes = used + 256;
     return w;
@@ -1801,14 +1840,16 @@ LK_HOST int64_t lk_lce_lent_cols(const lk_lce_call *c)
     return (int64_t)((double)a.vocab * (double)row / (double)(2 * c->rows + row)) / LK_GEMM_COLS * LK_GEMM_COLS;
 }
 
-/* The widest panel of at most `tiles` tiles whose logits take the fewest rounds of all clusters per column. */
-LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t rows, int64_t tiles)
+/* The width of panels of at most `most` tiles that make `tiles` tiles of logits in the fewest rounds of all clusters. A panel
+ * costs about a round besides. */
+LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t most)
 {
-    const int64_t pairs = lk_ceil_div(rows, 2 * LK_GEMM_ROWS), clusters = c->sms > 1 ? c->sms / 2 : 1;
-    int64_t best = tiles;
-    double least = INFINITY;
-    for (int64_t t = tiles; t > 0 && t >= tiles / 2; t--) {
-        const double rounds = (double)lk_ceil_div(pairs * t, clusters) / (double)t;
+    const int64_t pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS), clusters = c->sms > 1 ? c->sms / 2 : 1;
+    int64_t best = most, least = INT64_MAX;
+    if (most >= tiles) return tiles * LK_GEMM_COLS;
+    for (int64_t t = most; t > 0 && t >= most / 2; t--) {
+        const int64_t each = lk_ceil_div(pairs * t, clusters) + 1, rest = tiles % t;
+        const int64_t rounds = tiles / t * each + (rest ? lk_ceil_div(pairs * rest, clusters) + 1 : 0);
         if (rounds < least) best = t, least = rounds;
     }
     return best * LK_GEMM_COLS;
@@ -1836,7 +1877,8 @@ LK_HOST bool lk_lce_fused_at_once(const lk_lce_call *c, size_t room, lk_linear_c
         for (;; tiles--) {
             const int64_t cols = lk_lce_min(tiles * LK_GEMM_COLS, all);
             plan->kept_vocab = lends ? lent + cols : 0;
-            plan->panel_vocab = a.panel_vocab ? cols : lk_lce_even_panel(c, c->rows, tiles);
+            const int64_t again = lk_ceil_div(a.vocab - plan->kept_vocab, LK_GEMM_COLS);
+            plan->panel_vocab = a.panel_vocab || !again ? cols : lk_lce_even_panel(c, again, tiles);
             if (lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) break;
         }
         if (plan->panel_vocab > a.vocab) plan->panel_vocab = a.vocab;
@@ -1949,6 +1991,12 @@ LK_HOST bool lk_lce_fused_chunks(const lk_lce_call *c, size_t room, lk_linear_cr
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
     const lk_lce_args &a = c->a;
+    if (c->saves) {
+        plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows, plan->lent_vocab = 0;
+        plan->kept_vocab = plan->panel_vocab = a.vocab;
+        const size_t cublas = c->gradient && a.dweight ? lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES / 4) : 0;
+        return lk_lce_lay_out_fused(c, plan, NULL).bytes <= budget - cublas;
+    }
     if (!c->gradient) {
         const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS);
         plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows, plan->panel_vocab = tiles * LK_GEMM_COLS;
@@ -1977,7 +2025,7 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
     size_t least = SIZE_MAX;
     if (c->rows == 0) return 0;
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path < LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
-        if (a.path && a.path != path) continue;
+        if (c->saves || (a.path && a.path != path)) continue;
         const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
         const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
         const int64_t most = a.chunk_tokens ? a.chunk_tokens : c->rows, few = a.chunk_tokens ? most : lk_lce_min(c->rows, 64);
@@ -1988,7 +2036,7 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
         for (size_t room; (room = budget - lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES)) < bytes;) budget += bytes - room;
         if (budget < least) least = budget;
     }
-    if (c->fused && !(c->open && !a.path)) {
+    if (c->fused && (!c->open || a.path || c->saves)) {
         lk_linear_cross_entropy_plan plan = {};
         size_t high = 256, low = 0; /* low is too little */
         while (!lk_lce_plan_fused(c, high, &plan)) low = high, high *= 2;
@@ -2037,7 +2085,7 @@ LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cro
  * stored logits where there are fewer. */
 LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
-    const bool prefers = !c->gradient || c->a.path || c->a.vocab >= LK_LCE_MANY || lk_lce_tail_cols(c, c->a.vocab);
+    const bool prefers = !c->gradient || c->saves || c->a.path || c->a.vocab >= LK_LCE_MANY || lk_lce_tail_cols(c, c->a.vocab);
     *plan = {};
     if (c->fused && prefers && lk_lce_plan_fused(c, budget, plan)) return;
     *plan = {};
@@ -2077,21 +2125,21 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
     if (fused && c->gradient) plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : 1;
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
-    plan->matmuls = 1 + gradients;
+    plan->matmuls = gradients + !(c->saves && c->gradient);
     if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !fused) plan->matmuls++;
     if (fused && c->gradient && c->gives_loss && again) plan->matmuls++;
     if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !lk_lce_sums_dweight(c, plan->chunk_tokens) ? 1 : fused ? 3 : 2;
-    const char *const kept = fused ? c->gradient ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
+    const char *const kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
     const int tail = fused ? (added ? (int)lk_lce_tail_cols(c, vocab) : 0)
                            : (int)lk_lce_tail_cols(c, vocab - (plan->panels - 1) * plan->panel_vocab);
     char last[40] = "", slices[80] = "";
     if (w.slice)
         snprintf(slices, sizeof slices, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
                  (void *)w.slice == c->a.dweight ? " in dweight" : "");
-    if (fused && c->gradient && again)
-        snprintf(slices, sizeof slices, " of %lld columns (%lld in dweight), then dZ", (long long)plan->kept_vocab,
+    if (fused && c->gradient && plan->kept_vocab && (again || plan->lent_vocab))
+        snprintf(slices, sizeof slices, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
                  (long long)plan->lent_vocab);
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
@@ -2150,8 +2198,14 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->zero_when_empty = 0;
     }
     c->gives_loss = !backward, c->gradient = backward || a->dx || a->dweight || a->dbias;
+    if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
+    c->saves = a->saved != NULL;
     c->note = "", c->type = lk_dtype<T>, c->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
 
+    c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
+    c->rows = c->compact ? a->max_counted : a->tokens;
+    lk_lce_workspace saved;
+    const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_lay_out_saved(c, NULL, &saved) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
     const lk_tensor list[] = {
@@ -2167,6 +2221,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"lse", args->lse, 4, backward ? LK_REQUIRED : LK_OUT, a->tokens},
         {"valid_rows", a->valid_rows, 8, LK_OUT, 1},
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
+        {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
         {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
@@ -2199,13 +2254,15 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
-    c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
-    c->rows = c->compact ? a->max_counted : a->tokens;
     c->open = query && (!a->weight || (!a->x && !c->compact));
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
-    c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && !lengths);
-    const char *const only = c->fused ? lk_lce_not_fused(c) : NULL;
-    if (only && a->path)
+    const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
+    const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
+    if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
+    if (c->saves && !only && a->label_smoothing > 0.0f) only = "calls without label_smoothing";
+    if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
+    if (only && by_name)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s%s", only, c->note);
     if (only) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
@@ -2526,7 +2583,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     *p = {};
     p->q = q, p->sums = q.p.w.sums;
     p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
-    p->stretch_tiles = c.gradient ? lk_lce_stretch(&c, q.rows, q.cols, lk_lce_most_stretches(&c))
+    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, lk_lce_most_stretches(&c))
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
@@ -2612,7 +2669,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
     void (*const states)(lk_lce_fused) = plain ? lk_lce_fused_kernel<true, LK_LCE_STATES> : lk_lce_fused_kernel<false, LK_LCE_STATES>;
     void (*const keep)(lk_lce_fused) = plain ? lk_lce_fused_kernel<true, LK_LCE_KEEP> : lk_lce_fused_kernel<false, LK_LCE_KEEP>;
     status = lk_lce_launch_tiles(job, kept ? keep : states, p.items, p);
-    return status ? status : lk_lce_launch(job, c.gradient ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
+    return status ? status : lk_lce_launch(job, c.gradient || kept ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
 }
 
 /* dZ of a panel's columns, by the rows' lse. */
@@ -2642,7 +2699,8 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
     if (!status && c.gives_loss) status = lk_lce_fused_forward<T>(job, q);
     if (!c.gradient || status) return status;
     const lk_lce_workspace &w = job->p.w;
-    if (w.scaled_x)
+    if (c.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(c.rows, LK_LCE_THREADS), job->p);
+    if (w.scaled_x && !status)
         status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, q), w.scaled_x, NULL, NULL, q.rows, a.hidden,
                                               lk_lce_x_stride(job), w.x_stride, 0, w.scale});
     const bool sums = lk_lce_sums_dweight(&c, plan.chunk_tokens);
@@ -2749,6 +2807,19 @@ LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int dire
     return status;
 }
 
+template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes)
+{
+    lk_lce_args with = {};
+    lk_lce_call c;
+    lk_lce_workspace w;
+    size_t least = 0;
+    if (!args || !bytes) return lk_fail(LK_ERR_NULL, op, "%s is NULL", args ? "bytes" : "args");
+    with = *args, with.saved = &with;
+    const lk_status status = lk_lce_check<T>(op, &with, LK_LCE_FORWARD, true, &c, &least);
+    if (!status) *bytes = c.saves ? lk_lce_lay_out_saved(&c, NULL, &w) : 0;
+    return status;
+}
+
 /* The four functions of a direction; LK_EMIT makes two. */
 #define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
     LK_API lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)                   \
@@ -2773,7 +2844,11 @@ LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int dire
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                         \
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward, LK_LCE_FORWARD, T)                                                                   \
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)                                                 \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)
+    LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)                                                                 \
+    LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                           \
+    {                                                                                                                          \
+        return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
+    }
 
 #else
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY")

@@ -516,6 +516,7 @@ static void fill_saved(const problem *p)
 }
 
 static args_t args;
+static void *saved_now; /* args.saved of forward and backward */
 
 /* Everything that a direction does not have is garbage: it may not look at it. */
 static void spoil_unused(int direction)
@@ -530,6 +531,7 @@ static void spoil_unused(int direction)
         args.loss = args.z_loss_out = args.weight_sum = (float *)nowhere, args.valid_rows = (int64_t *)nowhere;
         args.zero_when_empty = 77;
     }
+    if (direction == BOTH) args.saved = nowhere;
 }
 
 static void set_args(const problem *p, void *const *at)
@@ -554,6 +556,7 @@ static void set_args(const problem *p, void *const *at)
     a->dweight_dtype = p->on[DWEIGHT_F32] ? LK_DTYPE_F32 : own, a->dbias_dtype = p->on[DBIAS_F32] ? LK_DTYPE_F32 : own;
     a->loss = (float *)at[LOSS], a->z_loss_out = (float *)at[Z_LOSS], a->lse = (float *)at[LSE];
     a->valid_rows = (int64_t *)at[VALID], a->weight_sum = (float *)at[WEIGHT_SUM], a->zero_when_empty = p->on[ZERO_WHEN_EMPTY];
+    a->saved = saved_now;
     spoil_unused(p->direction);
 }
 
@@ -1405,6 +1408,53 @@ static void some_columns_kept(void)
     if (!test_that(none && some > 3 && lent > 3 && all)) test_detail("kept: none %d, some %d, in dweight %d, all %d", none, some, lent, all);
 }
 
+/* forward leaves its exponentials, and backward makes the gradients from them, twice: it only reads them. */
+static void saved_exponentials(void)
+{
+    static const int64_t vocab[] = {1, 97, 600, 256};
+    static test_buffer saved, before;
+    for (int seed = 0; seed < pick(60, 16); seed++) {
+        problem back = drawn(TEST_BF16, BACKWARD, seed % 3 ? (int)FUSED : 0, 1 + seed % 4 * 9, 8 + 8 * (seed % 2),
+                             vocab[seed / 2 % 4], seed);
+        leave_open(&back);
+        back.on[SMOOTHING] = false, back.over = seed % 5 == 0, back.sigma = seed % 7 == 3 ? 64 : 1.3;
+        problem there = back;
+        there.direction = FORWARD, there.budget = 0;
+        size_t bytes = 0;
+        settle_tensors(&there), settle_tensors(&back), saved_now = NULL;
+        if (!setup(&there, 0)) return;
+        lk_status status = lk_linear_cross_entropy_saved_bytes_bf16(&args, &bytes);
+        if (!test_that(status == LK_OK && bytes >= (size_t)(there.tokens && !there.on[COMPACT] ? there.tokens * there.vocab * 2 : 0)))
+            test_detail("%zu bytes, %s", bytes, lk_last_error());
+        test_buffer_size(&saved, bytes, 0, 0xff), upload(&saved);
+        saved_now = test_buffer_device(&saved);
+        run(there);
+        test_buffer_download(&saved);
+        test_buffer_size(&before, bytes, 0, 0);
+        memcpy(test_buffer_host(&before), test_buffer_back(&saved), bytes);
+        run(back);
+        test_buffer_download(&saved);
+        if (!test_that(!memcmp(test_buffer_host(&before), test_buffer_back(&saved), bytes))) test_detail("backward wrote into saved");
+        if (!test_that(plan.path == FUSED && (plan.matmuls == (int)back.has[DX] + (int)back.has[DWEIGHT] || !back.tokens)))
+            test_detail("%s", plan.text);
+        saved_now = NULL;
+    }
+    alignas(256) static int64_t dummy[32];
+    static const char *const said[] = {"label_smoothing", "FUSED", "FUSED", "multiples of 16"};
+    for (int i = 0; i < LENGTH_OF(said); i++) {
+        args_t a = {};
+        plan_t of = {};
+        a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.tokens = 4, a.hidden = a.vocab = 8, a.saved = dummy;
+        if (i == 0) a.label_smoothing = 0.1f;
+        if (i == 1) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        if (i == 2) a.path = LK_LINEAR_CROSS_ENTROPY_PANELS;
+        if (i == 3) a.weight = (char *)dummy + 2;
+        const lk_status status = lk_linear_cross_entropy_forward_plan_bf16(&a, 1 << 30, &of);
+        if (!test_that(status == LK_ERR_PATH && strstr(lk_last_error(), said[i])))
+            test_detail("%d: %s, %s", i, lk_status_string(status), lk_last_error());
+    }
+}
+
 /* More rows than a group of the fused path's tiles has, several runs of columns. */
 static void many_rows(int direction)
 {
@@ -1521,6 +1571,7 @@ static void all_sequences(void)
             many_rows(direction), test_finish();
     if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
     if (fused_here && test_begin("forward_backward fused, some columns kept")) some_columns_kept(), test_finish();
+    if (fused_here && test_begin("backward from saved exponentials")) saved_exponentials(), test_finish();
     if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
