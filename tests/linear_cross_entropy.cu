@@ -467,7 +467,8 @@ static void upstream_of(const problem *p, int64_t token, double *f, double *h)
 static void differentiate(const problem *p)
 {
     const double u = 0x1p-24, e = smoothing_of(p), share = e / (double)p->vocab, a = scale_of(p);
-    /* fused, dweight has roundings of the exponentials and of v x; a row that is brought in line has one more */
+    /* Exponentials are kept: dweight has roundings of them and of v x; a row that is brought in line has one more. What is
+     * 2^-46 of their sum may be 0, since a guessed reference may be 2^80 too large. */
     const double times = plan.path == FUSED && plan.kept_vocab > 0 ? 3 : 1;
     const double half = times * (p->type == TEST_F32 ? u : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8);
     double most = 0; /* of all |f| and |dlse|: f16's dZ is stored relative to it */
@@ -503,7 +504,7 @@ static void differentiate(const problem *p)
                                         (p->on[SOFTCAP] ? 16 * u * fabs(row_z[c]) : 0);
                 const double own_slope = slope[token * p->vocab + c];
                 row[c] = a * own_slope * (pass ? own * q - class_part * rest + fall : rise * q - fall);
-                error[c] = a * terms * ((own_slope + bend) * relative + bend) + size * 0x1p-126;
+                error[c] = a * terms * ((own_slope + bend) * relative + bend) + size * (plan.kept_vocab ? 0x1p-46 : 0x1p-126);
                 if (p->type == TEST_F16) error[c] += most * 2 * a * 0x1p-24 * 0x1p-12;
             }
     }
