@@ -290,6 +290,13 @@ typedef struct {
     float max, sum, weights, weighted;
 } lk_lce_sums;
 
+/* Columns whose exponentials are kept in dweight's memory. */
+#define LK_LCE_LOANS 3
+typedef struct {
+    int64_t first, cols; /* multiples of 256; cols is also the distance of rows */
+    char *at;
+} lk_lce_loan;
+
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
     lk_lce_counts *counts;
@@ -317,10 +324,10 @@ typedef struct {
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
     int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
-    void *lent;            /* fused: [chunk, lent_stride], the exponentials of the first columns, in dweight's memory */
+    lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, the exponentials of the first columns; logits has the others' */
     float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
     void *cublas;
-    int64_t logits_stride, lent_stride, x_stride, splits;
+    int64_t logits_stride, x_stride, splits;
     size_t bytes;          /* of all but cublas */
 } lk_lce_workspace;
 
@@ -762,7 +769,7 @@ typedef struct {
     lk_lce_sums *sums;    /* [chunk, stretches] */
     float ahead;          /* (largest of vocab columns - mean) / (largest of a tile - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
-    int lent, kept;       /* tiles whose exponentials are kept in w.lent, and in both w.lent and w.logits */
+    int lent, kept;       /* tiles whose exponentials are kept in w.loans, and in both w.loans and w.logits */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
@@ -969,11 +976,16 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *room)
 {
     const lk_lce_workspace &w = p.q.p.w;
-    const bool lent = tile < p.lent;
-    const int col = (lent ? tile : tile - p.lent) * LK_GEMM_COLS;
-    const int64_t stride = lent ? w.lent_stride : w.logits_stride;
+    lk_bf16 *at = (lk_bf16 *)w.logits;
+    int64_t stride = w.logits_stride, first = (int64_t)p.lent * LK_GEMM_COLS;
+#pragma unroll
+    for (int i = LK_LCE_LOANS - 1; i >= 0; i--) {
+        if (tile >= p.lent || tile * LK_GEMM_COLS >= w.loans[i].first + w.loans[i].cols) continue;
+        at = (lk_bf16 *)w.loans[i].at, stride = w.loans[i].cols, first = w.loans[i].first;
+    }
+    const int col = (int)(tile * LK_GEMM_COLS - first);
     *room = (int)(stride - col);
-    return row < p.q.rows && tile < p.kept ? (lk_bf16 *)(lent ? w.lent : w.logits) + row * stride + col : NULL;
+    return row < p.q.rows && tile < p.kept ? at + row * stride + col : NULL;
 }
 
 /* A cluster owns a pair of row tiles and a stretch of columns at a time. A consumer thread has a quarter of two rows and keeps
@@ -1776,11 +1788,32 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
     return c->a.hidden / 16 > 64 ? c->a.hidden / 16 : 64;
 }
 
-/* The columns from `first` on that a chunk has dZ or exponentials of at a time. */
-LK_HOST int64_t lk_lce_fused_cols(const lk_linear_cross_entropy_plan *plan, int64_t vocab, int64_t first)
+/* The memory of dweight that FUSED borrows. The rows of dweight of some columns can be written when those rows hold no
+ * exponentials any more. So the first loan lies behind the rows of its own columns; those of the second loan may be where the
+ * first one was, and so on: each loan is `each / row` times as large as the one before. Returns all their columns. */
+LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_LOANS])
 {
-    if (first < plan->lent_vocab) return plan->lent_vocab;
-    return first < plan->kept_vocab ? plan->kept_vocab - first : lk_lce_min(plan->panel_vocab, vocab - first);
+    const lk_lce_args &a = c->a;
+    const int64_t row = a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype), each = 2 * c->rows, tile = LK_GEMM_COLS;
+    const double times = (double)each / (double)row;
+    int64_t first = 0, free = (int64_t)((double)a.vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
+    if (!a.dweight || a.accumulate || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) free = 0;
+    for (lk_lce_loan &loan : loans) {
+        const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(a.vocab - free) / times)) / tile * tile;
+        loan = {first, free > 0 && cols > 0 ? cols : 0, (char *)a.dweight + free * row};
+        first += loan.cols, free += lk_ceil_div(loan.cols * each, 256 * row) * 256;
+    }
+    return first;
+}
+
+/* The columns from `first` on that a chunk has dZ or exponentials of at a time. */
+LK_HOST int64_t lk_lce_fused_cols(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, int64_t first)
+{
+    lk_lce_loan loans[LK_LCE_LOANS];
+    if (first < plan->lent_vocab) (void)lk_lce_borrow(c, loans);
+    for (int i = 0; first < plan->lent_vocab && i < LK_LCE_LOANS; i++)
+        if (first == loans[i].first && loans[i].cols) return loans[i].cols;
+    return first < plan->kept_vocab ? plan->kept_vocab - first : lk_lce_min(plan->panel_vocab, c->a.vocab - first);
 }
 
 /* The arrays of a.saved; returns their bytes. They begin at multiples of 256 wherever it begins. */
@@ -1801,7 +1834,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
 {
     const lk_lce_args &a = c->a;
     const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, lent = plan->lent_vocab;
-    const int64_t first = c->gradient ? lk_lce_fused_cols(plan, a.vocab, 0) : a.vocab, kept_tiles = lk_ceil_div(kept, LK_GEMM_COLS);
+    const int64_t first = c->gradient ? lk_lce_fused_cols(c, plan, 0) : a.vocab, kept_tiles = lk_ceil_div(kept, LK_GEMM_COLS);
     const int64_t cols = lk_ceil_div(a.hidden, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
     const int64_t most = lk_lce_most_stretches(c), width = kept < a.vocab ? plan->panel_vocab : 0;
     int64_t stretches = lk_ceil_div(lk_ceil_div(a.vocab, LK_GEMM_COLS), lk_lce_stretch(c, chunk, a.vocab, most));
@@ -1823,34 +1856,31 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     const int64_t groups = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS), pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS);
     w.low = (int8_t *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), groups * cols, (size_t)pair);
     w.low_dx = (int8_t *)lk_lce_take(base, &used, a.dx && first < a.vocab, pairs * cols, (size_t)pair);
-    w.logits_stride = lk_lce_round_up(width > kept - lent ? width : kept - lent, 64), w.lent_stride = lent;
+    w.logits_stride = lk_lce_round_up(width > kept - lent ? width : kept - lent, 64);
     w.logits = lk_lce_take(base, &used, c->gradient && !c->saves, chunk * w.logits_stride, 2);
     if (c->saves && workspace) lk_lce_lay_out_saved(c, a.saved, &w);
-    if (lent) w.lent = (char *)a.dweight + lent * a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
+    if (lent) (void)lk_lce_borrow(c, w.loans);
     w.cublas = base + used, w.bytes = used + 256;
     return w;
 }
 
-/* The columns whose exponentials fit into the part of dweight that is written after those columns' own: a multiple of 256. */
-LK_HOST int64_t lk_lce_lent_cols(const lk_lce_call *c)
-{
-    const lk_lce_args &a = c->a;
-    const int64_t row = a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
-    if (!a.dweight || a.accumulate || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) return 0;
-    return (int64_t)((double)a.vocab * (double)row / (double)(2 * c->rows + row)) / LK_GEMM_COLS * LK_GEMM_COLS;
-}
-
-/* The width of panels of at most `most` tiles that make `tiles` tiles of logits in the fewest rounds of all clusters. A panel
- * costs about a round besides. */
+/* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all clusters
+ * for the logits and for dweight, times the length of their sums, and about a round and a half for a panel's own costs. */
 LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t most)
 {
-    const int64_t pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS), clusters = c->sms > 1 ? c->sms / 2 : 1;
-    int64_t best = most, least = INT64_MAX;
+    const int64_t hidden = c->a.hidden, pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(hidden, LK_GEMM_COLS);
+    const int64_t clusters = c->sms > 1 ? c->sms / 2 : 1;
+    int64_t best = most;
+    double least = INFINITY;
     if (most >= tiles) return tiles * LK_GEMM_COLS;
     for (int64_t t = most; t > 0 && t >= most / 2; t--) {
-        const int64_t each = lk_ceil_div(pairs * t, clusters) + 1, rest = tiles % t;
-        const int64_t rounds = tiles / t * each + (rest ? lk_ceil_div(pairs * rest, clusters) + 1 : 0);
-        if (rounds < least) best = t, least = rounds;
+        double time = 0.0;
+        for (int64_t part : {t, tiles % t}) {
+            const double logits = (double)lk_ceil_div(pairs * part, clusters), dweight = (double)lk_ceil_div(cols * part, clusters);
+            const double each = (logits + 1.5) * (double)hidden + dweight * (double)c->rows;
+            time += part == t ? each * (double)(tiles / t) : part ? each : 0.0;
+        }
+        if (time < least) best = t, least = time;
     }
     return best * LK_GEMM_COLS;
 }
@@ -1865,7 +1895,8 @@ LK_HOST bool lk_lce_fused_at_once(const lk_lce_call *c, size_t room, lk_linear_c
     plan->kept_vocab = keeps ? a.vocab : 0, plan->lent_vocab = 0, plan->panel_vocab = a.vocab;
     if (keeps && lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) return true;
     for (int lends = keeps; lends >= 0; lends--) {
-        const int64_t lent = lends ? lk_lce_lent_cols(c) : 0, all = a.vocab - lent;
+        lk_lce_loan loans[LK_LCE_LOANS];
+        const int64_t lent = lends ? lk_lce_borrow(c, loans) : 0, all = a.vocab - lent;
         plan->kept_vocab = plan->lent_vocab = lent, plan->panel_vocab = LK_GEMM_COLS;
         if (lends) plan->kept_vocab += LK_GEMM_COLS;
         const size_t least = lk_lce_lay_out_fused(c, plan, NULL).bytes;
@@ -2707,9 +2738,10 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
     for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
         lk_lce_job panel = *job; /* its arrays are those of these columns */
         lk_lce_workspace &of = panel.p.w;
-        q.cols = lk_lce_fused_cols(&plan, a.vocab, q.first_col);
+        q.cols = lk_lce_fused_cols(&c, &plan, q.first_col);
         q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
-        if (q.first_col < plan.lent_vocab) of.logits = of.lent, of.logits_stride = of.lent_stride;
+        for (const lk_lce_loan &loan : w.loans)
+            if (loan.cols && q.first_col == loan.first) of.logits = loan.at, of.logits_stride = loan.cols;
         if (q.first_col >= plan.kept_vocab) of.scale = NULL, of.scaled_x = NULL;
         q.p = panel.p;
         if (q.first_col >= plan.kept_vocab) status = lk_lce_fused_dz<T>(&panel, q);
