@@ -84,8 +84,6 @@
  *            dweight's memory where it can: dweight is packed, starts at a multiple of 256 bytes, has no accumulate, and is
  *            written after everything else.
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
- *            PANELS_TWICE: 5 matmuls. They are made once more, so that a panel of dweight is summed over all chunks before
- *            the next panel begins.
  *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). The logits themselves are not stored. forward
  *            stores 16 bytes per token and piece of the columns. forward_backward stores exp(z - reference) in bf16. That is dZ
  *            except for a factor per row, by which dx's tiles and a copy of x are multiplied.
@@ -103,8 +101,8 @@
  *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
  *                1130    6 chunks, 3 matmuls                     1130    7 panels, all tokens, 4 matmuls
  *                 512    14 chunks, 3 matmuls                     256    205 panels of 640, all tokens, 4 matmuls
- *                 256    3 chunks x 14 panels, 4 matmuls          128    3 chunks x 128 panels, 5 matmuls
- *                   2    the smallest, 4 matmuls                    6    the smallest, 5 matmuls
+ *                 256    3 chunks x 14 panels, 4 matmuls          228    the smallest, 4 matmuls
+ *                   2    the smallest, 4 matmuls
  *            FUSED there: 160 MiB hold a 24th of the tokens, 512 a seventh, 1130 a third, 3178 all. bf16 dweight in chunks
  *            needs 660 MiB for a 24th, 1044 for a sixth, 1568 for a third. forward takes 12 MiB.
  *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
@@ -124,8 +122,7 @@ enum {
     LK_LINEAR_CROSS_ENTROPY_AUTO = 0,
     LK_LINEAR_CROSS_ENTROPY_CHUNKS = 1,
     LK_LINEAR_CROSS_ENTROPY_PANELS = 2,
-    LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE = 3,
-    LK_LINEAR_CROSS_ENTROPY_FUSED = 4
+    LK_LINEAR_CROSS_ENTROPY_FUSED = 3
 };
 
 /* The cuBLASLt handle and the algorithms that were chosen; no device memory. The caller owns it. One host thread at a time uses
@@ -304,7 +301,7 @@ typedef struct {
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted; fused also: times the row's factor */
     float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others */
-    float *dweight;        /* [vocab or panel, hidden], sums over chunks */
+    float *dweight;        /* [vocab, hidden], sums over chunks */
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
     float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
@@ -1472,12 +1469,12 @@ LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t 
                                      void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS || path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
+    const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS;
     const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, mean = a.reduction == LK_REDUCTION_MEAN;
     /* Arrays begin at multiples of 256 wherever the workspace begins, since cuBLASLt's algorithms depend on alignment. 256
      * bytes more are enough. NULL says that an array is not there. */
     char *const base = workspace ? (char *)(((uintptr_t)workspace + 255) / 256 * 256) : (char *)256;
-    const int64_t rows = c->rows, dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
+    const int64_t rows = c->rows;
     lk_lce_workspace w = {};
     size_t used = 0;
     w.logits_stride = lk_lce_round_up(fused ? a.vocab : panel, 64), w.x_stride = lk_lce_round_up(a.hidden, 64);
@@ -1507,7 +1504,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t 
     const bool sums_dx = lk_lce_sums_dx(c, path), sums_dweight = lk_lce_sums_dweight(c, chunk);
     const int64_t tiles = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS) * lk_ceil_div(a.hidden, LK_GEMM_COLS); /* pairs of them */
     w.dx = (float *)lk_lce_take(base, &used, a.dx && sums_dx, chunk * a.hidden, 4);
-    w.dweight = (float *)lk_lce_take(base, &used, sums_dweight && !fused, dweight_rows * a.hidden, 4);
+    w.dweight = (float *)lk_lce_take(base, &used, sums_dweight && !fused, a.vocab * a.hidden, 4);
     w.low = (int8_t *)lk_lce_take(base, &used, sums_dweight && fused, tiles, 2 * LK_GEMM_ROWS * LK_GEMM_COLS);
     if (slice > chunk) slice = chunk;
     const int64_t logit_bytes = lk_dtype_bytes<lk_f32>(slice || fused ? c->type : c->logits_type);
@@ -1538,8 +1535,7 @@ LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, i
 LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const lk_lce_args &a = c->a;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const bool panels = twice || path == LK_LINEAR_CROSS_ENTROPY_PANELS;
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS;
     const double each = (double)chunk * (double)panel, logit = lk_dtype_bytes<lk_f32>(fused ? c->type : c->logits_type);
     const double slices = slice ? (double)lk_ceil_div(chunk, slice) : 1.0;
     const int64_t rows = slice ? lk_lce_min(slice, chunk) : chunk;
@@ -1554,7 +1550,6 @@ LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t c
     const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
     double cost = logits + pass + dx + dweight + (fused && sums ? (double)panel * (double)a.hidden * 6.0 / 4e6 : 0.0);
     if (panels && c->gradient) cost += logits + pass;
-    if (twice && a.dx && (a.dweight || a.dbias)) cost += logits + pass;
     const double chunks = whole ? (double)lk_ceil_div(c->rows, chunk) : (double)c->rows / (double)chunk;
     return cost * chunks * (double)lk_ceil_div(a.vocab, panel) + (fused ? 0.011 * (double)a.hidden : 0.0);
 }
@@ -1665,7 +1660,7 @@ LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cro
     if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
         lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows)
         best = 0.0, plan->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS, plan->chunk_tokens = c->rows, plan->panel_vocab = vocab;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && best > 0.0; path++) {
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS && best > 0.0; path++) {
         if (c->a.path && c->a.path != path) continue;
         const int64_t most = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || c->a.panel_vocab ? 1 : lk_ceil_div(vocab, 256);
         for (int64_t panels = 1; panels <= most;) {
@@ -1742,7 +1737,6 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
     plan->matmuls = 1 + gradients;
     if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !fused) plan->matmuls++;
-    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !lk_lce_sums_dweight(c, plan->chunk_tokens) ? 1 : fused ? 3 : 2;
     const char *const kept = fused ? c->gradient ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
@@ -2039,7 +2033,6 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
 {
     const lk_lce_args &a = job->p.c.a;
     const lk_lce_workspace &w = job->p.w;
-    const int64_t panel_row = job->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? 0 : q.first_col; /* one panel's sums */
     const bool fused = job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
     m.key.transpose_b = 1;
@@ -2047,21 +2040,20 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
     m.key.lda = fused ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job);
     m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
     m.a = fused ? w.x : lk_lce_x<T>(job, q), m.b = w.logits;
-    m.d = w.dweight ? (void *)(w.dweight + panel_row * a.hidden)
+    m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
                     : (char *)a.dweight + q.first_col * a.dweight_stride * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
 }
 
-/* Rounds sums of dweight in the workspace, all rows or a panel's, to the caller's dweight. */
-template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job, int64_t first_col, int64_t cols)
+/* Rounds sums of dweight in the workspace to the caller's dweight. */
+template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
 {
     const lk_lce_workspace &w = job->p.w;
     const lk_lce_args &a = job->p.c.a;
     if (!w.dweight) return LK_OK;
-    T *const to = (T *)a.dweight + first_col * a.dweight_stride;
-    return lk_lce_move_rows<float, T>(job, {w.dweight, to, NULL, NULL, cols, a.hidden, a.hidden, a.dweight_stride, a.accumulate,
-                                            NULL});
+    return lk_lce_move_rows<float, T>(job, {w.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
+                                            a.accumulate, NULL});
 }
 
 template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_panel &q)
@@ -2136,46 +2128,26 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, 
     return status ? status : lk_lce_put_dx<T>(job, q);
 }
 
-/* One chunk in panels: the rows' states, then the gradients, without those of dweight if it has a pass of its own. */
+/* One chunk in panels: the rows' states, then the gradients. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t chunk)
 {
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
-    const bool both = job->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS, dx = a.dx != NULL;
     lk_status status = lk_lce_gather<T>(job, lk_lce_panel_at(job, chunk, 0));
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q);
         if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
     }
-    if (!c.gradient || !(both || dx)) return status;
+    if (!c.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_panel_gradient<T, L>(job, q);
-        if (!status && both) status = lk_lce_dbias<T>(job, q);
-        if (!status && both && a.dweight) status = lk_lce_dweight<T>(job, q);
-        if (!status && dx) status = lk_lce_dx<T>(job, q);
+        if (!status) status = lk_lce_dbias<T>(job, q);
+        if (!status && a.dweight) status = lk_lce_dweight<T>(job, q);
+        if (!status && a.dx) status = lk_lce_dx<T>(job, q);
     }
     return status ? status : lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
-}
-
-/* The third pass: dweight and dbias panel by panel, each over all chunks. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_job *job)
-{
-    const lk_lce_args &a = job->p.c.a;
-    lk_status status = LK_OK;
-    for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
-        for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++) {
-            const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
-            status = lk_lce_gather<T>(job, q);
-            if (!status) status = lk_lce_panel_gradient<T, L>(job, q);
-            if (!status) status = lk_lce_dbias<T>(job, q);
-            if (!status && a.dweight) status = lk_lce_dweight<T>(job, q);
-        }
-        const lk_lce_panel q = lk_lce_panel_at(job, 0, panel);
-        if (!status) status = lk_lce_put_dweight<T>(job, q.first_col, q.cols);
-    }
-    return status;
 }
 
 /* The first tile of all rows, for the guess of the references. All rows at once, since one tile per row keeps few clusters
@@ -2286,8 +2258,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const int path = job->plan.path;
-    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_status status = LK_OK;
     if (c.rows > 0)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
@@ -2295,8 +2266,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
         status = fused   ? lk_lce_run_fused<T>(job, chunk)
                  : whole ? lk_lce_run_chunk<T, L>(job, chunk)
                          : lk_lce_run_panels<T, L>(job, chunk);
-    if (!status && twice && (a.dweight || a.dbias)) status = lk_lce_run_last_pass<T, L>(job);
-    else if (!status) status = lk_lce_put_dweight<T>(job, 0, a.vocab);
+    if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;
     int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
     if (blocks > 2 * job->device.sms) blocks = 2 * job->device.sms;
