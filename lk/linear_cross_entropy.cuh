@@ -70,9 +70,9 @@
  * Traffic    Each matmul takes 2 * tokens * hidden * vocab operations. Per logit of 16-bit T, CHUNKS moves 14 bytes: the matmul
  *            writes 4, the kernel between reads 4 and writes 2, and the two matmuls of the gradients read 2 each. dbias reads
  *            dZ once more.
- * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size, and
- *            for a context that was tuned the same way or not at all. A matmul has the algorithm that cuBLASLt's heuristic
- *            names first, or the one that tune kept. Everything else has a fixed order; there are no float atomics.
+ * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A
+ *            matmul has the algorithm that cuBLASLt's heuristic names first. Everything else has a fixed order; there are no
+ *            float atomics.
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
  *
@@ -221,23 +221,18 @@ typedef struct {
  * Except for this, any alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of
  * 16 bytes and hidden is a multiple of 8.
  *
- * Each direction has four functions that take the same struct:
+ * Each direction has three functions that take the same struct:
  *   ..._<T>              the call
  *   ..._workspace_bytes  the workspace of the fastest plan within 1 GiB, or the smallest workspace if that is larger
  *   ..._plan             the fastest plan within `budget` bytes. A workspace of plan->workspace_bytes runs it
- *   ..._tune             times cuBLASLt's first 8 algorithms for each matmul of the call. The context keeps the fastest for
- *                        this shape, these alignments and this workspace size. Unlike the other functions it waits for the
- *                        GPU, so it cannot be captured, and the outputs are overwritten with no results. A context has room
- *                        for 64 different matmuls; later ones replace its last entry, and are only slower
+ * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. The alignment of x, weight and
  * dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
-                                                                    lk_linear_cross_entropy_plan *plan);                       \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_tune_##T(const lk_linear_cross_entropy_args *args,                  \
-                                                                    cudaStream_t stream);
+                                                                    lk_linear_cross_entropy_plan *plan);
 
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                     \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
@@ -2276,7 +2271,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 template <class T>
-LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, int mode, cudaStream_t stream)
+LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
 {
     lk_lce_job job = {};
     size_t least = 0;
@@ -2297,7 +2292,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
-    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= mode && !status; job.mode = job.mode == LK_CUBLAS_RESOLVE ? mode : mode + 1)
+    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++)
         status = a.fast_logits ? lk_lce_run_all<T, T>(&job) : lk_lce_run_all<T, float>(&job);
     return status;
 }
@@ -2326,15 +2321,11 @@ LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int dire
     return status;
 }
 
-/* The four functions of a direction; LK_EMIT makes two. */
+/* The three functions of a direction; LK_EMIT makes two. */
 #define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
     LK_API lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)                   \
     {                                                                                                                          \
-        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, LK_CUBLAS_LAUNCH, stream);        \
-    }                                                                                                                          \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_tune_##T(const lk_lce_args *args, cudaStream_t stream)              \
-    {                                                                                                                          \
-        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, LK_CUBLAS_TUNE, stream);          \
+        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, stream);                          \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes)         \
     {                                                                                                                          \

@@ -59,12 +59,11 @@ LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
 typedef lk_linear_cross_entropy_args args_t;
 typedef lk_linear_cross_entropy_plan plan_t;
 
-/* The four functions of each direction and type. */
+/* The three functions of each direction and type. */
 #define LCE(name) lk_linear_cross_entropy_##name
 #define OF(name) {LCE(name##_f32), LCE(name##_f16), LCE(name##_bf16)}
 #define ALL(name) {OF(forward##name), OF(backward##name), OF(forward_backward##name)}
 static lk_status (*const launch_of[][3])(const args_t *, cudaStream_t) = ALL();
-static lk_status (*const tune_of[][3])(const args_t *, cudaStream_t) = ALL(_tune);
 static lk_status (*const query_of[][3])(const args_t *, size_t *) = ALL(_workspace_bytes);
 static lk_status (*const plan_function_of[][3])(const args_t *, size_t, plan_t *) = ALL(_plan);
 #undef ALL
@@ -578,10 +577,6 @@ static lk_status launch(const problem *p)
 {
     return launch_of[p->direction][p->type](&args, test.stream);
 }
-static lk_status tune(const problem *p)
-{
-    return tune_of[p->direction][p->type](&args, test.stream);
-}
 
 static void set_workspace(void *at, size_t bytes)
 {
@@ -1010,15 +1005,6 @@ static void graphs(int type, int direction, int path)
     TEST_CUDA(cudaGraphDestroy(graph));
 }
 
-/* After tune results are right, and the same each time. */
-static void tuned(int type, int direction, int path)
-{
-    problem p = plain(type, direction, path, 12, 24, 90);
-    p.on[MEAN] = true, p.chunk = 5, p.panel = 48;
-    settle_tensors(&p);
-    if (setup(&p, 0) && launched(&p, tune(&p))) run(p);
-}
-
 /* The target's gradient is minus the sum of the others': p - 1 would have few digits here, or none. */
 static void confident(int type, int direction, int path)
 {
@@ -1165,9 +1151,9 @@ static const struct {
     const char *name;
     theme run;
 } themes[] = {{"switches alone", switches_alone}, {"options", options_drawn}, {"corners", corners},
-              {"workspaces", workspaces},         {"graph", graphs},          {"tuned", tuned},
-              {"confident", confident},           {"not finite", not_finite}, {"far apart", far_apart},
-              {"infinite places", infinite_places}, {"masked tiles", masked_tiles}};
+              {"workspaces", workspaces},         {"graph", graphs},          {"confident", confident},
+              {"not finite", not_finite},         {"far apart", far_apart},   {"infinite places", infinite_places},
+              {"masked tiles", masked_tiles}};
 
 static void all_themes(void)
 {
