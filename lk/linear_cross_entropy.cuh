@@ -1072,7 +1072,6 @@ typedef struct {
     CUtensorMap e_across, x;  /* dweight's */
     lk_lce_panel q;           /* the chunk, all columns */
     lk_lce_tiles dx, dweight;
-    int lead;                 /* see lk_lce_gradient_tile */
     bool first, last;         /* chunk */
     bool wide_dx, wide_dweight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
 } lk_lce_gradients;
@@ -1088,18 +1087,12 @@ LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, in
     return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.stretch, dx};
 }
 
-/* The item of a cluster in its `round`-th round. All clusters take tiles of dx first. In the last round of dx some clusters,
- * the late ones, have no tile. They do `lead` rounds of dweight before all clusters do dweight. */
+/* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. */
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
 {
-    const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
-    const int items = p.dx.pairs * p.dx.cols, more = items % clusters, late = clusters - more;
-    const int own = items / clusters + (cluster < more), behind = cluster < more ? late + cluster : cluster - more;
-    if (round < own) return lk_lce_gradient_item_of(p.dx, round * clusters + cluster, true);
-    round -= own;
-    int i = p.lead * late + round * clusters + behind;
-    if (cluster >= more) i = round < p.lead ? round * late + behind : i - p.lead * clusters;
-    if (i < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i, false);
+    const int i = round * ((int)gridDim.x / 2) + (int)blockIdx.x / 2, of_dx = p.dx.pairs * p.dx.cols;
+    if (i < of_dx) return lk_lce_gradient_item_of(p.dx, i, true);
+    if (i - of_dx < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i - of_dx, false);
     return {-1, 0, false};
 }
 
@@ -2160,21 +2153,6 @@ template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce
     return status ? status : lk_lce_launch_tiles(job, lk_lce_fused_kernel<false, false>, p.items, p);
 }
 
-/* lk_lce_gradients' lead, for the earliest end. The end of a tile takes as long as about 4 of its steps. */
-LK_HOST int lk_lce_lead(const lk_lce_tiles &dx, const lk_lce_tiles &dweight, int64_t clusters)
-{
-    const int64_t items = (int64_t)dweight.pairs * dweight.cols, late = clusters - (int64_t)dx.pairs * dx.cols % clusters;
-    const int64_t all = dx.steps + 4, each = dweight.steps + 4, most = late < clusters ? items / late + 1 : 0;
-    int64_t best = 0, least = INT64_MAX;
-    for (int64_t lead = 0; lead <= most && lead <= all / each + 1; lead++) {
-        const int64_t rest = items > lead * late ? items - lead * late : 0, rounds = lk_ceil_div(rest, clusters);
-        const int64_t others = rest > late ? lk_ceil_div(rest - late, clusters) : 0, early = all + others * each;
-        const int64_t time = (lead + rounds) * each > early ? (lead + rounds) * each : early;
-        if (time < least) best = lead, least = time;
-    }
-    return (int)best;
-}
-
 /* A chunk's dx, and dweight if it has sums of its own, from E, v and v x. */
 LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel &q, bool dweight)
 {
@@ -2189,7 +2167,6 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel
     if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(a.vocab, LK_GEMM_DEPTH)};
     if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
     const int64_t items = (int64_t)p.dx.pairs * p.dx.cols + (int64_t)p.dweight.pairs * p.dweight.cols;
-    p.lead = lk_lce_lead(p.dx, p.dweight, lk_lce_clusters(job, items));
     p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
     if (a.dx) status = lk_gemm_map(job->op, &p.e, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_ROWS);
