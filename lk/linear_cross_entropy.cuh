@@ -258,6 +258,7 @@ typedef struct {
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
     bool open;                  /* a query without x or weight: where they lie may still rule out fused */
     int type, logits_type;      /* LK_DTYPE_* of T and of the logits */
+    int clusters;               /* fused: that the device runs at a time, one per two SMs */
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
     const char *note;           /* why the device or its code rules out fused, or "" */
 } lk_lce_call;
@@ -1396,6 +1397,12 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
 #define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* the limit of ..._workspace_bytes, if that is enough */
+#define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
+/* Tokens of a chunk. A sum over chunks reads and writes 8 bytes per element of dweight. With fewer tokens that takes longer
+ * than a fourth matmul. */
+#define LK_LCE_SOME 512
+#define LK_LCE_WIDE 2048  /* columns of a panel: likewise, for dx, which panels add to */
+#define LK_LCE_NARROW 256 /* and of the smallest plan's */
 
 LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
 {
@@ -1504,199 +1511,185 @@ LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t 
     return w;
 }
 
-/* The model that plans are compared by. Its constants are an H200's, in microseconds; on other cards it still orders plans.
- * A matmul: its waves of 128 x 256 tiles or its bytes, whichever is longer, a tenth of the other, and a launch. whole: a wave
- * that is not full takes the time of a full one. */
-LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, int64_t n, int64_t k, double bytes_out)
+/* The bytes for cuBLASLt besides an array of `bytes`, at least: a ninth, which is a tenth of both. FUSED has fewer, since more
+ * could be one more chunk, and none if cuBLASLt has no product. */
+LK_HOST size_t lk_lce_reserve(const lk_lce_call *c, int path, int64_t chunk, size_t bytes)
 {
-    const double tiles = (double)lk_ceil_div(m, 128) * (double)lk_ceil_div(n, 256);
-    const double waves = whole ? ceil(tiles / 132.0) : tiles / 132.0;
-    const double rate = c->type == LK_DTYPE_F32 ? (c->a.tf32 ? 350e6 : 45e6) : 700e6;
-    const double sums = waves * 132.0 * 128.0 * 256.0 * 2.0 * (double)k / rate;
-    const double bytes_in = (double)(m + n) * (double)k * lk_dtype_bytes<lk_f32>(c->type);
-    const double bytes = (bytes_in + (double)m * (double)n * bytes_out) / 4e6;
-    return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const size_t most = fused ? LK_LCE_CUBLAS_BYTES / 4 : LK_LCE_CUBLAS_BYTES;
+    if (fused && (!c->a.dweight || lk_lce_sums_dweight(c, chunk))) return 0;
+    return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* All of a call. whole: chunks count as whole too. FUSED's extra costs are set so that 16384 columns of hidden 4096 keep stored
- * logits, whose dZ is rounded once less: 11 ns per element of hidden for the sample, 5 ps per element of x for its copy. */
-LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
+/* The smallest workspace that has a plan. */
+LK_HOST size_t lk_lce_need(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
-    const lk_lce_args &a = c->a;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS;
-    const double each = (double)chunk * (double)panel, logit = lk_dtype_bytes<lk_f32>(fused ? c->type : c->logits_type);
-    const double slices = slice ? (double)lk_ceil_div(chunk, slice) : 1.0;
-    const int64_t rows = slice ? lk_lce_min(slice, chunk) : chunk;
-    const double logits = slices * lk_lce_matmul_cost(c, whole, panel, rows, a.hidden, logit);
-    const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* panels have a warp per row: few rows are slow */
-    const bool sums = lk_lce_sums_dweight(c, chunk);
-    const double copy = fused && a.dweight ? 5e-6 * (double)chunk * (double)a.hidden : 0.0;
-    const double pass = fused ? copy + 9.0 : each * 1.5 * logit / rate + 3.0 * slices;
-    const double dx_bytes = panels || lk_lce_sums_dx(c, path) ? 8.0 : 2.0;
-    const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && !sums), a.hidden, chunk, panel, dx_bytes) : 0.0;
-    const double sum = fused && sums ? 0.0 : a.dweight_dtype == LK_DTYPE_F32 || sums ? 8.0 : 2.0;
-    const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
-    double cost = logits + pass + dx + dweight + (fused && sums ? (double)panel * (double)a.hidden * 6.0 / 4e6 : 0.0);
-    if (panels && c->gradient) cost += logits + pass;
-    const double chunks = whole ? (double)lk_ceil_div(c->rows, chunk) : (double)c->rows / (double)chunk;
-    return cost * chunks * (double)lk_ceil_div(a.vocab, panel) + (fused ? 0.011 * (double)a.hidden : 0.0);
+    const size_t bytes = lk_lce_lay_out(c, path, chunk, panel, slice, NULL).bytes;
+    return bytes + lk_lce_reserve(c, path, chunk, bytes);
 }
 
-/* The tokens of a chunk within `bytes`, or 0. All if they fit, else a multiple of 128 (fused: 256) that makes chunks about
- * equal, or fewer than that. */
-LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t bytes)
+/* The length of equal parts of at most `most`, but for the rounding up to a multiple of `whole`. */
+LK_HOST int64_t lk_lce_equal(int64_t all, int64_t most, int64_t whole)
 {
-    if (c->a.chunk_tokens)
-        return lk_lce_lay_out(c, path, c->a.chunk_tokens, panel, slice, NULL).bytes <= bytes ? c->a.chunk_tokens : 0;
-    if (lk_lce_lay_out(c, path, c->rows, panel, slice, NULL).bytes <= bytes) return c->rows;
-    if (c->rows == 1) return 0;
+    return lk_lce_min(lk_lce_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), whole), all);
+}
+
+/* The tokens of a chunk within the budget: all, or those of the fewest equal chunks. 0: they would be fewer than `fewest`. */
+LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t budget, int64_t fewest)
+{
+    const int64_t given = c->a.chunk_tokens, whole = path == LK_LINEAR_CROSS_ENTROPY_FUSED ? 2 * LK_GEMM_ROWS : 128;
+    if (given) return lk_lce_need(c, path, given, panel, slice) <= budget ? given : 0;
+    if (lk_lce_need(c, path, c->rows, panel, slice) <= budget) return c->rows;
     int64_t low = 0, high = c->rows; /* low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (lk_lce_lay_out(c, path, middle, panel, slice, NULL).bytes <= bytes) low = middle;
+        if (lk_lce_need(c, path, middle, panel, slice) <= budget) low = middle;
         else high = middle;
     }
-    const int64_t whole = path == LK_LINEAR_CROSS_ENTROPY_FUSED ? 2 * LK_GEMM_ROWS : 128;
-    if (low < whole) return low;
-    return lk_lce_round_up(lk_ceil_div(c->rows, lk_ceil_div(c->rows, low / whole * whole)), whole);
+    const int64_t chunk = low < whole ? low : lk_lce_equal(c->rows, low / whole * whole, whole);
+    return chunk < fewest && chunk < lk_lce_equal(c->rows, fewest, whole) ? 0 : chunk;
 }
 
-/* The length of about equal slices of these rows, at most `most`. */
-LK_HOST int64_t lk_lce_equal(int64_t rows, int64_t most)
+/* The columns of about equal panels of at most `most`. */
+LK_HOST int64_t lk_lce_panel_cols(const lk_lce_call *c, int64_t most)
 {
-    return lk_lce_min(lk_lce_round_up(lk_ceil_div(rows, lk_ceil_div(rows, most)), 128), most);
+    return c->a.panel_vocab ? c->a.panel_vocab : lk_lce_equal(c->a.vocab, most, 128);
 }
 
-/* The at-th length of slices to try; 0: no slices, -1: the end of the list. The last is what fits into dweight. */
-LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
-{
-    if (!lk_lce_slices(c, path) || c->a.slice_tokens) return at ? -1 : lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
-    const int64_t lent = lk_lce_lent(c, c->rows) / 128 * 128, lengths[] = {0, 2048, 4096, lent ? lent : 2048};
-    if (at >= 4) return -1;
-    return lengths[at] ? lk_lce_equal(c->rows, lengths[at]) : 0;
-}
-
-/* The width of about equal panels, a multiple of 128. */
-LK_HOST int64_t lk_lce_panel_of(const lk_lce_call *c, int64_t panels)
-{
-    return lk_lce_min(lk_lce_round_up(lk_ceil_div(c->a.vocab, panels), 128), c->a.vocab);
-}
-
-/* The columns of a stretch within `bytes`, for the fewest rounds of an H200's 66 clusters and then the fewest stretches. All
- * columns if nothing less fits. */
-LK_HOST int64_t lk_lce_stretch_cols(const lk_lce_call *c, int64_t chunk, size_t bytes)
+/* FUSED's columns of a stretch, for the fewest rounds of the device's clusters and then the fewest stretches. All columns if
+ * nothing less fits. */
+LK_HOST int64_t lk_lce_stretch_cols(const lk_lce_call *c, int64_t chunk, size_t budget)
 {
     const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), tiles = lk_ceil_div(c->a.vocab, LK_GEMM_COLS);
     if (c->a.panel_vocab) return lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
     int64_t best = tiles;
-    double least = (double)lk_ceil_div(pairs, 66) * ((double)tiles + 0.01);
+    double least = (double)lk_ceil_div(pairs, c->clusters) * ((double)tiles + 0.01);
     for (int64_t stretch = tiles; stretch > 1;) {
         stretch = lk_ceil_div(stretch, 2);
         const int64_t items = pairs * lk_ceil_div(tiles, stretch);
-        const double time = (double)lk_ceil_div(items, 66) * ((double)stretch + 0.01); /* 0.01: the merge of lanes at its end */
-        const size_t wanted = lk_lce_lay_out(c, LK_LINEAR_CROSS_ENTROPY_FUSED, chunk, stretch * LK_GEMM_COLS, 0, NULL).bytes;
-        if (wanted <= bytes && time < 0.995 * least && items < 1 << 30) best = stretch, least = time;
+        const double time = (double)lk_ceil_div(items, c->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
+        const bool fits = lk_lce_need(c, LK_LINEAR_CROSS_ENTROPY_FUSED, chunk, stretch * LK_GEMM_COLS, 0) <= budget;
+        if (fits && time < 0.995 * least && items < 1 << 30) best = stretch, least = time;
     }
     return best * LK_GEMM_COLS;
 }
 
-/* The bytes for cuBLASLt. FUSED: fewer, since more could be one more chunk, and none if cuBLASLt has no product. */
-LK_HOST size_t lk_lce_cublas_bytes(const lk_lce_call *c, int path, size_t budget)
+LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
 {
-    const lk_lce_args &a = c->a;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    const size_t most = fused ? LK_LCE_CUBLAS_BYTES / 4 : LK_LCE_CUBLAS_BYTES;
-    const size_t bytes = budget / 10 < most ? budget / 10 / 256 * 256 : most;
-    if (fused && (!c->gradient || !a.dweight)) return 0;
-    if (fused && a.dweight_dtype != LK_DTYPE_F32) { /* cuBLASLt has its product if there is one chunk */
-        const int64_t chunk = a.chunk_tokens ? a.chunk_tokens : c->rows, stretch = lk_lce_stretch_cols(c, chunk, 0);
-        if (chunk < c->rows || lk_lce_lay_out(c, path, chunk, stretch, 0, NULL).bytes + bytes > budget) return 0;
-    }
-    return bytes;
+    return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->a.path || c->a.path == path;
 }
 
-/* The smallest budget for which the search below finds a plan, wherever tensors lie that a query does not give. */
+/* The smallest workspace of a path's plans, wherever tensors lie. Chunks of fewer tokens save little. */
+LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
+{
+    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, whole = fused && !c->gradient;
+    if (!lk_lce_may_be(c, path)) return SIZE_MAX;
+    const int64_t given = whole ? c->rows : c->a.chunk_tokens, few = given ? given : lk_lce_min(c->rows, fused ? 128 : 64);
+    const int64_t panel = fused                                    ? lk_lce_stretch_cols(c, c->rows, 0)
+                          : path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? c->a.vocab
+                                                                   : lk_lce_panel_cols(c, LK_LCE_NARROW);
+    const int64_t slice = lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
+    const size_t some = lk_lce_need(c, path, few, panel, slice);
+    const size_t all = lk_lce_need(c, path, given ? given : c->rows, panel, slice);
+    return some < all ? some : all;
+}
+
+/* That of all plans. Where tensors lie may still rule out FUSED. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
-    const lk_lce_args &a = c->a;
-    size_t least = SIZE_MAX;
-    if (c->rows == 0) return 0;
+    size_t least = c->rows ? SIZE_MAX : 0;
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
-        const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, undivided = fused && !c->gradient;
-        if (fused ? !c->fused || (c->open && !a.path) : a.path && a.path != path) continue;
-        const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
-        const int64_t kept = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
-        const int64_t panel = fused ? lk_lce_stretch_cols(c, c->rows, 0) : kept;
-        const int64_t most = a.chunk_tokens && !undivided ? a.chunk_tokens : c->rows;
-        const int64_t few = a.chunk_tokens || undivided ? most : lk_lce_min(c->rows, fused ? 128 : 64);
-        const int64_t slice = lk_lce_slice(c, path, 0);
-        const size_t some = lk_lce_lay_out(c, path, few, panel, slice, NULL).bytes;
-        const size_t all = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes, bytes = some < all ? some : all;
-        size_t budget = bytes;
-        for (size_t room; (room = budget - lk_lce_cublas_bytes(c, path, budget)) < bytes;) budget += bytes - room;
-        if (budget < least) least = budget;
+        const bool certain = path != LK_LINEAR_CROSS_ENTROPY_FUSED || !c->open || c->a.path;
+        const size_t bytes = certain && c->rows ? lk_lce_smallest(c, path) : SIZE_MAX;
+        if (bytes < least) least = bytes;
     }
     return least;
 }
 
-/* The cheapest plan that stores logits, within `room` bytes without cuBLASLt's: its path, lengths and bytes. Path 0: none. */
-LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
+/* Takes the plan if it fits; chunk 0: it does not. */
+LK_HOST bool lk_lce_take_plan(const lk_lce_call *c, size_t budget, int path, int64_t chunk, int64_t panel, int64_t slice,
+                              lk_linear_cross_entropy_plan *plan)
 {
-    const int64_t vocab = c->a.vocab;
-    double best = INFINITY;
-    int64_t slice = lk_lce_slice(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, 0);
-    if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
-        lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows)
-        best = 0.0, plan->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS, plan->chunk_tokens = c->rows, plan->panel_vocab = vocab;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS && best > 0.0; path++) {
-        if (c->a.path && c->a.path != path) continue;
-        const int64_t most = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || c->a.panel_vocab ? 1 : lk_ceil_div(vocab, 256);
-        for (int64_t panels = 1; panels <= most;) {
-            const int64_t narrow = c->a.panel_vocab ? c->a.panel_vocab : lk_lce_panel_of(c, panels);
-            const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : narrow;
-            for (int at = 0; lk_lce_slice(c, path, at) >= 0; at++) {
-                const int64_t some = lk_lce_slice(c, path, at), chunk = lk_lce_chunk(c, path, panel, some, room);
-                const double cost = chunk ? lk_lce_cost(c, true, path, chunk, panel, some) : INFINITY;
-                const bool room_for_more = some && chunk < c->rows && some > lk_lce_lent(c, chunk); /* instead of slices */
-                if (!(cost < best) || (room_for_more && !c->a.slice_tokens)) continue;
-                best = cost, plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, slice = some;
-            }
-            const int64_t next = panels + 1 + panels / 8; /* the last is always tried */
-            panels = panels < most && next > most ? most : next;
-        }
-    }
-    if (!plan->path) return;
-    if (slice && !c->a.slice_tokens) slice = lk_lce_equal(plan->chunk_tokens, slice);
-    plan->slice_tokens = lk_lce_min(slice, plan->chunk_tokens);
-    plan->workspace_bytes = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, slice, NULL).bytes;
+    if (chunk == 0 || lk_lce_need(c, path, chunk, panel, slice) > budget) return false;
+    plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, plan->slice_tokens = lk_lce_min(slice, chunk);
+    return true;
 }
 
-/* The cheapest plan within the budget. FUSED and stored logits have different chunks, so they are compared by fractions of
- * waves and chunks. */
-LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+/* All logits of all tokens; else all dZ, and f32 logits in slices: the longest slices that fit, the last ones in dweight. */
+LK_HOST bool lk_lce_plan_all(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const int64_t lengths[] = {0, 4096, 2048, lk_lce_lent(c, c->rows) / 128 * 128};
+    if (!lk_lce_may_be(c, path) || (c->a.chunk_tokens && c->a.chunk_tokens < c->rows)) return false;
+    if (!lk_lce_slices(c, path)) return lk_lce_take_plan(c, budget, path, c->rows, c->a.vocab, 0, plan);
+    if (c->a.slice_tokens) return lk_lce_take_plan(c, budget, path, c->rows, c->a.vocab, c->a.slice_tokens, plan);
+    for (int i = 0; i < LK_COUNT(lengths); i++) {
+        const int64_t slice = lengths[i] ? lk_lce_equal(c->rows, lengths[i], 128) : 0;
+        if ((i == 0 || slice) && lk_lce_take_plan(c, budget, path, c->rows, c->a.vocab, slice, plan)) return true;
+    }
+    return false;
+}
+
+/* All columns of chunks of tokens, with slices only where they are in dweight. */
+LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_linear_cross_entropy_plan *plan)
+{
+    const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (!lk_lce_may_be(c, path)) return false;
+    const int64_t lent = lk_lce_slices(c, path) ? lk_lce_lent(c, 0) / 128 * 128 : 0, given = c->a.slice_tokens;
+    const int64_t most = lk_lce_slices(c, path) && given ? given : lent < LK_LCE_SOME ? 0 : lent;
+    const int64_t chunk = lk_lce_chunk(c, path, c->a.vocab, most, budget, fewest);
+    const int64_t slice = most && chunk && !given ? lk_lce_equal(chunk, most, 128) : most;
+    return lk_lce_take_plan(c, budget, path, chunk, c->a.vocab, slice, plan);
+}
+
+/* All columns, whose logits stay in registers. */
+LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t fewest, lk_linear_cross_entropy_plan *plan)
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_FUSED;
-    lk_linear_cross_entropy_plan fused = {};
-    *plan = {};
-    if (c->fused) {
-        const size_t room = budget - lk_lce_cublas_bytes(c, path, budget);
-        const int64_t chunk = c->gradient ? lk_lce_chunk(c, path, lk_lce_stretch_cols(c, c->rows, 0), 0, room) : c->rows;
-        fused.chunk_tokens = chunk, fused.panel_vocab = lk_lce_stretch_cols(c, chunk, room);
-        fused.workspace_bytes = lk_lce_lay_out(c, path, chunk, fused.panel_vocab, 0, NULL).bytes;
-        fused.path = chunk && fused.workspace_bytes <= room ? path : 0;
-    }
-    const bool only = fused.path && (!c->gradient || c->a.path == path);
-    if (!only) lk_lce_search_kept(c, budget - lk_lce_cublas_bytes(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, budget), plan);
-    if (fused.path && plan->path) { /* the products of tail columns take 30 ns per token on an H200 */
-        const double tail = lk_lce_tail_cols(c, c->a.vocab) ? 0.03 * (double)c->rows : 0.0;
-        const double cost = lk_lce_cost(c, false, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens);
-        if (cost + tail <= lk_lce_cost(c, false, path, fused.chunk_tokens, c->a.vocab, 0)) return;
-    }
-    if (fused.path) *plan = fused;
+    if (!c->fused) return false;
+    const int64_t all = lk_lce_stretch_cols(c, c->rows, 0); /* columns */
+    const int64_t chunk = c->gradient ? lk_lce_chunk(c, path, all, 0, budget, fewest) : c->rows;
+    return lk_lce_take_plan(c, budget, path, chunk, lk_lce_stretch_cols(c, chunk, budget), 0, plan);
 }
 
-/* The plan within the budget, which is at least `least`. A plan may use fewer bytes than the budget, and those may have another
- * plan. So the search is repeated until a plan is also the plan of its own bytes. */
+/* Panels of at least `cols` columns: of all tokens, else of the fewest chunks. They are the widest that then fit. */
+LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t cols, int64_t fewest,
+                                lk_linear_cross_entropy_plan *plan)
+{
+    const int path = LK_LINEAR_CROSS_ENTROPY_PANELS;
+    if (!lk_lce_may_be(c, path)) return false;
+    const int64_t narrow = lk_lce_panel_cols(c, cols), chunk = lk_lce_chunk(c, path, narrow, 0, budget, fewest);
+    if (!chunk) return false;
+    int64_t low = narrow, high = c->a.vocab + 1; /* low fits, high does not */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (lk_lce_need(c, path, chunk, middle, 0) <= budget) low = middle;
+        else high = middle;
+    }
+    const int64_t panel = lk_lce_panel_cols(c, low < c->a.vocab ? low / 128 * 128 : low);
+    return lk_lce_take_plan(c, budget, path, chunk, panel, 0, plan);
+}
+
+/* The plan: the first of this list that fits. Plans of 3 matmuls come before those of 4. Chunks are short only in paths whose
+ * smallest plan is smaller than that of PANELS; else more memory could mean PANELS again, and one more matmul. */
+LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    const size_t panels = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_PANELS);
+    const bool fused_first = !c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB || lk_lce_tail_cols(c, c->a.vocab);
+    const bool short_fused = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_FUSED) <= panels;
+    const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
+    return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_SOME, plan)) ||
+           lk_lce_plan_all(c, budget, plan) ||
+           lk_lce_plan_chunks(c, budget, LK_LCE_SOME, plan) ||
+           lk_lce_plan_fused(c, budget, LK_LCE_SOME, plan) ||
+           (short_fused && lk_lce_plan_fused(c, budget, 1, plan)) ||
+           (short_chunks && lk_lce_plan_chunks(c, budget, 1, plan)) ||
+           lk_lce_plan_panels(c, budget, LK_LCE_WIDE, LK_LCE_SOME, plan) ||
+           lk_lce_plan_panels(c, budget, LK_LCE_NARROW, 1, plan);
+}
+
+/* The plan within the budget, which is at least `least`. cuBLASLt gets what is left, so that more than the plan's own bytes
+ * are never needed for it. */
 LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
@@ -1707,20 +1700,14 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
         snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
         return;
     }
-    bool fused = false, added = false; /* fused, dweight is cuBLASLt's */
-    for (size_t before = 0; before != budget;) {
-        before = budget;
-        lk_lce_search(c, budget, plan);
-        fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-        const size_t left = budget - plan->workspace_bytes;
-        plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-        added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens);
-        if (fused && !added) plan->cublas_bytes = 0;
-        plan->workspace_bytes += plan->cublas_bytes;
-        budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
-    }
-    plan->minimum_bytes = least;
+    lk_lce_search(c, budget, plan);
     const lk_lce_workspace w = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
+    const bool fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const bool added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens); /* fused: by cuBLASLt */
+    const size_t left = budget - w.bytes;
+    plan->cublas_bytes = fused && !added ? 0 : left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+    plan->workspace_bytes = w.bytes + plan->cublas_bytes < least ? least : w.bytes + plan->cublas_bytes;
+    plan->minimum_bytes = least;
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
     const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
     plan->matmuls = 1 + gradients;
@@ -1758,6 +1745,7 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     if (c->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */
     const cudaError_t error = lk_current_device(&device);
+    c->clusters = device.sms / 2 > 0 ? device.sms / 2 : 1;
     if (!error && lk_gemm_available(&device)) return NULL;
     int id = 0, major = 0;
     if (error == cudaErrorNoKernelImageForDevice) c->note = ": the program has no code for this GPU";
