@@ -1597,13 +1597,13 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
 /* That of all plans. Where tensors lie may still rule out FUSED. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
-    size_t least = c->rows ? SIZE_MAX : 0;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
-        const bool certain = path != LK_LINEAR_CROSS_ENTROPY_FUSED || !c->open || c->a.path;
-        const size_t bytes = certain && c->rows ? lk_lce_smallest(c, path) : SIZE_MAX;
+    const int last = c->open && !c->a.path ? LK_LINEAR_CROSS_ENTROPY_PANELS : LK_LINEAR_CROSS_ENTROPY_FUSED;
+    size_t least = SIZE_MAX;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= last && c->rows; path++) {
+        const size_t bytes = lk_lce_smallest(c, path);
         if (bytes < least) least = bytes;
     }
-    return least;
+    return c->rows ? least : 0;
 }
 
 /* Takes the plan if it fits; chunk 0: it does not. */
@@ -1615,31 +1615,18 @@ LK_HOST bool lk_lce_take_plan(const lk_lce_call *c, size_t budget, int path, int
     return true;
 }
 
-/* All logits of all tokens; else all dZ, and f32 logits in slices: the longest slices that fit, the last ones in dweight. */
-LK_HOST bool lk_lce_plan_all(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
-{
-    const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const int64_t lengths[] = {0, 4096, 2048, lk_lce_lent(c, c->rows) / 128 * 128};
-    if (!lk_lce_may_be(c, path) || (c->a.chunk_tokens && c->a.chunk_tokens < c->rows)) return false;
-    if (!lk_lce_slices(c, path)) return lk_lce_take_plan(c, budget, path, c->rows, c->a.vocab, 0, plan);
-    if (c->a.slice_tokens) return lk_lce_take_plan(c, budget, path, c->rows, c->a.vocab, c->a.slice_tokens, plan);
-    for (int i = 0; i < LK_COUNT(lengths); i++) {
-        const int64_t slice = lengths[i] ? lk_lce_equal(c->rows, lengths[i], 128) : 0;
-        if ((i == 0 || slice) && lk_lce_take_plan(c, budget, path, c->rows, c->a.vocab, slice, plan)) return true;
-    }
-    return false;
-}
-
-/* All columns of chunks of tokens, with slices only where they are in dweight. */
+/* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
+ * lie in dweight. */
 LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_linear_cross_entropy_plan *plan)
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    if (!lk_lce_may_be(c, path)) return false;
-    const int64_t lent = lk_lce_slices(c, path) ? lk_lce_lent(c, 0) / 128 * 128 : 0, given = c->a.slice_tokens;
-    const int64_t most = lk_lce_slices(c, path) && given ? given : lent < LK_LCE_SOME ? 0 : lent;
-    const int64_t chunk = lk_lce_chunk(c, path, c->a.vocab, most, budget, fewest);
-    const int64_t slice = most && chunk && !given ? lk_lce_equal(chunk, most, 128) : most;
-    return lk_lce_take_plan(c, budget, path, chunk, c->a.vocab, slice, plan);
+    const int64_t given = lk_lce_slices(c, path) ? c->a.slice_tokens : 0, lent = lk_lce_lent(c, fewest) / 128 * 128;
+    const int64_t lengths[] = {given, 4096, 2048, lent};
+    for (int i = 0; i < (lk_lce_slices(c, path) && !given ? LK_COUNT(lengths) : 1) && lk_lce_may_be(c, path); i++) {
+        const int64_t chunk = lk_lce_chunk(c, path, c->a.vocab, lengths[i], budget, fewest);
+        if (lk_lce_take_plan(c, budget, path, chunk, c->a.vocab, lengths[i], plan)) return true;
+    }
+    return false;
 }
 
 /* All columns, whose logits stay in registers. */
@@ -1652,22 +1639,15 @@ LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t fewe
     return lk_lce_take_plan(c, budget, path, chunk, lk_lce_stretch_cols(c, chunk, budget), 0, plan);
 }
 
-/* Panels of at least `cols` columns: of all tokens, else of the fewest chunks. They are the widest that then fit. */
+/* Panels of about `cols` columns: of all tokens, else of the fewest chunks. Then they are doubled while they fit. */
 LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t cols, int64_t fewest,
                                 lk_linear_cross_entropy_plan *plan)
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_PANELS;
     if (!lk_lce_may_be(c, path)) return false;
-    const int64_t narrow = lk_lce_panel_cols(c, cols), chunk = lk_lce_chunk(c, path, narrow, 0, budget, fewest);
-    if (!chunk) return false;
-    int64_t low = narrow, high = c->a.vocab + 1; /* low fits, high does not */
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        if (lk_lce_need(c, path, chunk, middle, 0) <= budget) low = middle;
-        else high = middle;
-    }
-    const int64_t panel = lk_lce_panel_cols(c, low < c->a.vocab ? low / 128 * 128 : low);
-    return lk_lce_take_plan(c, budget, path, chunk, panel, 0, plan);
+    const int64_t chunk = lk_lce_chunk(c, path, lk_lce_panel_cols(c, cols), 0, budget, fewest);
+    while (cols < c->a.vocab && lk_lce_need(c, path, chunk, lk_lce_panel_cols(c, 2 * cols), 0) <= budget) cols *= 2;
+    return lk_lce_take_plan(c, budget, path, chunk, lk_lce_panel_cols(c, cols), 0, plan);
 }
 
 /* The plan: the first of this list that fits. Plans of 3 matmuls come before those of 4. Chunks are short only in paths whose
@@ -1679,7 +1659,7 @@ LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_
     const bool short_fused = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_FUSED) <= panels;
     const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
     return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_SOME, plan)) ||
-           lk_lce_plan_all(c, budget, plan) ||
+           lk_lce_plan_chunks(c, budget, c->rows, plan) ||
            lk_lce_plan_chunks(c, budget, LK_LCE_SOME, plan) ||
            lk_lce_plan_fused(c, budget, LK_LCE_SOME, plan) ||
            (short_fused && lk_lce_plan_fused(c, budget, 1, plan)) ||
