@@ -2044,7 +2044,7 @@ static void default_bytes(void)
         if (!test_that(!status && bytes <= budget && bytes <= all.workspace_bytes && !memcmp(&own, &most, sizeof own)))
             test_detail("%s %s, shape %d: %zu bytes, %s; within a GiB %s", direction_name[direction], test_type_name[type],
                         shape, bytes, own.text, most.text);
-        if (!test_that((!fits || !memcmp(&own, &all, sizeof own)) && (shape > 1 || whole_matmuls(&own, a.vocab) <= whole_matmuls(&all, a.vocab) + (shape == 0))))
+        if (!test_that((!fits || !memcmp(&own, &all, sizeof own)) && (shape > 1 || whole_matmuls(&own, p.vocab) <= whole_matmuls(&all, p.vocab) + (shape == 0))))
             test_detail("%s %s, shape %d: %s; all at once %s", direction_name[direction], test_type_name[type], shape, own.text,
                         all.text);
         if (!test_that(shape == 3 || own.path == FUSED ? bytes >= own.minimum_bytes : bytes > own.minimum_bytes))
