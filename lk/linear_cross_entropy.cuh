@@ -2089,7 +2089,8 @@ LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t col
  * else more memory could mean PANELS again, and one more matmul. */
 LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
-    const bool fused_first = !c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB || lk_lce_tail_cols(c, c->a.vocab);
+    const bool fused_first = !c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB ||
+                             (c->a.vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, c->a.vocab));
     const size_t panels = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_PANELS);
     const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
     return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan)) ||
