@@ -6,7 +6,7 @@
                            need matplotlib
     plot.py --readme CSV   prints the section at the head of that page (bench/readme puts it in its place)
 
-CSV is <gpu>-compare.csv. What is said of calls from Python is from <gpu>-calls.csv beside it, where that is there.
+CSV is <gpu>-compare.csv. Calls from Python are those of <gpu>-calls.csv beside it, as far as that has them.
 
 A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
 marks others. Full lines are the kernels alone, dotted ones calls from Python. A share above 1.3 stands at 1.3: there the
@@ -46,6 +46,13 @@ def calls_of(path):
     compare, rows = path.replace("-calls", "-compare"), read(path)
     known = {key_of(row): row.get("errors", "") for row in read(compare)} if os.path.exists(compare) else {}
     return [{**row, "errors": known.get(key_of(row), "")} for row in rows]
+
+
+def with_calls(path):
+    """The rows of the compare CSV, with the calls of compare.py --calls where its CSV has them. It leaves out what compiles for
+    seconds where lk's call is long; the compare CSV's own calls stay there, by the same clock."""
+    rows, timed = read(path), {key_of(row): row["call_ms"] for row in calls_of(path.replace("-compare", "-calls"))}
+    return [{**row, "call_ms": timed.get(key_of(row), row["call_ms"])} for row in rows]
 
 
 def number(text):
@@ -221,10 +228,10 @@ def best(row_of, column):
 def cell(row):
     if row is None:
         return ""
-    if not row["call_ms"]:
+    if not (row["kernel_ms"] or row["call_ms"]):
         return row["note"].split(":")[0]
     mark = "*" if row["kernel_clock"] == "profiler" else ""
-    return f"{row['kernel_ms'] or '-'}{mark} / {row['call_ms']}"
+    return f"{row['kernel_ms'] or '-'}{mark} / {row['call_ms'] or '-'}"
 
 
 def tables(rows, path):
@@ -232,7 +239,8 @@ def tables(rows, path):
     with open(path, "w") as file:
         say = lambda *lines: print(*lines, sep="\n", file=file)  # noqa: E731
         say(f"# lk beside other libraries, {gpu}", "",
-            "Made by `make compare-plots` from the CSV of the same name, which `make compare` measured. Times in ms: the",
+            "Made by `make compare-plots` from the CSV of the same name, which `make compare` measured. Calls are those of",
+            "`make compare-calls` as far as its CSV has them. Times in ms: the",
             "kernels alone / a call from Python; \\* the kernels by the profiler, others by CUDA graph. bf16. Errors:",
             "relative, against float64. MiB: peak memory beyond inputs and results. Medians of 21 calls, or replays of a graph",
             "of calls; of 7 to 20 in newer rows where 21 would have taken long. bench/compare.py says more.", "",
@@ -253,7 +261,7 @@ def tables(rows, path):
             say("", "Errors, and MiB:", "", "| case | direction | " + " | ".join(names) + " |", "|" + "---|" * (2 + len(names)))
             for (_, case, direction), row_of in groups.items():
                 there = [row_of.get(name) for name in names]
-                cells = [f"{row['errors']}; {row['extra_mb']}" if row and row["call_ms"] else "" for row in there]
+                cells = [f"{row['errors']}; {row['extra_mb']}" if row and row["errors"] else "" for row in there]
                 say(f"| {case} | {TITLE[direction]} | " + " | ".join(cells) + " |")
             failed = [(key, name, row) for key, row_of in groups.items() for name, row in row_of.items() if row["note"]]
             say("", *(f"- {case}, {TITLE[direction]}, {name}: {row['note']}" for (_, case, direction), name, row in failed), "")
@@ -305,12 +313,10 @@ def how_called(rows):
 
 
 def called(rows, path):
-    """Calls from Python, of compare.py --calls where its CSV is there, else of `rows`, the compare CSV's: how lk was called,
-    and what slower() says."""
+    """Calls from Python in rows of with_calls(path): how lk was called, and what slower() says."""
     timed = calls_of(path.replace("-compare", "-calls"))
-    if not timed:
-        return how_called(rows), *slower(grouped(rows), "call_ms", CALLS_SLOWER)
-    return f"{how_called(timed)} at {commits_of(timed)}", *slower(grouped(timed), "call_ms", CALLS_SLOWER)
+    how = f"{how_called(timed)} at {commits_of(timed)}" if timed else how_called(rows)
+    return how, *slower(grouped(rows), "call_ms", CALLS_SLOWER)
 
 
 def less_accurate(groups):
@@ -349,7 +355,7 @@ def readme(rows, path):
           "which a stopped run was continued (`--resume`)",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
           "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 are drawn at 1.3.",
-          f"In these rows Python called lk {how_called(rows)}.",
+          f"Python called lk {called(rows, path)[0]}.",
           sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
@@ -386,7 +392,8 @@ def readme(rows, path):
     how, *calls = called(rows, path)
     print(sentence(*calls, f"Where lk loses by more than {CALLS_SLOWER - 1:.0%}: called from Python, lk {how}"))
     if calls_of(path.replace("-compare", "-calls")):
-        print("torch.compile was among the others only where lk's call takes under 1 ms: it compiles for seconds.\n")
+        print("torch.compile, FLA and quack compile or tune for seconds. Where lk's call takes 1 ms or more, their calls are of",
+              "the same run as the kernels.\n", sep="\n")
     worse = listed(less_accurate(groups), 8)
     print(f"Where lk is less accurate than the most accurate of the others, by more than {WORSE - 1:.0%}:",
           worse + "." if worse else "nowhere.")
@@ -411,7 +418,7 @@ def main():
     arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
     if len(arguments) != 1:
         sys.exit(__doc__)
-    rows = read(arguments[0])
+    rows = with_calls(arguments[0])
     if not rows:
         sys.exit(f"{arguments[0]} has no rows")
     if "--readme" in sys.argv:

@@ -83,7 +83,7 @@ def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     results, compare, path = sys.argv[1:]
-    rows = plot.read(compare)
+    rows = plot.with_calls(compare)
     readme = pathlib.Path(path)
     text = put(readme.read_text(), "table", table(results, plot.grouped(rows)))
     readme.write_text(put(text, "losses", losses(rows, compare)))
