@@ -878,8 +878,8 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-SHOWN = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling", "errors", "extra_mb",
-         "note")
+SHOWN = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "burst_ms", "sustained_ms",
+         "of_matmuls", "of_ceiling", "errors", "extra_mb", "workspace_mb", "plan", "note")  # those of them that a CSV has
 
 
 def say(env, rows, progress, case, row):
