@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`, `make compare-calls`.
+linear_cross_entropy at several sizes of workspace, its time against its memory: frontier.py.
 
     compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider TEXT]
                [--list] [--device cpu --smoke]

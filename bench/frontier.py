@@ -13,7 +13,7 @@ Providers  matmuls: the bare products by torch, the yardstick: forward's one, an
            budget whose plan is that of a smaller one is left out.
            liger FLSCE, liger FLCE: Liger's CuTe DSL kernels for Hopper. FLSCE makes the logits again too, and its mean is
            torch's; its check of the targets, which waits for the GPU, is off. FLCE keeps bf16 logits.
-           liger (Triton), quack, torch and torch.compile as in compare.py. bench/requirements.txt pins what was measured.
+           liger Triton, quack, torch and torch.compile as in compare.py. bench/requirements.txt pins what was measured.
 Times      burst_ms: the GPU rests for 0.1 s, then 3 calls back to back; the median of two such turns. The providers take turns.
            sustained_ms: calls back to back for 1 s by the fastest call of the bursts, the mean of the second half: a card that
            reaches its power limit is slower then. of_matmuls: sustained_ms of the three matmuls, over that of the provider.
@@ -25,6 +25,7 @@ Rows       are appended to bench/results/<gpu>-frontier.csv after each case. The
 """
 import argparse
 import ctypes
+import dataclasses
 import gc
 import glob
 import itertools
@@ -138,7 +139,8 @@ def peers(env, shape):
     flsce = liger_kernel("FLSCE", "fused_scaled_cross_entropy_sm90", lambda m: lambda x, weight, target:
                          m.LigerFusedScaledCrossEntropySM90Function.apply(x, weight, target).mean())
     flce = liger_kernel("FLCE", "fused_linear_cross_entropy_sm90", lambda m: m.liger_fused_linear_cross_entropy_sm90)
-    chosen = [flsce, flce, *(known[name] for name in ("quack", "torch", "torch.compile", "liger"))]
+    triton = dataclasses.replace(known["liger"], name="liger Triton")
+    chosen = [flsce, flce, known["quack"], known["torch"], known["torch.compile"], triton]
     return [(provider, ("", "")) for provider in ([known["torch"]] if env.smoke else chosen)]
 
 

@@ -6,7 +6,8 @@
                            need matplotlib
     plot.py --readme CSV   prints the section at the head of that page (bench/readme puts it in its place)
 
-CSV is <gpu>-compare.csv. What is said of calls from Python is from <gpu>-calls.csv beside it, where that is there.
+CSV is <gpu>-compare.csv. What is said of calls from Python is from <gpu>-calls.csv beside it, where that is there. The plots
+of time against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
 
 A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
 marks others. Full lines are the kernels alone, dotted ones calls from Python. A share above 1.3 stands at 1.3: there the
@@ -115,6 +116,10 @@ STYLES = {  # colour on light, colour on dark, mark
     "cce": ("#a16207", "#e3b341", "X"),
     "cce unfiltered": ("#6b4f1d", "#b99a5b", "*"),
     "quack": ("#c2185b", "#ff7eb6", "<"),
+    "lk apart": ("#e59a7a", "#a85c3f", "o"),
+    "liger Triton": ("#15803d", "#4ade80", "D"),
+    "liger FLSCE": ("#0f766e", "#2dd4bf", "d"),
+    "liger FLCE": ("#65a30d", "#a3e635", "h"),
 }
 THEMES = {"": {"background": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"},
           "-dark": {"background": "#0d1117", "ink": "#e6edf3", "grid": "#30363d"}}
@@ -180,8 +185,7 @@ def draw(plt, ticker, rows, figure, theme, path):
     names = [p for p in STYLES if p in shown]
     plot.legend([shown[p] for p in names], names, loc="lower center", ncols=len(names), frameon=False, labelcolor=ink)
     plot.tight_layout(rect=(0, 0.045, 1, 1))
-    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 100})):
-        plot.savefig(f"{path}.{kind}", facecolor=theme["background"], **options)
+    save(plot, path, theme)
     plt.close(plot)
     return True
 
@@ -194,10 +198,132 @@ def plots(rows, stem):
     for figure in FIGURES:
         for suffix, theme in THEMES.items():
             path = f"{stem}-{figure[0]}{suffix}"
-            if draw(plt, ticker, rows, figure, theme, path):
-                print(f"wrote {path}.svg and .png")
-            elif not suffix:
+            if not draw(plt, ticker, rows, figure, theme, path) and not suffix:
                 print(f"no plot of {figure[0]}: no kernels were timed")
+
+
+# ---- Time against memory ----------------------------------------------------------------------------------------------------
+
+
+def frontier_of(rows):
+    """{case: {provider: (MiB, sustained time over that of the three matmuls alone)}}, in the order of the rows."""
+    found = {}
+    for row in rows:
+        share, memory = number(row["of_matmuls"]), number(row["extra_mb"])
+        if share and memory is not None and right(row):
+            found.setdefault(row["case"], {})[row["provider"]] = max(1.0, memory), 1 / share
+    return found
+
+
+def draw_frontier(plt, ticker, gpu, found, theme, path):
+    """A panel a case."""
+    ink, dark, columns = theme["ink"], theme is THEMES["-dark"], 1 if len(found) == 1 else 2
+    lines = -(-len(found) // columns)
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
+                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    plot, panels = plt.subplots(lines, columns, figsize=(7.6 if columns == 1 else 12, 4.4 * lines), squeeze=False,
+                                facecolor=theme["background"])
+    for panel in panels.flat[len(found):]:
+        panel.set_visible(False)
+    for panel, (case, points) in zip(panels.flat, found.items()):
+        memory, times = zip(*points.values())
+        panel.set_facecolor(theme["background"])
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xlim(min(memory) / 1.5, 2.2 * max(memory))
+        panel.set_ylim(0.95, 1.1 * max(times))
+        panel.yaxis.set_major_locator(ticker.FixedLocator((1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 6, 8, 12, 16)))
+        panel.yaxis.set_minor_locator(ticker.NullLocator())
+        panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.grid(True, color=theme["grid"], linewidth=0.7)
+        panel.set_axisbelow(True)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+        panel.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
+        panel.set_title(", ".join(f"{size} {name}" if name == "tokens" else f"{name} {size}" for name, size in
+                                  parts(case).items() if name != "reduction"), color=ink)
+        panel.set_xlabel("MiB beyond inputs and results")
+        panel.set_ylabel("time / time of the three matmuls alone")
+        names = []  # what is written, where, in which colour
+        for provider in ("lk apart", "lk"):
+            line = sorted(point for name, point in points.items() if name.rpartition(" ")[0] == provider)
+            if line:
+                panel.plot(*zip(*line), "o-", color=STYLES[provider][dark], markersize=5.5, linewidth=2.4, zorder=3)
+                names.append((provider, line[0], STYLES[provider][dark]))
+        for provider, point in points.items():
+            if provider in STYLES:
+                colour, marker = STYLES[provider][dark], STYLES[provider][2]
+                panel.plot(*point, linestyle="none", marker=marker, color=colour, markersize=7, zorder=4)
+                names.append((provider, point, colour))
+        plot.tight_layout(rect=(0, 0, 1, 0.95))
+        write_names(plot, panel, names, list(points.values()))
+    plot.suptitle(f"linear_cross_entropy, bf16, {gpu.upper()}: forward + backward, calls back to back", color=ink,
+                  fontsize=10.5)
+    save(plot, path, theme)
+    plt.close(plot)
+
+
+def write_names(plot, panel, names, points):
+    """Each name beside its point, on the first side where it meets no other name and hides no point."""
+    taken, renderer = [], plot.canvas.get_renderer()
+    marks = [panel.transData.transform(point) for point in points]
+    for name, point, colour in names:
+        for x, y in ((8, 4), (8, -11), (-8, 4), (-8, -11), (8, 14), (8, -21), (-8, 14), (-8, -21)):
+            text = panel.annotate(name, point, (x, y), textcoords="offset points", color=colour,
+                                  ha="left" if x > 0 else "right")
+            box = text.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken) and not any(box.contains(*mark) for mark in marks):
+                break
+            text.remove()
+        else:
+            panel.add_artist(text)  # there is no such side: the last one
+        taken.append(box)
+
+
+def save(plot, path, theme):
+    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 100})):
+        plot.savefig(f"{path}.{kind}", facecolor=theme["background"], **options)
+    print(f"wrote {path}.svg and .png")
+
+
+def frontier_plots(rows, stem):
+    """Of the first case, for README, and of all."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib import ticker
+    found = frontier_of(rows)
+    first = dict(list(found.items())[:1])
+    for suffix, theme in THEMES.items() if found else ():
+        draw_frontier(plt, ticker, rows[0]["gpu"], first, theme, f"{stem}{suffix}")
+        draw_frontier(plt, ticker, rows[0]["gpu"], found, theme, f"{stem}-all{suffix}")
+
+
+def frontier_table(rows, path):
+    versions = unique(row["version"] for row in rows if row["version"])
+    with open(path, "w") as file:
+        say = lambda *lines: print(*lines, sep="\n", file=file)  # noqa: E731
+        say(f"# linear_cross_entropy: time against memory, {rows[0]['gpu']}", "",
+            "Made by `make compare-plots` from the CSV of the same name, which `make frontier` measured; bench/frontier.py",
+            "says how. bf16, mean loss, forward and backward; matmul is forward's product alone, matmuls all three. MiB: peak",
+            "memory beyond inputs and results. burst, sustained: ms of a call after a rest, and in calls back to back. of",
+            "matmuls: the sustained time of the matmuls over the provider's. plan: what lk does in its workspace. Errors:",
+            f"relative, against float64. Measured at {commits_of(rows)}.", "",
+            picture(os.path.basename(os.path.splitext(path)[0]) + "-all", "time against memory, all cases"), "",
+            *(f"- {version}" for version in versions), "",
+            *(f"- {row['provider']}: {row['note']}" for row in rows if not row["case"]), "")
+        for case in unique(row["case"] for row in rows if row["case"]):
+            mine = [row for row in rows if row["case"] == case]
+            say(f"## {case}", "", "| provider | MiB | burst | sustained | of matmuls | errors | workspace MiB | plan |",
+                "|---|---|---|---|---|---|---|---|")
+            for row in mine:
+                cells = (row[column] for column in ("extra_mb", "burst_ms", "sustained_ms", "of_matmuls", "errors",
+                                                    "workspace_mb", "plan"))
+                name = "matmul" if row["direction"] == "forward" else row["provider"]
+                say(f"| {name} | " + " | ".join(cells) + " |" if not row["note"] else f"| {name} | | | | {row['note']} | | | |")
+            say("")
+    print(f"wrote {path}")
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------------------------
@@ -339,6 +465,25 @@ def sentence(texts, count, compared, start):
     return "\n".join([f"{start}, in {count} of {compared} cases" + (":" if texts else "."), "", *texts, ""])
 
 
+def picture(stem, alt):
+    """A plot for light and dark pages."""
+    return (f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.svg">'
+            f'<img alt="{alt}" src="{stem}.svg"></picture>')
+
+
+def frontier_lines(path):
+    """What README says of time against memory, where that was measured."""
+    stem = path.replace("-compare.csv", "-frontier")
+    if os.path.exists(f"{stem}.svg"):
+        yield "linear_cross_entropy runs in almost any amount of memory. Lower is faster, further left takes less memory."
+        yield "Each of lk's points is a budget of workspace. *lk*: loss and gradients in one call; *lk apart*: forward, and a"
+        yield "backward that makes the logits again."
+        yield f"[All shapes, errors and lk's plans]({stem}.md), measured at {commits_of(read(f'{stem}.csv'))}."
+        yield ""
+        yield picture(stem, "linear_cross_entropy: time against memory, lk at several budgets and others")
+        yield ""
+
+
 def span(values):
     return f"{min(values):.2f} to {max(values):.2f}" if values else ""
 
@@ -353,9 +498,9 @@ def readme(rows, path):
           sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
-            print(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-{name}-dark.svg">'
-                  f'<img alt="{op}: time and share of the ceiling against size, lk and others" src="{stem}-{name}.svg">'
-                  "</picture>\n")
+            print(picture(f"{stem}-{name}", f"{op}: time and share of the ceiling against size, lk and others") + "\n")
+    for line in frontier_lines(path):
+        print(line)
     print("| op | direction | largest case | lk kernels, call | best other kernels, call | best other / lk: kernels, all cases"
           " | call, all cases |", "|---|---|---|---|---|---|---|", sep="\n")
     ratios, most = collections.defaultdict(lambda: ([], [])), {}
@@ -418,9 +563,16 @@ def main():
         readme(rows, arguments[0])
         return
     stem = os.path.splitext(arguments[0])[0]
+    frontier = stem.replace("-compare", "-frontier")
     tables(rows, f"{stem}.md")
+    measured = read(f"{frontier}.csv") if os.path.exists(f"{frontier}.csv") else []
+    if measured:
+        frontier_table(measured, f"{frontier}.md")
+    else:
+        print(f"no plot of time against memory: no {frontier}.csv is there; `make frontier` measures it")
     try:
         plots(rows, stem)
+        frontier_plots(measured, frontier)
     except ImportError as error:
         sys.exit(f"no plots: {error}; pip install matplotlib, or run this where it is: it needs the CSV and no GPU")
 
