@@ -89,15 +89,14 @@ class Run:
 def plan_of(env, shape, mib, name):
     """(workspace_mb, plan) of lk with so many MiB; of "lk apart" both calls' plans, and the larger workspace."""
     structs, library = env.library.structs, env.library.lk
-    # Pointers are only asked whether they are NULL, and what they are aligned to.
-    pointers = dict.fromkeys(("x", "weight", "target", "loss", "lse", "dx", "dweight", "upstream"), 1 << 20)
     sizes, texts = [], []
     for direction in [BOTH] if name == "lk" else ["forward", "backward"]:
-        plan, (tokens, hidden, vocab) = structs["lk_linear_cross_entropy_plan"](), shape
-        args = structs["lk_linear_cross_entropy_args"](tokens=tokens, hidden=hidden, vocab=vocab, reduction=name == "lk",
-                                                       use_ignore_index=1, upstream_per_token=1, **pointers)
-        if direction != "backward":
-            args.upstream = None
+        given = ["x", "weight", "target", "loss", "dx", "dweight"] + {BOTH: [], "forward": ["lse"]}.get(
+            direction, ["lse", "upstream"])
+        pointers = dict.fromkeys(given, 1 << 20)  # they are only asked whether they are NULL, and what they are aligned to
+        args = structs["lk_linear_cross_entropy_args"](**dict(zip(("tokens", "hidden", "vocab"), shape)), **pointers,
+                                                       reduction=name == "lk", use_ignore_index=1, upstream_per_token=1)
+        plan = structs["lk_linear_cross_entropy_plan"]()
         call = getattr(library, f"lk_linear_cross_entropy_{direction}_plan_bf16")
         if call(ctypes.byref(args), ctypes.c_size_t(mib << 20), ctypes.byref(plan)):
             return "", library.lk_last_error().decode()  # lk_torch's call fails with this sentence too
