@@ -10,8 +10,8 @@ CSV is <gpu>-compare.csv. What is said of calls from Python is from <gpu>-calls.
 of time against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
 
 A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
-marks others. Full lines are the kernels alone, dotted ones calls from Python. A share above 1.3 stands at 1.3: there the
-yardstick is slow itself, as bare matmuls are whose rows start at odd elements.
+marks others. Full lines are the kernels alone, dotted ones calls from Python. linear_cross_entropy has time against memory
+instead.
 """
 import collections
 import csv
@@ -22,7 +22,6 @@ DIRECTIONS = ("forward", "backward", "forward_backward")
 TITLE = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 # Ratios from which on lk's kernels, its calls count as slower, lk as less accurate: what runs differ by, and errors.
 SLOWER, CALLS_SLOWER, WORSE = 1.02, 1.05, 1.05
-MOST = 1.3  # the largest share that plots show
 WRONG = 0.5  # a relative error from which on a result is none, and its time is not compared
 
 
@@ -103,8 +102,6 @@ FIGURES = (
      lambda c: int(c["rows"]), "rows", "residual in and out, 2048 columns; hollow: with weight"),
     ("md_lrpe_cosine", "md_lrpe_cosine", lambda c: c["prefix"] == "0" and c["batch"] == "12", lambda c: axes_of(c) == 1,
      tokens_of, "tokens", "batch 12, 12 heads, dim 128; 1 axis; hollow: 2 and 3 axes"),
-    ("linear_cross_entropy", "linear_cross_entropy", lambda c: c["hidden"] == "4096", lambda c: c["tokens"] == "12288",
-     lambda c: int(c["vocab"]), "vocabulary", "mean, 12288 tokens, hidden 4096; hollow: 8192 tokens"),
 )
 STYLES = {  # colour on light, colour on dark, mark
     "lk": ("#d1410c", "#ff7b4a", "o"),
@@ -113,8 +110,6 @@ STYLES = {  # colour on light, colour on dark, mark
     "torch.rms_norm": ("#0e9bb5", "#4dd0e1", "v"),
     "liger": ("#15803d", "#4ade80", "D"),
     "fla": ("#9333a8", "#d38bea", "P"),
-    "cce": ("#a16207", "#e3b341", "X"),
-    "cce unfiltered": ("#6b4f1d", "#b99a5b", "*"),
     "quack": ("#c2185b", "#ff7eb6", "<"),
     "lk apart": ("#e59a7a", "#a85c3f", "o"),
     "liger Triton": ("#15803d", "#4ade80", "D"),
@@ -154,8 +149,7 @@ def draw(plt, ticker, rows, figure, theme, path):
                 for row in mine:
                     case = parts(row["case"])
                     if number(row[value]):
-                        y = min(MOST, number(row[value])) if panel is share else number(row[value])
-                        (line if lined(case) else marks).append((size_of(case), y))
+                        (line if lined(case) else marks).append((size_of(case), number(row[value])))
                 if style == ":":
                     panel.plot(*zip(*sorted(line)) if line else ((), ()), ":", color=colour, linewidth=1, alpha=0.75)
                     continue
@@ -172,7 +166,7 @@ def draw(plt, ticker, rows, figure, theme, path):
         share.xaxis.set_major_formatter(ticker.FuncFormatter(short))
         share.set_xlabel(label)
         share.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
-        share.set_ylim(0, max([1.08] + [1.05 * min(MOST, number(row["of_ceiling"]) or 0) for row in rows]))
+        share.set_ylim(0, max([1.08] + [1.05 * (number(row["of_ceiling"]) or 0) for row in rows]))
         for panel in (time, share):
             panel.set_facecolor(theme["background"])
             panel.grid(True, color=theme["grid"], linewidth=0.7)
@@ -180,7 +174,7 @@ def draw(plt, ticker, rows, figure, theme, path):
             for side in ("top", "right"):
                 panel.spines[side].set_visible(False)
     panels[0][0].set_ylabel("milliseconds (dotted: a call from Python)")
-    panels[1][0].set_ylabel("share of bare matmuls" if op == "linear_cross_entropy" else "share of the ceiling")
+    panels[1][0].set_ylabel("share of the ceiling")
     plot.suptitle(f"{op}, bf16, {rows[0]['gpu'].upper()}: {subtitle}", color=ink, fontsize=10.5)
     names = [p for p in STYLES if p in shown]
     plot.legend([shown[p] for p in names], names, loc="lower center", ncols=len(names), frameon=False, labelcolor=ink)
@@ -493,7 +487,7 @@ def readme(rows, path):
     print("lk, PyTorch and other libraries on the same tensors, in one process, except for those named below and for the case at",
           "which a stopped run was continued (`--resume`)",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
-          "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 are drawn at 1.3.",
+          "the kernels alone; dotted lines and `call`: a call from Python.",
           f"In these rows Python called lk {how_called(rows)}.",
           sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
