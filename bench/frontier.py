@@ -10,10 +10,11 @@ All run in one process on the same tensors.
 Providers  matmuls: the bare products by torch, the yardstick: forward's one, and all three. They are always measured.
            lk 128, ..., lk 3300: lk_torch with so many MiB of workspace; one call makes loss and gradients. lk apart 128, ...:
            the loss per token, then its mean by torch. Its backward makes the logits again, with the lse that forward kept. A
-           budget whose plan is that of a smaller one is left out.
+           budget whose plan is that of a smaller one is left out. To save time, only the first and the last case have lk
+           apart, unless --provider names it.
            liger FLSCE, liger FLCE: Liger's CuTe DSL kernels for Hopper. FLSCE makes the logits again too, and its mean is
            torch's; its check of the targets, which waits for the GPU, is off. FLCE keeps bf16 logits.
-           liger Triton, quack, torch and torch.compile as in compare.py. bench/requirements.txt pins what was measured.
+           liger Triton, quack, torch and torch.compile as in compare.py. bench/requirements.txt has their versions.
 Times      burst_ms: the GPU rests for 0.1 s, then 3 calls back to back; the median of two such turns. The providers take turns.
            sustained_ms: calls back to back for 1 s by the fastest call of the bursts, the mean of the second half: a card that
            reaches its power limit is slower then. of_matmuls: sustained_ms of the three matmuls, over that of the provider.
@@ -26,7 +27,6 @@ Rows       are appended to bench/results/<gpu>-frontier.csv after each case. The
 import argparse
 import ctypes
 import dataclasses
-import gc
 import glob
 import itertools
 import math
@@ -44,7 +44,8 @@ import liblk  # noqa: E402: lk's functions by ctypes, for the plans, which lk_to
 COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "burst_ms", "sustained_ms", "of_matmuls", "errors",
            "extra_mb", "workspace_mb", "plan", "note", "gpu", "commit")
 SHAPES = ((8192, 4096, 131072), (8192, 4096, 128256), (4096, 4096, 128256), (16384, 2048, 131072), (4096, 4096, 32768))
-ERRORS_ALONE = SHAPES[-1:]
+APART = SHAPES[0], SHAPES[-1]  # the cases with lk apart
+ERRORS_ALONE = SHAPES[-1]
 BUDGETS = (128, 256, 512, 700, 1200, 2200, 3300)  # MiB
 REST, CALLS, TURNS, SECONDS = 0.1, 3, 2, 1.0
 BOTH = "forward_backward"
@@ -107,7 +108,7 @@ def plan_of(env, shape, mib, name):
 
 def lk_providers(env, shape):
     """lk at each budget, in both ways: (provider, (workspace_mb, plan))."""
-    found, seen = [], set()
+    found, seen, both_ways = [], set(), env.smoke or shape in APART or "apart" in env.options.provider
     for mib in [1, 4] if env.smoke else BUDGETS:
         def together(x, weight, target, reduction="mean", mib=mib):
             return env.lk.linear_cross_entropy(x, weight, target, reduction=reduction, workspace_mib=mib)
@@ -115,7 +116,7 @@ def lk_providers(env, shape):
         def apart(x, weight, target, together=together):
             return together(x, weight, target, reduction="none").mean()
 
-        for name, call in (("lk", together), ("lk apart", apart)):
+        for name, call in (("lk", together), ("lk apart", apart))[:1 + both_ways]:
             plan = plan_of(env, shape, mib, name)
             if (name, plan) in seen:
                 print(f"{name} {mib}: its plan is that of a smaller budget")
@@ -172,7 +173,9 @@ def run_case(env, rows, progress, case, shape):
 
     def those_that(step, what, runs):
         """The runs whose step does not fail; of the others there is a row that says why."""
-        fine = []
+        fine, names = [], runs[0].row["provider"] if len(runs) == 1 else f"{len(runs)} providers"
+        progress.clear()
+        print(f"{time.monotonic() - env.started:4.0f} s  {case.name}: {what} of {names}", flush=True)
         for run in runs:
             progress.show(f"{case.name}: {what} of {run.row['provider']}")
             try:
@@ -187,7 +190,7 @@ def run_case(env, rows, progress, case, shape):
         right = case.reference(sets[0], [None])
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-    timed = shape not in ERRORS_ALONE
+    timed = shape != ERRORS_ALONE
     runs = matmuls(sets[0]) if timed else []
     for provider, (workspace, plan) in lk_providers(env, shape) + peers(env, shape):
         if env.options.provider not in provider.name or not compare.ready(env, rows, progress, case, provider):
@@ -206,10 +209,10 @@ def run_case(env, rows, progress, case, shape):
         for turn in range(TURNS):
             runs = those_that(lambda run: run.burst(env), f"bursts {turn + 1}", runs)
         runs = those_that(lambda run: run.sustained(env), "sustained calls", runs)
-    bare = [float(run.row["sustained_ms"]) for run in runs if (run.row["provider"], run.row["direction"]) == ("matmuls", BOTH)]
+        whole = [run.row for run in runs if run.row["direction"] == BOTH]  # the matmuls are its first
+        for row in whole if whole and whole[0]["provider"] == "matmuls" else []:
+            row["of_matmuls"] = f"{float(whole[0]['sustained_ms']) / float(row['sustained_ms']):.3f}"
     for run in runs:
-        if bare and run.row["direction"] == BOTH:
-            run.row["of_matmuls"] = f"{bare[0] / float(run.row['sustained_ms']):.3f}"
         say(run.row)
 
 
@@ -237,8 +240,7 @@ def main():
     cases = [(case, shape) for case, shape in cases if options.case in case.name]
     print("burst_ms: after a rest; sustained_ms: after half a second of calls; of_matmuls: of sustained_ms; errors: relative,\n"
           "against float64; extra_mb: peak beyond inputs and results, MiB; workspace_mb, plan: lk's own\n")
-    head = ["#", *(column for column in compare.SHOWN if column in COLUMNS)]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|", flush=True)
+    print("| # | " + " | ".join(column for column in compare.SHOWN if column in COLUMNS) + " |", flush=True)
     progress, left_out, longest = compare.Progress(len(cases)), [], 0.0
     try:
         for case, shape in cases:
