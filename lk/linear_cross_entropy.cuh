@@ -76,9 +76,9 @@
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
  *
- * Plans      A plan says what the workspace holds at a time. lk takes the fastest one that fits, by times estimated for an
- *            H200. path, chunk_tokens, slice_tokens and panel_vocab overrule it. No plan approximates the formula; they differ
- *            in rounding (Numerics). forward has 1 matmul in every plan; forward_backward and backward have:
+ * Plans      Give it 1 GiB, call ..._plan, done: plan.text says what lk does with it. A plan is what the workspace holds at a
+ *            time. None approximates the formula; they differ in rounding (Numerics). forward has 1 matmul in every plan;
+ *            forward_backward and backward have:
  *            CHUNKS: 3 matmuls. The logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T.
  *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice uses
  *            dweight's memory where it can: dweight is packed, starts at a multiple of 256 bytes, has no accumulate, and is
@@ -89,19 +89,23 @@
  *            except for a factor per row, by which dx's tiles and a copy of x are multiplied.
  *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 in the workspace. FUSED keeps it in 24
  *            bits: 16 in dweight and 8 in the workspace. With one chunk, dweight needs no sum.
- *            Path 0 takes FUSED only where it can run (see LK_ERR_PATH) and chunk_tokens, panel_vocab and slice_tokens are 0.
- *            In forward it then takes FUSED wherever it fits, in forward_backward where the estimate says that it is faster:
- *            for many columns, or where vocab is not a multiple of 8.
- *            The workspace and plan functions look at the current device, as the calls do. Without a device, or without code
- *            for sm_90a, the plan is not FUSED, and its text says why.
- *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses. All f32 logits
- *            take 6144 MiB.
+ *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
+ *                FUSED in chunks of 512 tokens or more, in forward, above 16384 columns or where vocab is not a multiple of 8
+ *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
+ *                CHUNKS of 512 tokens or more, likewise
+ *                FUSED in chunks of 512 tokens or more, with few columns
+ *                FUSED, then CHUNKS, of fewer tokens, if its smallest plan needs no more than that of PANELS
+ *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
+ *                PANELS of about 256 columns likewise, of any chunks
+ *            FUSED is in it where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on the
+ *            current device; plan.text says if the device or its code is why it is not. Chunks and panels are about equal.
+ *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
  *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
- *                1130    6 chunks, 3 matmuls                     1130    7 panels, all tokens, 4 matmuls
- *                 512    14 chunks, 3 matmuls                     256    205 panels of 640, all tokens, 4 matmuls
- *                 256    3 chunks x 14 panels, 4 matmuls          228    the smallest, 4 matmuls
+ *                1130    6 chunks, 3 matmuls                     1130    8 panels, all tokens, 4 matmuls
+ *                 512    14 chunks, 3 matmuls                     256    256 panels, all tokens, 4 matmuls
+ *                 256    2 chunks x 32 panels, 4 matmuls          228    the smallest, 4 matmuls
  *                   2    the smallest, 4 matmuls
  *            FUSED there: 160 MiB hold a 24th of the tokens, 512 a seventh, 1130 a third, 3178 all. bf16 dweight in chunks
  *            needs 660 MiB for a 24th, 1044 for a sixth, 1568 for a third. forward takes 12 MiB.
@@ -226,8 +230,8 @@ typedef struct {
  *
  * Each direction has three functions that take the same struct:
  *   ..._<T>              the call
- *   ..._workspace_bytes  the workspace of the fastest plan within 1 GiB, or the smallest workspace if that is larger
- *   ..._plan             the fastest plan within `budget` bytes. A workspace of plan->workspace_bytes runs it
+ *   ..._workspace_bytes  the workspace of the plan within 1 GiB, or the smallest workspace if that is larger
+ *   ..._plan             the plan within `budget` bytes, see Plans. A workspace of plan->workspace_bytes runs it
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. The alignment of x, weight and
@@ -1637,11 +1641,9 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
 #define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* the limit of ..._workspace_bytes, if that is enough */
 #define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
-/* Tokens of a chunk. A sum over chunks reads and writes 8 bytes per element of dweight. With fewer tokens that takes longer
- * than a fourth matmul. */
-#define LK_LCE_SOME 512
-#define LK_LCE_WIDE 2048  /* columns of a panel: likewise, for dx, which panels add to */
-#define LK_LCE_NARROW 256 /* and of the smallest plan's */
+#define LK_LCE_FEWEST 512 /* tokens of a chunk: dweight is added to a sum, with fewer at about the cost of a fourth matmul */
+#define LK_LCE_WIDE 2048  /* columns of a panel: dx is added to a sum, with so many at little cost */
+#define LK_LCE_NARROW 256 /* columns of a panel, if nothing else fits */
 
 LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
 {
@@ -1867,7 +1869,7 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* The smallest workspace that has a plan. */
+/* The smallest workspace that this plan fits into. Whatever the budget is, a plan needs the same. */
 LK_HOST size_t lk_lce_need(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice)
 {
     const size_t bytes = lk_lce_lay_out(c, path, chunk, panel, slice, NULL).bytes;
@@ -1880,7 +1882,7 @@ LK_HOST size_t lk_lce_fused_need(const lk_lce_call *c, const lk_linear_cross_ent
     return bytes + (multiplies ? lk_lce_reserve(bytes, true) : 0);
 }
 
-/* The length of equal parts of at most `most`, but for the rounding up to a multiple of `whole`. */
+/* The length of the fewest about equal parts of at most `most`, rounded up to a multiple of `whole`. */
 LK_HOST int64_t lk_lce_equal(int64_t all, int64_t most, int64_t whole)
 {
     return lk_lce_min(lk_lce_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), whole), all);
@@ -1902,7 +1904,7 @@ LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int6
     return chunk < fewest && chunk < lk_lce_equal(c->rows, fewest, whole) ? 0 : chunk;
 }
 
-/* The columns of about equal panels of at most `most`. */
+/* The columns of the fewest about equal panels of at most `most`. */
 LK_HOST int64_t lk_lce_panel_cols(const lk_lce_call *c, int64_t most)
 {
     return c->a.panel_vocab ? c->a.panel_vocab : lk_lce_equal(c->a.vocab, most, 128);
@@ -2013,7 +2015,7 @@ LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narr
     return true;
 }
 
-/* The smallest workspace of a path's plans, wherever tensors lie. Chunks of fewer tokens save little. */
+/* The smallest workspace of a path's plans. Chunks of still fewer tokens would save little. */
 LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
 {
     const int64_t given = c->a.chunk_tokens, vocab = c->a.vocab, tile = LK_GEMM_COLS;
@@ -2037,7 +2039,7 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
     return some < all ? some : all;
 }
 
-/* That of all plans. Where tensors lie may still rule out FUSED. */
+/* The smallest workspace of all plans. In an open query FUSED may still be ruled out. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
     const bool sure = !c->open || c->a.path || c->saves;
@@ -2050,7 +2052,7 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
     return c->rows ? least : 0;
 }
 
-/* Takes the plan if it fits; chunk 0: it does not. */
+/* Fills in the plan if it fits. chunk 0: no chunk did. */
 LK_HOST bool lk_lce_take_plan(const lk_lce_call *c, size_t budget, int path, int64_t chunk, int64_t panel, int64_t slice,
                               lk_linear_cross_entropy_plan *plan)
 {
@@ -2065,9 +2067,11 @@ LK_HOST bool lk_lce_take_plan(const lk_lce_call *c, size_t budget, int path, int
 LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_linear_cross_entropy_plan *plan)
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const int64_t given = lk_lce_slices(c, path) ? c->a.slice_tokens : 0, lent = lk_lce_lent(c, fewest) / 128 * 128;
+    const bool slices = lk_lce_slices(c, path);
+    const int64_t given = slices ? c->a.slice_tokens : 0, lent = lk_lce_lent(c, fewest) / 128 * 128;
     const int64_t lengths[] = {given, 4096, 2048, lent};
-    for (int i = 0; i < (lk_lce_slices(c, path) && !given ? LK_COUNT(lengths) : 1) && lk_lce_may_be(c, path); i++) {
+    if (!lk_lce_may_be(c, path)) return false;
+    for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
         const int64_t chunk = lk_lce_chunk(c, path, c->a.vocab, lengths[i], budget, fewest);
         if (lk_lce_take_plan(c, budget, path, chunk, c->a.vocab, lengths[i], plan)) return true;
     }
