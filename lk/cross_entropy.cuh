@@ -541,6 +541,20 @@ typedef struct {
     int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
 } lk_cross_entropy_forward_plan;
 
+/* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
+template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
+{
+    float most = x[0];
+    bool nan = false;
+#pragma unroll
+    for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
+    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+#pragma unroll
+        for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
+    }
+    return s;
+}
+
 /* Adds the logits x of columns col, col + 1, ... to the state. */
 template <int n, class Args>
 LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
@@ -552,16 +566,7 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
     }
-    if (a.argmax) { /* few vectors have a new largest logit */
-        float most = x[0];
-        bool nan = false;
-#pragma unroll
-        for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
-        if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
-#pragma unroll
-            for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
-        }
-    }
+    if (a.argmax) s = lk_ce_take_top(s, x, col);
     if (a.softcap > 0.0f) {
 #pragma unroll
         for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
