@@ -56,6 +56,10 @@
  *            and argmax is -1.
  *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
  *            denominator: as in cross_entropy.cuh.
+ *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
+ *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
+ *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
+ *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
@@ -213,6 +217,7 @@ typedef struct {
     int dbias_dtype;           /* B FB likewise */
     int fast_logits;           /* not 0: stored logits are T instead of f32, see Numerics */
     int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int batch_invariant;       /* F    not 0: a token's results do not depend on the other tokens; bf16 on sm_90a */
     int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
 } lk_linear_cross_entropy_args;
 
@@ -227,7 +232,7 @@ typedef struct {
  *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; backward; gradients with
  *                     label_smoothing, dentropy, entropy or argmax; 2^30 tokens or more; x (unless max_counted is below
  *                     tokens) or weight does not start at a multiple of 16 bytes, or has a stride above 2^38 or of no multiple
- *                     of 8
+ *                     of 8. batch_invariant there, or with another path
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
@@ -1857,6 +1862,8 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     return "sm_90a";
 }
 
+#define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
+
 enum { LK_LCE_FORWARD, LK_LCE_BACKWARD, LK_LCE_FORWARD_BACKWARD };
 
 /* Validates and fills in c, with every default; what the call does not have becomes 0. least: the smallest workspace. A query
@@ -1869,6 +1876,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &c->a;
     *c = {}, *a = *args;
+    if (direction != LK_LCE_FORWARD) a->batch_invariant = 0;
     if (direction == LK_LCE_FORWARD) {
         a->upstream = a->dlse = a->dentropy = NULL, a->dx = a->dweight = a->dbias = NULL;
         a->dx_stride = a->dweight_stride = a->slice_tokens = 0;
@@ -1938,11 +1946,16 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
     c->open = query && (!a->weight || (!a->x && !c->compact));
+    if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
+        return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
+    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
+    if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
     c->fused = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && !lengths);
     const char *const only = c->fused ? lk_lce_not_fused(c) : NULL;
     if (only && a->path)
-        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s%s", only, c->note);
+        return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
+                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
     if (only) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */

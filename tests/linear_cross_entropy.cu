@@ -1493,6 +1493,61 @@ static bool alike_but_for_the_device(const plan_t *one, const plan_t *other)
     return !memcmp(one, other, offsetof(plan_t, text)) && !strncmp(one->text, other->text, strlen(one->text));
 }
 
+/* A token's results have the same bits for any number of tokens, at any place among them, compacted or not, and whatever the
+ * workspace and chunk_tokens. Without the switch 300 tokens of 34 tiles of columns have other stretches than 255. */
+static void invariant(int variant)
+{
+    static const int outputs[] = {LOSS, LSE, Z_LOSS, ENTROPY, ARGMAX};
+    static const int64_t subsets[][2] = {{1, 0},    {1, 299},   {1, 150}, {2, 298}, {2, 63},
+                                         {127, 100}, {127, 173}, {255, 0}, {255, 45}};
+    problem p = plain(TEST_BF16, FORWARD, LK_LINEAR_CROSS_ENTROPY_AUTO, 300, 8, 34 * 256);
+    p.has[Z_LOSS] = p.on[Z] = p.on[IGNORE] = true, p.seed += (uint64_t)variant;
+    p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = variant > 0, p.on[HAS_BIAS] = p.on[SOFTCAP] = p.on[WEIGHTS] = variant > 1;
+    p.on[SMOOTHING] = variant > 1;
+    settle_tensors(&p);
+    for (int i = -1; i < 2 * LENGTH_OF(subsets); i++) {
+        if (i >= 0 && test.small && i % 3 != variant) continue;
+        const int64_t tokens = i < 0 ? p.tokens : subsets[i / 2][0], first = i < 0 ? 0 : subsets[i / 2][1];
+        if (i < 0 && !setup(&p, 0)) return;
+        for (int o = 0; o < LENGTH_OF(outputs) && i >= 0; o++)
+            if (p.has[outputs[o]]) upload(&buffers[outputs[o]]); /* poison */
+        const args_t whole = args;
+        int64_t counted = 0;
+        for (int64_t token = first; token < first + tokens; token++) counted += !ignored(&p, token);
+        args.batch_invariant = 1, args.tokens = tokens;
+        args.x = (const lk_bf16 *)whole.x + first * p.hidden, args.target = (const int64_t *)whole.target + first;
+        if (i >= 0 && i % 2) args.max_counted = counted ? counted : 1;
+        if (i >= 0) args.chunk_tokens = i % 4 * 16;
+        plan_t of = {};
+        size_t bytes = 0;
+        lk_status status = smallest(&p, &bytes);
+        if (i % 3 == 1) bytes = bytes * 3 / 2;
+        if (!status) status = plan_of(&p, bytes, &of);
+        static test_buffer own;
+        test_buffer_size(&own, bytes, 0, 0x5a), upload(&own);
+        set_workspace(test_buffer_device(&own), bytes);
+        if (!status) status = launch(&p);
+        if (!launched(&p, status)) return;
+        collect(&p);
+        args = whole;
+        if (!test_that(of.path == FUSED && of.panel_vocab == 8 * 256)) test_detail("plan: %s", of.text);
+        for (int o = 0; o < LENGTH_OF(outputs); o++) {
+            const int t = outputs[o];
+            if (!p.has[t]) continue;
+            const size_t bytes_out = (size_t)laid[t].bytes, from = (size_t)first * bytes_out, all = buffers[t].bytes;
+            const char *const back = (const char *)test_buffer_back(&buffers[t]);
+            if (i < 0) kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], all), memcpy(kept[t], back, all);
+            for (int64_t token = 0; token < tokens; token++)
+                if (!test_that(!memcmp(kept[t] + from + (size_t)token * bytes_out, back + (size_t)token * bytes_out,
+                                       bytes_out)))
+                    test_detail("%s of token %lld has other bits as token %lld of %lld, variant %d, max_counted %d",
+                                tensor_name[t], (long long)(first + token), (long long)token, (long long)tokens, variant,
+                                i % 2);
+        }
+        if (i < 0) verify(&p);
+    }
+}
+
 /* Path 0 with every workspace from the smallest up is the path that the query says, by name, in the same workspace: the same
  * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens, and a tail column, for fused
  * gradients to be the cheaper ones. */
@@ -1526,9 +1581,36 @@ static void choices_by_name(int direction, int seen)
 /* What the fused path is not for is refused in words, by the queries too. */
 static void fused_refusals(void)
 {
+    const struct {
+        int type, path, seen;
+        size_t off; /* of x */
+        const char *said;
+    } invariants[] = {{TEST_F32, 0, THIS_DEVICE, 0, "batch_invariant needs path LK_LINEAR_CROSS_ENTROPY_FUSED, which is for b"},
+                      {TEST_BF16, LK_LINEAR_CROSS_ENTROPY_CHUNKS, THIS_DEVICE, 0, "batch_invariant needs path 0 or"},
+                      {TEST_BF16, LK_LINEAR_CROSS_ENTROPY_PANELS, THIS_DEVICE, 0, "path is 2"},
+                      {TEST_BF16, 0, 80, 0, "which is for sm_90a"},
+                      {TEST_BF16, 0, THIS_DEVICE, 2, "which is for x and weight at multiples of 16"},
+                      {TEST_BF16, 0, THIS_DEVICE, 0, NULL}, {TEST_BF16, FUSED, THIS_DEVICE, 0, NULL}};
+    for (int i = 0; i < LENGTH_OF(invariants); i++) {
+        alignas(256) static int64_t some[32];
+        problem p = plain(invariants[i].type, FORWARD, invariants[i].path, 4, 8, 8);
+        void *at[TENSORS] = {};
+        at[X] = (char *)some + invariants[i].off, at[WEIGHT] = some, at[LOSS] = some;
+        set_args(&p, at), args.batch_invariant = 1;
+        plan_t of = {};
+        see_device(invariants[i].seen);
+        const lk_status status = plan_of(&p, 1 << 30, &of);
+        see_device(THIS_DEVICE);
+        const char *const said = invariants[i].said;
+        if (!test_that(said ? status == LK_ERR_PATH && strstr(lk_last_error(), said) : status == LK_OK && of.path == FUSED))
+            test_detail("batch_invariant %d: %s, %s", i, lk_status_string(status), lk_last_error());
+        p.direction = BOTH, p.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; /* a field of forward's alone */
+        set_args(&p, at), args.batch_invariant = 1;
+        if (!test_that(plan_of(&p, 1 << 30, &of) == LK_OK)) test_detail("batch_invariant: %s", lk_last_error());
+    }
     alignas(256) static int64_t dummy[32];
     static const char *const said[] = {"", "bf16", "forward and forward_backward", "label_smoothing", "multiples of 16",
-                                       "multiples of 16", "multiples of 8", "2^38", ""};
+                                       "multiples of 16", "multiples of 8", "2^38", "", "entropy", "entropy", "entropy"};
     for (int i = 0; i < LENGTH_OF(said); i++) {
         args_t a = {};
         plan_t of = {};
@@ -1539,6 +1621,9 @@ static void fused_refusals(void)
         if (i == 6) a.weight_stride = 12;
         if (i == 7) a.x_stride = ((int64_t)1 << 38) + 8;
         if (i == 8) a.max_counted = 2; /* x is copied */
+        if (i == 9) a.entropy = (float *)dummy;
+        if (i == 10) a.argmax = dummy;
+        if (i == 11) a.dentropy = (float *)dummy;
         args_t b = {};
         b.x = b.weight = b.target = b.dx = dummy, b.lse = (float *)dummy, b.tokens = 4, b.hidden = b.vocab = 8, b.path = FUSED;
         const lk_status status = i == 1   ? lk_linear_cross_entropy_forward_backward_plan_f16(&a, 1 << 30, &of)
@@ -1599,6 +1684,8 @@ static void all_sequences(void)
         if (has_path(TEST_BF16, direction, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
             many_rows(direction), test_finish();
     if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
+    for (int variant = 0; variant < 3; variant++)
+        if (fused_here && test_begin("batch_invariant, variant %d", variant)) invariant(variant), test_finish();
     if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
