@@ -1110,7 +1110,7 @@ static void confident(int type, int direction, int path)
 }
 
 /* What is not finite stays in its rows of dx, loss and lse, and no ignored token has any of it. */
-enum { X_NAN, X_INF, BIAS_INF, ALL_MASKED, UPSTREAM_INF, UPSTREAM_NAN, NOT_FINITE };
+enum { X_NAN, X_INF, BIAS_INF, BIAS_NAN, ALL_MASKED, UPSTREAM_INF, UPSTREAM_NAN, NOT_FINITE };
 
 /* Whether an infinite x makes a column's logit +inf, not -inf. The last patterns have one such column. */
 enum { AS_DRAWN, LOW_FIRST, HIGH_FIRST, ALTERNATING, IN_PAIRS, ONE_HIGH };
@@ -1123,7 +1123,7 @@ static bool positive(const problem *p, int64_t c)
 
 static void not_finite_in(problem p, int kind)
 {
-    const double lse = kind == X_NAN ? NAN : kind == ALL_MASKED ? -INFINITY : INFINITY;
+    const double lse = kind == X_NAN || kind == BIAS_NAN ? NAN : kind == ALL_MASKED ? -INFINITY : INFINITY;
     const bool in_rows = kind < UPSTREAM_INF; /* loss and lse have it too */
     int64_t own = p.tokens - 1;               /* the token with such an x */
     settle_tensors(&p);
@@ -1135,7 +1135,7 @@ static void not_finite_in(problem p, int kind)
     if (kind <= X_INF) test_put(p.type, x, own * laid[X].stride + p.hidden / 2, kind == X_NAN ? NAN : INFINITY);
     for (int64_t c = 0; p.signs && kind == X_INF && c < p.vocab; c++)
         test_put(p.type, test_buffer_host(&buffers[WEIGHT]), c * laid[WEIGHT].stride + p.hidden / 2, positive(&p, c) ? 1 : -1);
-    if (kind == BIAS_INF) test_put(p.type, bias, place, INFINITY);
+    if (kind == BIAS_INF || kind == BIAS_NAN) test_put(p.type, bias, place, kind == BIAS_INF ? INFINITY : NAN);
     for (int64_t c = 0; kind == ALL_MASKED && c < p.vocab; c++) test_put(p.type, bias, c, -INFINITY);
     if (!in_rows) *(float *)test_buffer_host(&buffers[UPSTREAM]) = kind == UPSTREAM_INF ? INFINITY : NAN;
     for (int64_t token = 0; p.direction == BACKWARD && in_rows && token < p.tokens; token++)
@@ -1150,7 +1150,7 @@ static void not_finite_in(problem p, int kind)
             const double got = (double)result(LSE, token, 0), loss = (double)result(LOSS, p.on[MEAN] ? 0 : token, 0);
             const int64_t top = p.has[ARGMAX] ? integer(ARGMAX, test_buffer_back(&buffers[ARGMAX]), token) : 0;
             const double entropy = p.has[ENTROPY] ? (double)result(ENTROPY, token, 0) : 0;
-            int64_t first = kind == BIAS_INF ? place : 0;
+            int64_t first = kind == BIAS_INF || kind == BIAS_NAN ? place : 0;
             while (p.signs && kind == X_INF && !positive(&p, first) && first + 1 < p.vocab) first++;
             if (p.has[ENTROPY] && !test_that(hit && in_rows ? isnan(entropy) : none ? entropy == 0 : isfinite(entropy)))
                 test_detail("entropy[%lld] is %g, kind %d; %s", (long long)token, entropy, kind, describe(&p));
@@ -1184,7 +1184,7 @@ static void not_finite(int type, int direction, int path)
         problem p = plain(type, direction, path, 9, 10, 37);
         p.on[IGNORE] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.on[UPSTREAM_ONE] = kind >= UPSTREAM_INF;
         p.seed += (uint64_t)kind, p.chunk = kind % 2 ? 4 : 0, p.panel = kind % 3 ? 16 : 0, p.on[MEAN] = kind == UPSTREAM_NAN;
-        p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = kind % 2 == 0 || path == FUSED;
+        p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = kind != X_INF || path == FUSED;
         not_finite_in(p, kind);
     }
 }
