@@ -1200,7 +1200,7 @@ static void infinite_places(int type, int direction, int path)
             problem p = plain(type, direction, path, 3, 8, vocabs[v]);
             if (at >= p.vocab || (test.small && path != FUSED && (i + v + path) % TEST_TYPES != type)) continue;
             p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.seed += (uint64_t)i;
-            p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = (i + v) % 2;
+            p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = (i + v) % 2 || path == FUSED;
             p.signs = in_bias ? 1 + (int)at : i < ONE_HIGH - 1 ? 1 + i : ONE_HIGH + (int)at;
             p.panel = i % 2 ? 128 : 0, p.aim = i % 3 == 0 ? at + 1 : i % 3 == 1 ? p.vocab : 0;
             not_finite_in(p, in_bias ? BIAS_INF : X_INF);
