@@ -55,7 +55,7 @@
  *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse, entropy and all gradients are NaN,
  *            and argmax is -1.
  *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
- *            denominator: as in cross_entropy.cuh.
+ *            denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
  *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
@@ -98,8 +98,9 @@
  *            PANELS_TWICE: 5 matmuls. They are made once more, so that a panel of dweight is summed over all chunks before
  *            the next panel begins.
  *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). The logits themselves are not stored. forward
- *            stores 16 bytes per token and piece of the columns. forward_backward stores exp(z - reference) in bf16. That is dZ
- *            except for a factor per row, by which dx's tiles and a copy of x are multiplied.
+ *            stores 16 bytes per token and piece of the columns, 32 with entropy or argmax. forward_backward stores
+ *            exp(z - reference) in bf16. That is dZ except for a factor per row, by which dx's tiles and a copy of x are
+ *            multiplied.
  *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 in the workspace. FUSED keeps it in 24
  *            bits: 16 in dweight and 8 in the workspace. With one chunk, dweight needs no sum.
  *            Path 0 takes FUSED only where it can run (see LK_ERR_PATH) and chunk_tokens, panel_vocab and slice_tokens are 0.
