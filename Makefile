@@ -130,6 +130,7 @@ test-packages: | backend ## CMake, pkg-config, make install, make dist, one-file
 torch: | backend ## builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) examples/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/test.py $(ARGS)
+	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/grpo.py
 jax: | backend ## builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
 	$(call quiet,$(PYTHON) examples/jax/build.py $(BACKEND))
 	@$(PYTHON) examples/jax/test.py $(ARGS)

@@ -4,7 +4,8 @@
  *
  *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]
  *   loss, lse    those of cross_entropy.cuh for these logits; its comment has the formulas of all options
- *   dZ[t,j]      the gradient of logits[t,j], by cross_entropy.cuh's formula, with upstream and dlse
+ *   entropy, argmax   likewise
+ *   dZ[t,j]      the gradient of logits[t,j], by cross_entropy.cuh's formula, with upstream, dlse and dentropy
  *   dx[t,d]      = sum_j dZ[t,j] weight[j,d]
  *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
  *   dbias[j]     = sum_t dZ[t,j]               likewise
@@ -27,31 +28,40 @@
  *                args.workspace = ...;
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
  *            forward_backward makes loss, lse and gradients. forward makes loss and lse. backward makes the gradients from a
- *            saved lse; it computes the logits again. Outputs whose pointer is NULL are not computed.
+ *            saved lse, with dentropy also from a saved entropy; it computes the logits again. Outputs whose pointer is NULL
+ *            are not computed.
  *            The workspace function answers what the best plan within 1 GiB needs, or the smallest plan if that needs more.
  *            For another amount of memory, ask for a plan:
  *                lk_linear_cross_entropy_plan plan;
  *                status = lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- *            In a framework with autograd the upstream gradient is known later. Leave upstream NULL, without dlse and
+ *            In a framework with autograd the upstream gradient is known later. Leave upstream NULL, without dlse, dentropy and
  *            accumulate. Keep packed dx, dweight and dbias, and scale each of them by that one number when it is known:
  *            lk_scale_bf16(dx, tokens * hidden, upstream, stream) of lk_scale.cuh, lk_scale_f32 for an f32 dweight.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
- *            Ignored token: loss, z-loss, lse and dx are 0; it adds nothing to dweight and dbias. Keep its x finite, since 0
- *            times NaN is NaN. Only where max_counted is below tokens, or the plan is FUSED, it may be anything.
+ *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep
+ *            its x finite, since 0 times NaN is NaN. Only where max_counted is below tokens, or the plan is FUSED, it may be
+ *            anything.
  *            Bad target (counted, outside [0, vocab)): loss and the token's dx are NaN, and so is a reduced loss. It adds
- *            nothing to dweight and dbias. lse and z-loss are those of its logits. valid_rows, the divisor of a mean without
- *            class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
+ *            nothing to dweight and dbias. lse, z-loss, entropy and argmax are those of its logits. valid_rows, the divisor of
+ *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
  *            bias = -inf masks a column: p is 0 there. Without label_smoothing, only tokens with that target use the column:
  *            their loss is +inf, their gradient finite. With label_smoothing every loss is +inf, and the column has the
  *            formula's gradient with p = 0. With softcap nothing is masked: the logit becomes -softcap, its derivative 0.
  *            max_counted: the matmuls have only this many rows. x of the tokens that are not ignored is copied into the
- *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse and all gradients are NaN.
- *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse, 0 without it.
- *            A token whose logits are all -inf, or hold +inf or NaN: loss and dx are NaN, and so are dweight and dbias.
+ *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse, entropy and all gradients are NaN,
+ *            and argmax is -1.
+ *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
+ *            denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
+ *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
+ *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
+ *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
+ *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
+ *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
+ *            dbias.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of `hidden` products. With fast_logits they are
  *            stored in T: half the bytes, and an error of half an ulp of T in each. FUSED stores none and ignores it.
@@ -59,9 +69,10 @@
  *            bits (see Plans). In bf16 without panels, dx of tail columns (see Plans) is rounded to bf16 before the rest is
  *            added.
  *            A mean's divisor and a single upstream do not go into 16-bit dZ, where they would round all tokens alike. They go
- *            into alpha, the number that a matmul multiplies its result by, unless there is dlse.
+ *            into alpha, the number that a matmul multiplies its result by, unless there is dlse or dentropy.
  *            f16: dZ is stored times a power of 2, chosen for the largest factor, and alpha takes it back. So a loss scale of
- *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15, dZ may overflow.
+ *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15 (with dentropy 10), dZ
+ *            may overflow.
  *            The target's gradient needs p - 1. lk sums p of all other columns instead, so that no digits cancel.
  *            FUSED rounds exponentials to bf16, and x times the row's factor: relative Frobenius error up to 2.4e-3 in dx and
  *            2.8e-3 in dweight, where other plans have 2.5e-3 (64 tokens, 500 columns, logits of sigma 0.02 to 64, simulated).
@@ -85,8 +96,9 @@
  *            written after everything else.
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
  *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). The logits themselves are not stored. forward
- *            stores 16 bytes per token and piece of the columns. forward_backward stores exp(z - reference) in bf16. That is dZ
- *            except for a factor per row, by which dx's tiles and a copy of x are multiplied.
+ *            stores 16 bytes per token and piece of the columns, 32 with entropy or argmax. forward_backward stores
+ *            exp(z - reference) in bf16. That is dZ except for a factor per row, by which dx's tiles and a copy of x are
+ *            multiplied.
  *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 in the workspace. FUSED keeps it in 24
  *            bits: 16 in dweight and 8 in the workspace. With one chunk, dweight needs no sum.
  *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
@@ -167,9 +179,13 @@ typedef struct {
     const float *class_weight; /*      in      f32 [vocab]; NULL means 1 */
     const float *upstream;     /* B FB in      f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in      f32 [tokens], a gradient of lse from elsewhere, which is added; NULL: none */
+    const float *dentropy;     /* B FB in      f32 [tokens], the gradient of entropy, likewise; NULL: none */
+    const float *denominator;  /*      in      f32 [1], what a mean divides by instead; NULL: its own counts */
     float *loss;               /* F FB out     f32 [tokens], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* F FB out     f32, the part of loss that z_loss adds, shaped like loss; NULL to skip */
     float *lse;                /* F FB out, B in: f32 [tokens], B: from forward with the same options; F FB: NULL to skip */
+    float *entropy;            /* F FB out, B in: f32 [tokens]; F FB: NULL to skip; B: from forward, required with dentropy */
+    int64_t *argmax;           /* F FB out     int64 [tokens], the smallest column of the largest logit; NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
     void *saved;               /* F out, B in: exponentials, so that backward need not make the logits again; see Saved; NULL: none */
@@ -206,20 +222,22 @@ typedef struct {
     int dbias_dtype;           /* B FB likewise */
     int fast_logits;           /* not 0: stored logits are T instead of f32, see Numerics */
     int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int batch_invariant;       /* F    not 0: a token's results do not depend on the other tokens; bf16 on sm_90a */
     int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
 } lk_linear_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL; all outputs are. With tokens = 0 all
- *                     except for args and plan may be NULL
+ *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL, or with dentropy entropy; all outputs
+ *                     are. With tokens = 0 all except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
  *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
  *                     made, or of another device
  *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; backward; gradients with
- *                     label_smoothing; 2^30 tokens or more; x (unless max_counted is below tokens) or weight does not start at
- *                     a multiple of 16 bytes, or has a stride above 2^38 or of no multiple of 8
+ *                     label_smoothing, dentropy, entropy or argmax; 2^30 tokens or more; x (unless max_counted is below
+ *                     tokens) or weight does not start at a multiple of 16 bytes, or has a stride above 2^38 or of no multiple
+ *                     of 8. batch_invariant there, or with another path
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
@@ -234,7 +252,8 @@ typedef struct {
  *   ..._plan             the plan within `budget` bytes, see Plans. A workspace of plan->workspace_bytes runs it
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
- * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. The alignment of x, weight and
+ * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
+ * argmax. The alignment of x, weight and
  * dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
@@ -261,7 +280,7 @@ typedef lk_linear_cross_entropy_args lk_lce_args;
 
 typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
-    const float *saved_lse;     /* backward's */
+    const float *saved_lse, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
@@ -281,10 +300,15 @@ typedef struct {
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
-/* The state of a row in a stretch of columns, without its target: fields of lk_ce_row. */
+/* The state of a row in a stretch of columns, without its target: fields of lk_ce_row. lk_lce_more: for entropy and argmax; top
+ * has the target too. */
 typedef struct {
     float max, sum, weights, weighted;
 } lk_lce_sums;
+typedef struct {
+    int64_t top;
+    float entropic;
+} lk_lce_more;
 
 /* Columns whose exponentials are kept in dweight's memory. */
 #define LK_LCE_LOANS 3
@@ -299,12 +323,14 @@ typedef struct {
     int32_t *target;       /* [rows], -1: ignored, or no token; 0 for a bad one, whose factor is 0 */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
     float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
-    float *dlse;           /* [rows] */
-    float *loss, *z, *lse; /* [rows] */
+    float *dlse, *dentropy; /* [rows] */
+    float *loss, *z, *lse, *entropy; /* [rows] */
+    int64_t *argmax;       /* [rows] */
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
     lk_ce_row *states;     /* panels: [chunk], of all columns except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
+    lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
     lk_lce_sums *sample;   /* fused: [rows], or [chunk] where rows are compacted, of the first 256 columns */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
@@ -354,7 +380,7 @@ LK_DEVICE void lk_lce_set(void *to, int type, int64_t i, float x)
 
 typedef struct {
     int counted, bad, before;     /* before: counted, and of an earlier block */
-    float weight, upstream, dlse; /* the sum of class weights; the largest absolute values */
+    float weight, upstream, dlse; /* the sum of class weights; the largest absolute values, of dlse and dentropy together */
 } lk_lce_tally;
 
 LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
@@ -392,7 +418,8 @@ LK_DEVICE int lk_lce_exponent(float x)
  *
  * A mean's divisor and a single upstream are the same for all rows. In 16-bit dZ they would round all rows alike, and no sum
  * over rows makes that error smaller. So alpha has them, with which the matmuls scale. There are two exceptions: alpha would be
- * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse, which they do not scale.
+ * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse or dentropy, which they do not
+ * scale.
  *
  * factor has everything else, and everything in true float. f16 has too small a range for that: there factor also has
  * 2^(power - e), and alpha takes it back. 2^e is the first power of two above all other |factor|. */
@@ -418,14 +445,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (a.class_weight) s.weight += a.class_weight[label.y];
         if (sizes && !all_alike) s.upstream = fmaxf(s.upstream, fabsf(a.upstream[token]));
         if (sizes && a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
+        if (sizes && a.dentropy) s.dlse = fmaxf(s.dlse, fabsf(a.dentropy[token]));
     }
     s = lk_lce_tally_block(s);
-    const float valid = (float)s.counted, over = a.class_weight ? s.weight : valid;
+    const float valid = (float)s.counted, over = a.denominator ? *a.denominator : a.class_weight ? s.weight : valid;
     const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = w.class_weight ? valid : over;
     const float most = all_alike ? 1.0f : s.upstream, common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
     int e = sizes ? lk_lce_exponent(most) : p.power;
     float alpha = common * __int_as_float((127 + e - p.power) << 23);
-    const bool in_alpha = p.c.type != LK_DTYPE_F32 && !a.dlse && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
+    const bool alone = !a.dlse && !a.dentropy;
+    const bool in_alpha = p.c.type != LK_DTYPE_F32 && alone && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
     if (!in_alpha) {
         if (sizes) e = lk_lce_exponent(fmaxf(most * fabsf(common), s.dlse));
         alpha = __int_as_float((127 + e - p.power) << 23);
@@ -452,11 +481,13 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         w.target[row] = good ? label.y : label.bad ? 0 : -1;
         if (w.token) w.token[row] = (int)token;
         if (w.lse && p.c.saved_lse) w.lse[row] = label.counted ? p.c.saved_lse[token] : 0.0f;
+        if (w.entropy && p.c.saved_entropy) w.entropy[row] = label.counted ? p.c.saved_entropy[token] : 0.0f;
         if (!w.factor) continue;
         float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) : 0.0f;
         if (mean) factor = over == 0.0f || !good ? 0.0f : in_alpha ? factor : __fdiv_rn(factor, divisor);
         w.factor[row] = factor * shift;
         if (w.dlse) w.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
+        if (w.dentropy) w.dentropy[row] = good ? a.dentropy[token] * shift : 0.0f;
     }
     const int64_t step = (int64_t)gridDim.x * LK_LCE_THREADS, from = (int64_t)blockIdx.x * LK_LCE_THREADS + thread;
     for (int64_t row = s.counted + from; p.c.compact && row < p.c.rows; row += step) { /* rows without a token */
@@ -464,6 +495,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (w.lse) w.lse[row] = 0.0f;
         if (w.factor) w.factor[row] = 0.0f;
         if (w.dlse) w.dlse[row] = 0.0f;
+        if (w.dentropy) w.dentropy[row] = 0.0f;
     }
     const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f;
     for (int64_t col = from; w.bias && col < a.vocab; col += step)
@@ -578,7 +610,7 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
-    lk_ce_result r = {};
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     float others = 0.0f;
     if (y >= 0) {
         const float weight[1] = {class_weight ? class_weight[y] : 1.0f}, value[1] = {s.target};
@@ -591,6 +623,8 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     if (w.loss) w.loss[row] = r.class_loss + r.z_loss;
     if (w.z) w.z[row] = r.z_loss;
     w.lse[row] = r.lse;
+    if (w.entropy) w.entropy[row] = r.entropy;
+    if (w.argmax) w.argmax[row] = r.argmax;
     if (w.others) w.others[row] = others;
     return r;
 }
@@ -654,6 +688,9 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             float v[N], weight[N];
             if (at >= cols) break;
             lk_unpack(v, raw[u]);
+            if (a.argmax && at + N <= cols) s = lk_ce_take_top(s, v, q.first_col + at);
+            for (int j = 0; a.argmax && at + N > cols && j < N; j++)
+                if (at + j < cols) s = lk_ce_row_top(s, v[j], q.first_col + at + j);
             if (at + N <= cols && (unsigned)(hit - at) >= (unsigned)N) {
                 lk_lce_values(v, weight, a, class_weight, q.first_col + at);
                 s = lk_ce_row_add(s, v, weight, scale);
@@ -704,6 +741,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
     const lk_lce_terms t = lk_lce_terms_of(work, row, y, lse);
+    float bend = 0.0f, entropy = 0.0f;
+    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], entropy = w.entropy[row];
     const bool proper = lk_is_finite(lse);
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
@@ -724,10 +763,11 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (y < 0 || at + j >= cols) continue;
                 float slope = 1.0f;
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
-                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f;
+                const float log = fmaf(scale, v[j], -lse), p = proper ? lk_exp(log) : 1.0f;
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
                 x[j] = slope * fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
                 if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, w.others[row], slope) : NAN;
+                if (w.dentropy) x[j] += slope * bend * (p * (fmaxf(log, -FLT_MAX) + entropy)); /* 0 times -inf counts 0 */
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -822,13 +862,30 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
     *logit = found;
 }
 
-/* Adds a row's columns of a tile to its state. plain: no bias, softcap or smoothing. edge: some columns may not count. */
+/* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
+ * not count. */
 template <bool plain>
 LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
     float slope;
+    if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
+        float most = -INFINITY;
+        bool nan = false;
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
+            if (edge && i / 2 * 8 + i % 2 >= window.left) v[i] = -INFINITY;
+            most = fmaxf(most, v[i]), nan |= v[i] != v[i];
+        }
+        if (nan) most = NAN;
+        if (lk_ce_order(most) >= (int32_t)(s.top >> 32)) { /* few tiles have a new largest logit */
+            int first = 0;
+#pragma unroll
+            for (int i = LK_GEMM_SUMS / 2 - 1; i >= 0; i--) first = v[i] == most || v[i] != v[i] ? i : first;
+            s = lk_ce_row_top(s, most, (int)a.vocab - window.left + first / 2 * 8 + first % 2);
+        }
+    }
     if (!plain && a.softcap > 0.0f) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
@@ -837,12 +894,12 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
-    if (plain || a.label_smoothing <= 0.0f) {
+    if (plain || (a.label_smoothing <= 0.0f && !a.entropy)) {
         const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
         s.max = sum.max, s.sum = sum.sum;
         return s;
     }
-    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f;
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
 #pragma unroll
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
@@ -850,10 +907,11 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
 #pragma unroll
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
         if (!lk_lce_within(window, i)) continue;
-        const float d = v[i] - reference, weight = w ? w[i / 2 * 8 + i % 2] : 1.0f;
-        sum += lk_ex2(scale * LK_LOG2E * d), weights += weight, weighted = fmaf(weight, d, weighted);
+        const float d = v[i] - reference, e = lk_ex2(scale * LK_LOG2E * d), weight = w ? w[i / 2 * 8 + i % 2] : 1.0f;
+        sum += e, weights += weight, weighted = fmaf(weight, d, weighted);
+        entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
     }
-    s.sum += sum, s.weights += weights, s.weighted += weighted;
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
     return s;
 }
 
@@ -1069,6 +1127,8 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
                 if (quarter == 0 && at < q.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
+                if (!plain && mode == LK_LCE_STATES && w.more && quarter == 0 && at < q.rows)
+                    w.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
             }
         }
     }
@@ -1087,6 +1147,10 @@ LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, i
         const lk_lce_sums of = p.sums[row * p.stretches + stretch];
         lk_ce_row other = lk_ce_row_empty();
         other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
+        if (q.p.w.more) {
+            const lk_lce_more more = q.p.w.more[row * p.stretches + stretch];
+            other.top = more.top, other.entropic = more.entropic;
+        }
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
@@ -1545,9 +1609,10 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
     if (a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)counts.counted, over = counts.weight_sum;
         const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
+        const float z_divisor = a.denominator ? over : valid;
         const bool some = over != 0.0f;
         sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
-        sums[1] = some ? __fdiv_rn(sums[1], valid) : sums[1] != sums[1] ? sums[1] : nothing;
+        if (w.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
     }
     if (counts.over) sums[0] = sums[1] = NAN;
     if (a.loss) *a.loss = sums[0];
@@ -1567,6 +1632,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
     lk_lce_counts counts = {};
     if (!none) counts = *w.counts;
+    else if (p.c.gives_loss && a.denominator) counts.weight_sum = *a.denominator;
     if (block < 0) {
         if (p.c.gives_loss && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
         if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
@@ -1574,7 +1640,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         return;
     }
     const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, over = counts.over;
-    const bool left = every || (p.c.gives_loss && a.lse) || counts.bad || over || compact; /* some token has something */
+    const bool rows = p.c.gives_loss && (a.lse || a.entropy || a.argmax);
+    const bool left = every || rows || counts.bad || over || compact; /* some token has something */
     for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
         const int64_t token = first + lane;
         lk_ce_label label = {-1, false, false};
@@ -1586,6 +1653,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
                 if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
                 if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
                 if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
+                if (p.c.gives_loss && a.entropy) a.entropy[token] = skip ? instead : w.entropy[token];
+                if (p.c.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : w.argmax[token];
             }
         }
         const bool fill = token < a.tokens && (label.bad || over || (compact && !label.counted));
@@ -1604,6 +1673,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         if (every && a.loss) a.loss[token] = lk_ce_look_up(a, token).bad ? NAN : w.loss[row];
         if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
         if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
+        if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
+        if (p.c.gives_loss && a.argmax) a.argmax[token] = w.argmax[row];
     }
     if (over || (none && !a.accumulate)) {
         const float value = over ? NAN : 0.0f;
@@ -1727,11 +1798,14 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     w.token = (int32_t *)lk_lce_take(base, used, c->compact, rows, 4);
     w.factor = (float *)lk_lce_take(base, used, c->gradient, rows, 4);
     w.dlse = (float *)lk_lce_take(base, used, c->gradient && a.dlse, rows, 4);
+    w.dentropy = (float *)lk_lce_take(base, used, c->gradient && a.dentropy, rows, 4);
     w.loss = (float *)lk_lce_take(base, used, c->gives_loss && a.loss, rows, 4);
     w.z = (float *)lk_lce_take(base, used, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows, 4);
     w.lse = (float *)lk_lce_take(base, used, true, rows, 4);
+    w.entropy = (float *)lk_lce_take(base, used, a.entropy || a.dentropy, rows, 4);
+    w.argmax = (int64_t *)lk_lce_take(base, used, a.argmax, rows, 8);
     w.bias = lk_lce_take(base, used, a.bias, a.vocab, (size_t)lk_dtype_bytes<lk_f32>(fused ? LK_DTYPE_F32 : c->logits_type));
-    w.class_weight = (float *)lk_lce_take(base, used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
+    w.class_weight = (float *)lk_lce_take(base, used, a.class_weight && mean && !a.denominator && a.z_loss > 0.0f, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, used, a.dbias, w.splits * a.vocab, 4);
     w.x = lk_lce_take(base, used, c->compact, chunk * w.x_stride, (size_t)lk_dtype_bytes<lk_f32>(c->type));
     return w;
@@ -1846,6 +1920,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
     w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept,
                                         chunk * (c->gradient || c->saves ? stretches : alone), sizeof *w.sums);
+    w.more = (lk_lce_more *)lk_lce_take(base, &used, !c->gradient && (a.entropy || a.argmax), chunk * alone, sizeof *w.more);
     w.references = (float *)lk_lce_take(base, &used, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS), 4);
     w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
     used = used > instead ? used : instead;
@@ -1995,15 +2070,17 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_li
  * sums of dweight: about 170 / C of the time. */
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
 {
-    const int64_t vocab = c->a.vocab, rows = c->rows, all = lk_lce_round_up(vocab, LK_GEMM_COLS);
+    const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
+    const int64_t all = given ? given : lk_lce_round_up(vocab, LK_GEMM_COLS); /* forward: the columns of a stretch */
     lk_linear_cross_entropy_plan chunks = {};
     if (!c->fused) return false;
     if (c->saves || !c->gradient) { /* of one kind only */
         *plan = lk_lce_fused_plan(rows, c->saves ? vocab : 0, 0, c->saves ? vocab : all);
         const size_t least = lk_lce_fused_need(c, plan);
         if (least > budget) return false;
-        const int64_t more = (int64_t)((budget - least) / sizeof(lk_lce_sums) / (size_t)rows);
-        if (!c->saves) plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
+        const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
+        const int64_t more = (int64_t)((budget - least) / each / (size_t)rows);
+        if (!c->saves && !given) plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
         return true;
     }
     const bool must_chunk = lk_lce_keeps(c) && c->a.chunk_tokens && c->a.chunk_tokens < rows;
@@ -2022,11 +2099,11 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
     if (!lk_lce_may_be(c, path)) return SIZE_MAX;
     if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
         const int64_t few = given ? given : lk_lce_min(c->rows, 2 * LK_GEMM_ROWS), own = lk_lce_round_up(c->a.panel_vocab, tile);
-        const int64_t panel = lk_lce_min(own ? own : tile, c->gradient ? vocab : lk_lce_round_up(vocab, tile));
+        const int64_t panel = lk_lce_min(own ? own : tile, vocab);
         const bool keeps = lk_lce_keeps(c), alone = c->saves || !c->gradient, must_chunk = keeps && given && given < c->rows;
         const lk_linear_cross_entropy_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
-        const lk_linear_cross_entropy_plan once = alone ? lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0,
-                                                                            c->saves ? vocab : lk_lce_round_up(vocab, tile))
+        const int64_t stretch = own ? own : lk_lce_round_up(vocab, tile);
+        const lk_linear_cross_entropy_plan once = alone ? lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, c->saves ? vocab : stretch)
                                                         : lk_lce_fused_plan(c->rows, 0, 0, panel);
         const size_t in_chunks = keeps ? lk_lce_fused_need(c, &chunk) : SIZE_MAX;
         const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_fused_need(c, &once);
@@ -2099,10 +2176,10 @@ LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_
     const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
     return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan)) ||
            lk_lce_plan_chunks(c, budget, c->rows, plan) ||
-           lk_lce_plan_chunks(c, budget, LK_LCE_SOME, plan) ||
+           lk_lce_plan_chunks(c, budget, LK_LCE_FEWEST, plan) ||
            lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan) ||
            (short_chunks && lk_lce_plan_chunks(c, budget, 1, plan)) ||
-           lk_lce_plan_panels(c, budget, LK_LCE_WIDE, LK_LCE_SOME, plan) ||
+           lk_lce_plan_panels(c, budget, LK_LCE_WIDE, LK_LCE_FEWEST, plan) ||
            lk_lce_plan_fused(c, budget, LK_LCE_NARROW, plan) ||
            lk_lce_plan_panels(c, budget, LK_LCE_NARROW, 1, plan);
 }
@@ -2177,6 +2254,7 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
     if (c->type != LK_DTYPE_BF16) return "bf16";
+    if (c->gradient && (a.entropy || a.argmax || a.dentropy)) return "gradients without entropy, argmax and dentropy";
     if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
     if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     if (c->rows == 0) return NULL;
@@ -2194,6 +2272,8 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     return "sm_90a";
 }
 
+#define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
+
 enum { LK_LCE_FORWARD, LK_LCE_BACKWARD, LK_LCE_FORWARD_BACKWARD };
 
 /* Validates and fills in c, with every default; what the call does not have becomes 0. least: the smallest workspace. A query
@@ -2206,15 +2286,18 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &c->a;
     *c = {}, *a = *args;
+    if (direction != LK_LCE_FORWARD) a->batch_invariant = 0;
     if (direction == LK_LCE_FORWARD) {
-        a->upstream = a->dlse = NULL, a->dx = a->dweight = a->dbias = NULL;
+        a->upstream = a->dlse = a->dentropy = NULL, a->dx = a->dweight = a->dbias = NULL;
         a->dx_stride = a->dweight_stride = a->slice_tokens = 0;
         a->upstream_per_token = a->accumulate = a->dweight_dtype = a->dbias_dtype = 0;
     }
     if (backward) {
-        c->saved_lse = a->lse;
-        a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->zero_when_empty = 0;
+        c->saved_lse = a->lse, c->saved_entropy = a->dentropy ? a->entropy : NULL;
+        a->loss = a->z_loss_out = a->lse = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
+        a->zero_when_empty = 0;
     }
+    if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
     c->gives_loss = !backward, c->gradient = backward || a->dx || a->dweight || a->dbias;
     if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
     c->saves = a->saved != NULL;
@@ -2234,9 +2317,14 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"class_weight", a->class_weight, 4, LK_IN, vocab},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
         {"dlse", a->dlse, 4, LK_IN, a->tokens},
+        {"dentropy", a->dentropy, 4, LK_IN, a->tokens},
+        {"denominator", a->denominator, 4, LK_IN, backward ? some : 1},
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", args->lse, 4, backward ? LK_REQUIRED : LK_OUT, a->tokens},
+        {"entropy", backward ? c->saved_entropy : a->entropy, 4, !backward ? LK_OUT : a->dentropy ? LK_REQUIRED : LK_IN,
+         a->tokens},
+        {"argmax", a->argmax, 8, LK_OUT, a->tokens},
         {"valid_rows", a->valid_rows, 8, LK_OUT, 1},
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
@@ -2273,15 +2361,21 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
     c->open = query && (!a->weight || (!a->x && !c->compact));
+    if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
+        return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
+    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
+    if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
     const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
     const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
     if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
-    if (c->saves && !only && a->label_smoothing > 0.0f) only = "calls without label_smoothing";
+    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->batch_invariant))
+        only = "calls without label_smoothing, entropy, argmax and batch_invariant";
     if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
     if (only && by_name)
-        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s%s", only, c->note);
+        return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
+                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
     if (only) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
@@ -2500,6 +2594,8 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     f.target_dtype = LK_TARGET_INT32;
     if (w.loss) f.loss = w.loss + q.first_row;
     if (w.z) f.z_loss_out = w.z + q.first_row;
+    if (w.entropy) f.entropy = w.entropy + q.first_row;
+    if (w.argmax) f.argmax = w.argmax + q.first_row;
     if (!c.gradient) return lk_cross_entropy_forward<L>(job->op, &f, job->stream);
     f.dlogits = w.logits, f.dlogits_dtype = c.type;
     if (w.slice) { /* of 16-bit elements */
@@ -2508,6 +2604,7 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     }
     f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
     if (w.dlse) f.dlse = w.dlse + q.first_row;
+    if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
     return c.gives_loss ? lk_cross_entropy_forward_backward<L>(job->op, &f, job->stream)
                         : lk_cross_entropy_backward<L>(job->op, &f, job->stream);
 }
@@ -2638,7 +2735,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
-    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax;
     lk_lce_fused p;
     lk_status status = LK_OK;
     if (kept && (q.first_row == 0 || c.compact)) status = lk_lce_sample<T>(job, q);

@@ -16,6 +16,9 @@
  *                 the error of lse. Half a unit of f16's smallest subnormal, of dZ as it is stored, where T is f16
  *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes (TF32: 2^-9 in dx, dweight);
  *                 dx also half an ulp of bf16 of what the tail columns give in a plan of bf16 chunks
+ *   entropy       as lse, and E of each column times p (1 + |z - lse|)
+ *   argmax        a column whose logit is the largest, within the errors of both
+ * dentropy's term of dlogits is p (log p + entropy): p's error, and 2 E, lse's and the entropy's errors besides.
  */
 #include <cuda_runtime.h>
 
@@ -93,37 +96,40 @@ static bool has_path(int type, int path)
 
 enum {
     X, WEIGHT, BIAS, TARGET, CLASS_WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, VALID, WEIGHT_SUM, BAD_COUNT, DX, DWEIGHT, DBIAS,
-    WORKSPACE, TENSORS = WORKSPACE
+    ENTROPY, ARGMAX, DENTROPY, DENOMINATOR, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target",     "class_weight", "upstream",
                                           "dlse", "lse",        "loss",  "z_loss_out", "valid_rows",   "weight_sum",
-                                          "bad_targets", "dx",  "dweight", "dbias",    "workspace"};
+                                          "bad_targets", "dx",  "dweight", "dbias",    "entropy", "argmax", "dentropy",
+                                          "denominator", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. MASK: some of bias is -inf. OVER: one more token
  * counts than max_counted says. */
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, HAS_BIAS, BIAS_F32, MASK, FAST, COMPACT, STRIDES,
     ZERO_WHEN_EMPTY, UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, NO_DX, NO_DWEIGHT, WANT_DBIAS, DWEIGHT_F32, DBIAS_F32, ACCUMULATE,
-    TF32, SWITCHES
+    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, SWITCHES
 };
 static const char *const switch_name[] = {
     "mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale", "softcap", "bad targets",
     "int32 targets", "bias", "f32 bias", "-inf bias", "fast logits", "max counted", "strides", "zero when empty",
     "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate",
-    "tf32"};
+    "tf32", "entropy", "argmax", "dentropy", "denominator"};
 
 static bool switch_of(int direction, int s)
 {
-    if (s == ZERO_WHEN_EMPTY) return gives_loss(direction);
-    return s < ZERO_WHEN_EMPTY || s == TF32 || gives_gradient(direction);
+    if (s == ZERO_WHEN_EMPTY || s == WANT_ENTROPY || s == WANT_ARGMAX) return gives_loss(direction);
+    return s < ZERO_WHEN_EMPTY || s == TF32 || s == DIVIDED || gives_gradient(direction);
 }
 static bool exclude(int s, int t) /* s < t */
 {
-    return (s == MEAN && t == SUM) || (s == UPSTREAM_ROWS && t == UPSTREAM_ONE) || (s == SMOOTHING && t == MASK);
+    return (s == MEAN && t == SUM) || (s == UPSTREAM_ROWS && t == UPSTREAM_ONE) || (s == SMOOTHING && t == MASK) ||
+           (s == SUM && t == DIVIDED);
 }
 /* What a switch is nothing without; -1: nothing. */
 static int needs(int s)
 {
+    if (s == DIVIDED) return MEAN;
     return s == BIAS_F32 || s == MASK ? HAS_BIAS : s == COMPACT ? IGNORE : s == DBIAS_F32 ? WANT_DBIAS : -1;
 }
 
@@ -144,6 +150,7 @@ typedef struct {
     int64_t ignore_index;
     int empty, spelt;
     double sigma;  /* of the logits */
+    double denominator; /* with DIVIDED */
     size_t budget; /* the workspace; 0: the smallest */
     uint64_t seed;
 } problem;
@@ -153,6 +160,7 @@ static problem plain(int type, int direction, int path, int64_t tokens, int64_t 
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.one = 0.75f, p.sigma = 1.3;
+    p.denominator = 2.75;
     p.has[LOSS] = p.has[LSE] = true;
     const uint64_t shape = ((uint64_t)tokens * 1009 + (uint64_t)hidden) * 1000003 + (uint64_t)vocab;
     p.seed = test_hash(shape * 101 + (uint64_t)(type * 31 + direction * 11 + path));
@@ -169,6 +177,7 @@ static void settle_tensors(problem *p)
         for (int t = s + 1; t < SWITCHES; t++)
             if (p->on[s] && exclude(s, t)) p->on[t] = false;
     if (p->on[NO_DX] && p->on[NO_DWEIGHT] && p->direction == BACKWARD) p->on[WANT_DBIAS] = true;
+    if (p->path == FUSED && back) p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     for (int t = X; t <= WEIGHT; t++) { /* multiples of 16 bytes */
         if (p->path != FUSED) continue;
         p->at[t] = 0, p->stride[t] = ((p->stride[t] ? p->stride[t] : p->hidden) + 7) / 8 * 8;
@@ -176,7 +185,8 @@ static void settle_tensors(problem *p)
     p->has[X] = p->has[WEIGHT] = p->has[TARGET] = true, p->has[BIAS] = p->on[HAS_BIAS];
     p->has[DX] = back && !p->on[NO_DX], p->has[DWEIGHT] = back && !p->on[NO_DWEIGHT], p->has[DBIAS] = p->on[WANT_DBIAS];
     p->has[CLASS_WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
-    p->has[DLSE] = p->on[HAS_DLSE];
+    p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = loss ? p->on[WANT_ENTROPY] : p->on[HAS_DENTROPY];
+    p->has[ARGMAX] = p->on[WANT_ARGMAX], p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
     if (!loss) p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = p->has[VALID] = p->has[WEIGHT_SUM] = false;
 }
 
@@ -204,6 +214,7 @@ static const char *describe(const problem *p)
 static bool is_output(const problem *p, int t)
 {
     if (!p->has[t]) return false;
+    if (t > DBIAS) return t <= ARGMAX && gives_loss(p->direction);
     return t >= BAD_COUNT || (t >= LSE && gives_loss(p->direction));
 }
 
@@ -220,12 +231,12 @@ static layout layout_of(const problem *p, int t)
     if (t == X || t == WEIGHT || t == DX || (t == DWEIGHT && !p->on[DWEIGHT_F32]) || (t == BIAS && !p->on[BIAS_F32]) ||
         (t == DBIAS && !p->on[DBIAS_F32]))
         type = p->type;
-    const int bytes = t == VALID || (t == TARGET && !p->on[INT32]) ? 8 : test_type_bytes[type];
+    const int bytes = t == VALID || t == ARGMAX || (t == TARGET && !p->on[INT32]) ? 8 : test_type_bytes[type];
     if (t == X || t == DX) return {type, bytes, p->tokens, p->hidden, packed};
     if (t == WEIGHT || t == DWEIGHT) return {type, bytes, p->vocab, p->hidden, packed};
     if (t == BIAS || t == DBIAS || t == CLASS_WEIGHT) return {type, bytes, p->vocab, 1, 1};
-    const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) ||
-                     ((t == LOSS || t == Z_LOSS) && reduced);
+    const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || t == DENOMINATOR ||
+                     (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) || ((t == LOSS || t == Z_LOSS) && reduced);
     return {type, bytes, one ? 1 : p->tokens, 1, 1};
 }
 
@@ -239,10 +250,11 @@ static bool chance(uint64_t *r, int64_t in)
 static void draw_places(problem *p, uint64_t *r)
 {
     const bool off = chance(r, 2);
-    for (int t = 0; t < TENSORS; t++) {
+    for (int t = 0; t <= DBIAS; t++) {
         p->at[t] = off ? (int)test_below(r, 4) : 0;
         p->stride[t] = p->on[STRIDES] ? p->hidden + test_below(r, 9) : 0;
     }
+    for (int t = ENTROPY; t < TENSORS; t++) p->at[t] = off ? (int)(test_hash(*r + (uint64_t)t) % 4) : 0;
 }
 
 static void draw_values(problem *p, uint64_t *r)
@@ -265,6 +277,7 @@ static void draw_values(problem *p, uint64_t *r)
 static void leave_open(problem *p)
 {
     p->chunk = p->panel = p->slice = 0;
+    if (p->direction != FORWARD) p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     for (int t = X; t <= WEIGHT; t++) p->at[t] = 0, p->stride[t] = (p->hidden + 7) / 8 * 8 + (p->stride[t] ? 8 : 0);
 }
 
@@ -273,7 +286,9 @@ static problem drawn(int type, int direction, int path, int64_t tokens, int64_t 
     problem p = plain(type, direction, path, tokens, hidden, vocab);
     p.seed = test_hash(p.seed + (uint64_t)seed * 0x10001);
     uint64_t random = p.seed;
-    for (int s = 0; s < SWITCHES; s++) p.on[s] = chance(&random, 3);
+    const uint64_t later = test_hash(random + 1);
+    for (int s = 0; s < WANT_ENTROPY; s++) p.on[s] = chance(&random, 3);
+    for (int s = WANT_ENTROPY; s < SWITCHES; s++) p.on[s] = later >> 8 * (s - WANT_ENTROPY) & 1;
     draw_values(&p, &random), draw_places(&p, &random);
     const bool masks = p.on[MASK] && p.on[SOFTCAP] && chance(&random, 2); /* without it rows could be all -inf */
     if (masks) p.mask_from = test_below(&random, vocab), p.mask_to = p.mask_from + test_below(&random, vocab) + 1;
@@ -288,6 +303,7 @@ typedef struct {
     bool counted, bad;
     int64_t y;
     double weight, lse, class_loss, z_loss, lse_slack, class_slack, z_slack, most; /* most: the largest |z| */
+    double entropy, entropy_slack, best, best_slack; /* best: the largest logit */
 } outcome;
 
 static plan_t plan; /* of the last setup */
@@ -324,7 +340,11 @@ static double z_loss_of(const problem *p) { return p->on[Z] ? (double)p->z_loss 
 /* What rounding both factors to TF32, at worst towards zero, adds to a product's relative error. */
 static double tf32_of(const problem *p) { return p->type == TEST_F32 && p->on[TF32] ? 0x1p-9 : 0; }
 static double smoothing_of(const problem *p) { return p->on[SMOOTHING] ? (double)p->smoothing : 0; }
-static double over_of(const problem *p) { return p->has[CLASS_WEIGHT] ? weight_sum : (double)valid_rows; }
+static double over_of(const problem *p)
+{
+    return p->on[DIVIDED] ? (double)(float)p->denominator : p->has[CLASS_WEIGHT] ? weight_sum : (double)valid_rows;
+}
+static double z_over_of(const problem *p) { return p->on[DIVIDED] ? over_of(p) : (double)valid_rows; }
 /* Whether max_counted is below what counts, so that everything is NaN. */
 static bool overflown(const problem *p) { return p->on[COMPACT] && p->over && valid_rows > 1; }
 
@@ -376,7 +396,8 @@ static void fill_floats(const problem *p, int t)
             if (t == CLASS_WEIGHT) v = p->empty == ALL_WEIGHTLESS || chance(&random, 9) ? 0 : 1 + v / 4;
             if (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) v = p->empty ? NAN : (double)p->one;
             if (t == UPSTREAM && p->on[UPSTREAM_ROWS]) v = row == 3 ? 0 : v * (double)p->one;
-            const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == X;
+            if (t == DENOMINATOR) v = p->denominator;
+            const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == DENTROPY || t == X;
             if (one_a_token && ignored(p, row) && (t != X || compacted(p))) v = NAN;
             test_put(l.type, test_buffer_host(&buffers[t]), row * l.stride + c, (float)v);
         }
@@ -390,6 +411,22 @@ static double exactly(int t, int64_t row, int64_t c)
     return (double)value(t, row, c) + (t == nudged_tensor && row == nudged_row && c == nudged_col ? nudge : 0);
 }
 
+/* A logit, and its error. */
+static double logit_of(const problem *p, int64_t token, int64_t c, double *lost)
+{
+    const double u = 0x1p-24;
+    double v = 0, size = 0;
+    for (int64_t d = 0; d < p->hidden; d++) {
+        const double term = exactly(X, token, d) * exactly(WEIGHT, c, d);
+        v += term, size += fabs(term);
+    }
+    if (p->has[BIAS]) v += exactly(BIAS, c, 0);
+    *lost = 16 * u * (size + (isfinite(v) ? fabs(v) : 0)) + tf32_of(p) * size;
+    if (p->on[FAST] && isfinite(v)) *lost += test_half_ulp(p->type, v);
+    if (p->on[FAST] && isfinite(v) && p->has[BIAS]) *lost += test_half_ulp(p->type, (double)value(BIAS, c, 0));
+    return v;
+}
+
 /* z of a token's row with its errors, and what the formula makes of it. */
 static outcome examine(const problem *p, int64_t token)
 {
@@ -400,16 +437,11 @@ static outcome examine(const problem *p, int64_t token)
     o.y = target_of(token), o.counted = !ignored(p, token), o.bad = o.counted && (o.y < 0 || o.y >= p->vocab);
     if (!o.counted) return o;
     double max = -INFINITY, error = 0;
+    o.best = -INFINITY;
     for (int64_t c = 0; c < p->vocab; c++) {
-        double v = 0, size = 0;
-        for (int64_t d = 0; d < p->hidden; d++) {
-            const double term = exactly(X, token, d) * exactly(WEIGHT, c, d);
-            v += term, size += fabs(term);
-        }
-        if (p->has[BIAS]) v += exactly(BIAS, c, 0);
-        double lost = 16 * u * (size + (isfinite(v) ? fabs(v) : 0)) + tf32_of(p) * size;
-        if (p->on[FAST] && isfinite(v)) lost += test_half_ulp(p->type, v);
-        if (p->on[FAST] && isfinite(v) && p->has[BIAS]) lost += test_half_ulp(p->type, (double)value(BIAS, c, 0));
+        double lost;
+        const double v = logit_of(p, token, c, &lost);
+        if (v > o.best) o.best = v, o.best_slack = lost;
         const double argument = a * v / s, root = 1 / cosh(argument);
         row_slope[c] = p->on[SOFTCAP] ? root * root : 1;
         row_z[c] = p->on[SOFTCAP] ? s * tanh(argument) : a * v;
@@ -425,6 +457,12 @@ static outcome examine(const problem *p, int64_t token)
     }
     const double log_sum = log(sum), share = e / (double)p->vocab, slack = 64 * u * (1 + log((double)p->vocab) + o.most);
     o.weight = o.bad ? 0 : weight_of(p, o.y), o.lse = max + log_sum, o.lse_slack = error + slack;
+    o.entropy = o.lse, o.entropy_slack = o.lse_slack;
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double q = exp(row_z[c] - o.lse), far = q > 0 ? fabs(row_z[c] - o.lse) : 0;
+        if (q > 0) o.entropy -= q * row_z[c];
+        o.entropy_slack += q * ((1 + far) * (row_error[c] + o.lse_slack) + 16 * u * far * (1 + far));
+    }
     o.z_loss = z_loss_of(p) * o.lse * o.lse;
     o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss + z_loss_of(p) * o.lse_slack * o.lse_slack;
     if (o.bad) {
@@ -459,7 +497,7 @@ static void upstream_of(const problem *p, int64_t token, double *f, double *h)
     *f = *h = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? token : 0, 0) : 1;
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
-    else *f /= over_of(p), *h /= (double)valid_rows;
+    else *f /= over_of(p), *h /= z_over_of(p);
 }
 
 /* dlogits of all tokens and their errors. */
@@ -476,6 +514,7 @@ static void differentiate(const problem *p)
         if (!outcomes[token].counted || outcomes[token].bad) continue;
         upstream_of(p, token, &f, &h);
         most = fmax(most, fmax(fabs(f), fmax(fabs(h), p->has[DLSE] ? fabs((double)value(DLSE, token, 0)) : 0)));
+        most = fmax(most, p->has[DENTROPY] ? fabs((double)value(DENTROPY, token, 0)) : 0);
     }
     for (int64_t token = 0; token < p->tokens; token++) {
         const outcome o = outcomes[token];
@@ -486,6 +525,7 @@ static void differentiate(const problem *p)
         upstream_of(p, token, &f, &h);
         const double class_part = f * ((1 - e) * o.weight + share * weight_total);
         const double dlse = p->has[DLSE] ? (double)value(DLSE, token, 0) : 0;
+        const double dentropy = p->has[DENTROPY] ? (double)value(DENTROPY, token, 0) : 0;
         const double own = 2 * z_loss_of(p) * o.lse * h + dlse, rise = class_part + own;
         const double size = fabs(class_part) + fabs(2 * z_loss_of(p) * o.lse * h) + fabs(dlse);
         double worst = 0;
@@ -502,8 +542,12 @@ static void differentiate(const problem *p)
                 const double relative = half + (64 + 8 * far + 4 * fabs(o.lse)) * u + 2 * worst + o.lse_slack + bend +
                                         (p->on[SOFTCAP] ? 16 * u * fabs(row_z[c]) : 0);
                 const double own_slope = slope[token * p->vocab + c];
-                row[c] = a * own_slope * (pass ? own * q - class_part * rest + fall : rise * q - fall);
-                error[c] = a * terms * ((own_slope + bend) * relative + bend) + size * (plan.kept_vocab ? 0x1p-46 : 0x1p-126);
+                const double spread = q > 0 ? far + fabs(o.entropy) : 0;
+                const double bent = q > 0 ? dentropy * q * (row_z[c] - o.lse + o.entropy) : 0;
+                const double all = terms + fabs(dentropy) * q * spread;
+                row[c] = a * own_slope * ((pass ? own * q - class_part * rest + fall : rise * q - fall) - bent);
+                error[c] = a * all * ((own_slope + bend) * relative + bend) + (size + fabs(dentropy) * spread) * (plan.kept_vocab ? 0x1p-46 : 0x1p-126);
+                error[c] += a * own_slope * fabs(dentropy) * q * (2 * worst + o.lse_slack + o.entropy_slack + 64 * u * spread);
                 if (p->type == TEST_F16) error[c] += most * 2 * a * 0x1p-24 * 0x1p-12;
             }
     }
@@ -513,6 +557,8 @@ static void fill_saved(const problem *p)
 {
     for (int64_t token = 0; token < p->tokens; token++)
         ((float *)test_buffer_host(&buffers[LSE]))[token] = outcomes[token].counted ? (float)outcomes[token].lse : NAN;
+    for (int64_t token = 0; p->has[ENTROPY] && token < p->tokens; token++)
+        ((float *)test_buffer_host(&buffers[ENTROPY]))[token] = outcomes[token].counted ? (float)outcomes[token].entropy : NAN;
 }
 
 static args_t args;
@@ -523,15 +569,17 @@ static void spoil_unused(int direction)
 {
     void *const nowhere = (void *)0x41;
     if (direction == FORWARD) {
-        args.upstream = args.dlse = (const float *)nowhere, args.dx = args.dweight = args.dbias = nowhere;
+        args.upstream = args.dlse = args.dentropy = (const float *)nowhere, args.dx = args.dweight = args.dbias = nowhere;
         args.dx_stride = args.dweight_stride = args.slice_tokens = -3;
         args.upstream_per_token = args.accumulate = args.dweight_dtype = args.dbias_dtype = 77;
     }
     if (direction == BACKWARD) {
-        args.loss = args.z_loss_out = args.weight_sum = (float *)nowhere, args.valid_rows = (int64_t *)nowhere;
+        args.loss = args.z_loss_out = args.weight_sum = (float *)nowhere, args.valid_rows = args.argmax = (int64_t *)nowhere;
+        if (!args.dentropy) args.entropy = (float *)nowhere;
         args.zero_when_empty = 77;
     }
     if (direction == BOTH) args.saved = nowhere;
+    if (args.reduction != LK_REDUCTION_MEAN) args.denominator = (const float *)nowhere;
 }
 
 static void set_args(const problem *p, void *const *at)
@@ -551,6 +599,8 @@ static void set_args(const problem *p, void *const *at)
     a->target_dtype = p->on[INT32], a->bias_dtype = p->on[BIAS_F32] ? LK_DTYPE_F32 : own, a->fast_logits = p->on[FAST];
     a->path = p->path, a->tf32 = p->on[TF32];
     a->upstream = (const float *)at[UPSTREAM], a->dlse = (const float *)at[DLSE], a->dx = at[DX], a->dweight = at[DWEIGHT];
+    a->dentropy = (const float *)at[DENTROPY], a->denominator = (const float *)at[DENOMINATOR];
+    a->entropy = (float *)at[ENTROPY], a->argmax = (int64_t *)at[ARGMAX];
     a->dbias = at[DBIAS], a->dx_stride = p->stride[DX], a->dweight_stride = p->stride[DWEIGHT];
     a->slice_tokens = p->slice, a->upstream_per_token = p->on[UPSTREAM_ROWS], a->accumulate = p->on[ACCUMULATE];
     a->dweight_dtype = p->on[DWEIGHT_F32] ? LK_DTYPE_F32 : own, a->dbias_dtype = p->on[DBIAS_F32] ? LK_DTYPE_F32 : own;
@@ -606,7 +656,7 @@ static bool setup(const problem *p, int run)
                          run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
     }
     fill_targets(p);
-    const int drawn_tensors[] = {X, WEIGHT, BIAS, CLASS_WEIGHT, UPSTREAM, DLSE};
+    const int drawn_tensors[] = {X, WEIGHT, BIAS, CLASS_WEIGHT, UPSTREAM, DLSE, DENTROPY, DENOMINATOR};
     for (int i = 0; i < LENGTH_OF(drawn_tensors); i++)
         if (p->has[drawn_tensors[i]]) fill_floats(p, drawn_tensors[i]);
     if (p->on[ACCUMULATE] && p->has[DWEIGHT]) fill_floats(p, DWEIGHT);
@@ -669,6 +719,21 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
                     (double)got, want, slack, describe(p), plan.text);
 }
 
+/* The argmax is a column with the largest logit, the first one where all are alike. */
+static void verify_argmax(const problem *p, int64_t token)
+{
+    const outcome o = outcomes[token];
+    const int64_t got = integer(ARGMAX, test_buffer_back(&buffers[ARGMAX]), token);
+    double lost = 0;
+    bool right = got == -1;
+    if (o.counted && !overflown(p)) {
+        right = got >= 0 && got < p->vocab && (p->sigma > 0 || p->has[BIAS] || got == 0);
+        right = right && (o.best == -INFINITY || logit_of(p, token, got, &lost) + lost >= o.best - o.best_slack);
+    }
+    if (!test_that(right))
+        test_detail("argmax[%lld] is %lld; %s; plan: %s", (long long)token, (long long)got, describe(p), plan.text);
+}
+
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
@@ -676,6 +741,8 @@ static void verify_loss(const problem *p)
     for (int64_t token = 0; token < p->tokens; token++) {
         const outcome o = outcomes[token];
         near(p, LSE, token, 0, o.lse, o.lse_slack);
+        near(p, ENTROPY, token, 0, o.entropy, o.entropy_slack);
+        if (p->has[ARGMAX]) verify_argmax(p, token);
         if (!reduced) near(p, LOSS, token, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
         if (!reduced) near(p, Z_LOSS, token, 0, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
@@ -685,7 +752,8 @@ static void verify_loss(const problem *p)
         const double nothing = p->on[ZERO_WHEN_EMPTY] ? 0 : NAN;
         loss = loss != loss ? NAN : nothing, z_part = z_part != z_part ? NAN : nothing;
     } else if (mean) {
-        loss /= over_of(p), slack /= over_of(p), z_part /= (double)valid_rows, z_slack /= (double)valid_rows;
+        const double over = over_of(p), z_over = z_over_of(p);
+        loss /= over, slack /= fabs(over), z_part = p->on[Z] ? z_part / z_over : 0, z_slack /= fabs(z_over);
     }
     if (reduced) near(p, LOSS, 0, 0, loss + z_part, slack + z_slack), near(p, Z_LOSS, 0, 0, z_part, z_slack);
     if (p->has[VALID] && !test_that(integer(VALID, test_buffer_back(&buffers[VALID]), 0) == valid_rows))
@@ -846,7 +914,10 @@ static void count(const problem *p)
     DID(DIRECTIONS, 0, "all ignored", some && valid_rows == 0), DID(DIRECTIONS, 0, "bad target seen", bad_targets > 0);
     DID(DIRECTIONS, 0, "bad target, compacted", bad_targets > 0 && p->on[COMPACT]);
     DID(DIRECTIONS, 0, "class weights all 0", valid_rows && weight_sum == 0);
-    DID(DIRECTIONS, 0, "mean over nothing", some && mean && over_of(p) == 0);
+    DID(DIRECTIONS, 0, "mean over nothing", some && mean && over_of(p) == 0 && !p->on[DIVIDED]);
+    DID(DIRECTIONS, 0, "denominator 0", some && mean && over_of(p) == 0 && p->on[DIVIDED]);
+    DID(DIRECTIONS, 0, "denominator not finite", some && mean && !isfinite(over_of(p)));
+    DID(DIRECTIONS, 0, "denominator, no token", !some && p->on[DIVIDED]);
     DID(DIRECTIONS, 0, "mean, class weights, z-loss", mean && p->on[WEIGHTS] && p->on[Z]);
     DID(DIRECTIONS, 0, "smoothing with weights", p->on[SMOOTHING] && p->on[WEIGHTS]);
     DID(DIRECTIONS, 0, "too many counted", overflown(p)), DID(FORWARD, 0, "loss NULL", !p->has[LOSS]);
@@ -860,6 +931,8 @@ static void count(const problem *p)
 static bool switched(int at, int s)
 {
     const int direction = at / PATHS, path = at % PATHS;
+    const bool stored = s == WANT_ENTROPY || s == WANT_ARGMAX || s == HAS_DENTROPY;
+    if (path == FUSED && stored && gives_gradient(direction)) return false;
     return has_path(TEST_BF16, path) && switch_of(direction, s);
 }
 
@@ -923,8 +996,9 @@ static void options_drawn(int type, int direction, int path)
 /* What the draws may miss. */
 static void corners(int type, int direction, int path)
 {
-    for (int i = 0; i < 28; i++) {
+    for (int i = 0; i < 35; i++) {
         problem p = plain(type, direction, path, 9, 10, 37);
+        const double denominators[] = {0, INFINITY, NAN, -2.5, 3};
         const bool slices = i >= 20 && i <= 26, few = i == 19 || i == 27, bf16_only = i == 15 || i == 17;
         const int any = slices ? TEST_F16 + (i + path) % 2 : (i + direction + path) % TEST_TYPES; /* another on another path */
         const int its_own = few || i == 9 || i == 16 ? TEST_F16 : bf16_only ? TEST_BF16 : any;
@@ -966,6 +1040,13 @@ static void corners(int type, int direction, int path)
         if (i == 24) p.stride[DWEIGHT] = 13;
         if (i == 25) p.at[DWEIGHT] = 1;
         if (i == 26) p.on[DWEIGHT_F32] = true;
+        /* denominators: 0, not finite, negative, and of no token; then logits that are all alike, and a workspace for FUSED */
+        if (i >= 28 && i < 33) p.denominator = denominators[i - 28], p.on[MEAN] = p.on[DIVIDED] = p.has[Z_LOSS] = true;
+        if (i >= 28 && i < 33) p.on[WEIGHTS] = i % 2, p.on[Z] = i % 3 == 0, p.on[ZERO_WHEN_EMPTY] = i == 28;
+        if (i == 32) p.tokens = 0;
+        if (i == 33) p.sigma = 0, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true, p.vocab = 530, p.panel = 256, p.aim = 1;
+        if (i == 34) p.tokens = 130, p.vocab = 1100, p.panel = 256, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true;
+        if (i == 34) p.on[IGNORE] = p.on[HAS_DENTROPY] = true;
         if (i == 13) p.chunk = p.panel = 0, p.vocab = 515, p.tokens = pick(40, 9), p.budget = 1 << 16;
         run(p);
     }
@@ -1030,7 +1111,7 @@ static void confident(int type, int direction, int path)
 }
 
 /* What is not finite stays in its rows of dx, loss and lse, and no ignored token has any of it. */
-enum { X_NAN, X_INF, BIAS_INF, ALL_MASKED, UPSTREAM_INF, UPSTREAM_NAN, NOT_FINITE };
+enum { X_NAN, X_INF, BIAS_INF, BIAS_NAN, ALL_MASKED, UPSTREAM_INF, UPSTREAM_NAN, NOT_FINITE };
 
 /* Whether an infinite x makes a column's logit +inf, not -inf. The last patterns have one such column. */
 enum { AS_DRAWN, LOW_FIRST, HIGH_FIRST, ALTERNATING, IN_PAIRS, ONE_HIGH };
@@ -1043,7 +1124,7 @@ static bool positive(const problem *p, int64_t c)
 
 static void not_finite_in(problem p, int kind)
 {
-    const double lse = kind == X_NAN ? NAN : kind == ALL_MASKED ? -INFINITY : INFINITY;
+    const double lse = kind == X_NAN || kind == BIAS_NAN ? NAN : kind == ALL_MASKED ? -INFINITY : INFINITY;
     const bool in_rows = kind < UPSTREAM_INF; /* loss and lse have it too */
     int64_t own = p.tokens - 1;               /* the token with such an x */
     settle_tensors(&p);
@@ -1055,7 +1136,7 @@ static void not_finite_in(problem p, int kind)
     if (kind <= X_INF) test_put(p.type, x, own * laid[X].stride + p.hidden / 2, kind == X_NAN ? NAN : INFINITY);
     for (int64_t c = 0; p.signs && kind == X_INF && c < p.vocab; c++)
         test_put(p.type, test_buffer_host(&buffers[WEIGHT]), c * laid[WEIGHT].stride + p.hidden / 2, positive(&p, c) ? 1 : -1);
-    if (kind == BIAS_INF) test_put(p.type, bias, place, INFINITY);
+    if (kind == BIAS_INF || kind == BIAS_NAN) test_put(p.type, bias, place, kind == BIAS_INF ? INFINITY : NAN);
     for (int64_t c = 0; kind == ALL_MASKED && c < p.vocab; c++) test_put(p.type, bias, c, -INFINITY);
     if (!in_rows) *(float *)test_buffer_host(&buffers[UPSTREAM]) = kind == UPSTREAM_INF ? INFINITY : NAN;
     for (int64_t token = 0; p.direction == BACKWARD && in_rows && token < p.tokens; token++)
@@ -1068,6 +1149,16 @@ static void not_finite_in(problem p, int kind)
         const bool none = ignored(&p, token), hit = !none && (kind > X_INF || token == own);
         if (gives_loss(p.direction)) {
             const double got = (double)result(LSE, token, 0), loss = (double)result(LOSS, p.on[MEAN] ? 0 : token, 0);
+            const int64_t top = p.has[ARGMAX] ? integer(ARGMAX, test_buffer_back(&buffers[ARGMAX]), token) : 0;
+            const double entropy = p.has[ENTROPY] ? (double)result(ENTROPY, token, 0) : 0;
+            int64_t first = kind == BIAS_INF || kind == BIAS_NAN ? place : 0;
+            while (p.signs && kind == X_INF && !positive(&p, first) && first + 1 < p.vocab) first++;
+            if (p.has[ENTROPY] && !test_that(hit && in_rows ? isnan(entropy) : none ? entropy == 0 : isfinite(entropy)))
+                test_detail("entropy[%lld] is %g, kind %d; %s", (long long)token, entropy, kind, describe(&p));
+            const bool known = hit && in_rows && (p.signs || kind != X_INF);
+            if (p.has[ARGMAX] && !test_that(none ? top == -1 : known ? top == first : top >= 0 && top < p.vocab))
+                test_detail("argmax[%lld] is %lld, not %lld, kind %d; %s", (long long)token, (long long)top, (long long)first,
+                            kind, describe(&p));
             const bool right = hit && in_rows ? (isnan(lse) ? isnan(got) : got == lse) : none ? got == 0 : isfinite(got);
             if (!test_that(right)) test_detail("lse[%lld] is %g, kind %d; %s", (long long)token, got, kind, describe(&p));
             if (!p.on[MEAN] && !test_that(hit && in_rows ? isnan(loss) : none ? loss == 0 : isfinite(loss)))
@@ -1094,6 +1185,7 @@ static void not_finite(int type, int direction, int path)
         problem p = plain(type, direction, path, 9, 10, 37);
         p.on[IGNORE] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.on[UPSTREAM_ONE] = kind >= UPSTREAM_INF;
         p.seed += (uint64_t)kind, p.chunk = kind % 2 ? 4 : 0, p.panel = kind % 3 ? 16 : 0, p.on[MEAN] = kind == UPSTREAM_NAN;
+        p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = kind != X_INF || path == FUSED;
         not_finite_in(p, kind);
     }
 }
@@ -1109,6 +1201,7 @@ static void infinite_places(int type, int direction, int path)
             problem p = plain(type, direction, path, 3, 8, vocabs[v]);
             if (at >= p.vocab || (test.small && path != FUSED && (i + v + path) % TEST_TYPES != type)) continue;
             p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.seed += (uint64_t)i;
+            p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = (i + v) % 2 || path == FUSED;
             p.signs = in_bias ? 1 + (int)at : i < ONE_HIGH - 1 ? 1 + i : ONE_HIGH + (int)at;
             p.panel = i % 2 ? 128 : 0, p.aim = i % 3 == 0 ? at + 1 : i % 3 == 1 ? p.vocab : 0;
             not_finite_in(p, in_bias ? BIAS_INF : X_INF);
@@ -1137,6 +1230,7 @@ static void masked_tiles(int type, int direction, int path)
         p.mask_from = cases[i].from, p.mask_to = cases[i].to, p.stairs = cases[i].stairs, p.aim = cases[i].aim;
         p.on[SOFTCAP] = cases[i].softcap > 0, p.softcap = cases[i].softcap, p.panel = i % 3 ? 256 : 0;
         p.on[MEAN] = i % 4 == 0, p.on[SCALE] = i % 5 == 4, p.on[IGNORE] = i % 3 == 1;
+        p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = i % 2 || direction == FORWARD;
         run(p);
     }
 }
@@ -1217,6 +1311,7 @@ static double total(const problem *p)
         if (!o.counted) continue;
         upstream_of(p, token, &f, &h);
         sum += f * o.class_loss + h * o.z_loss + (p->has[DLSE] ? (double)value(DLSE, token, 0) * o.lse : 0);
+        if (p->has[DENTROPY]) sum += (double)value(DENTROPY, token, 0) * o.entropy;
     }
     return sum;
 }
@@ -1228,6 +1323,7 @@ static void differences(int direction)
         problem p = plain(TEST_F32, direction, i % FUSED, 4, 3, 19);
         p.on[i < 4 ? MEAN : SUM] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = true;
         p.on[WEIGHTS] = i % 2, p.on[SOFTCAP] = i > 4, p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = i % 3 == 0, p.on[IGNORE] = i == 2;
+        p.on[HAS_DENTROPY] = i < 2 || i > 4, p.on[DIVIDED] = i == 1;
         p.chunk = 3, p.panel = 16, p.seed += (uint64_t)i;
         settle_tensors(&p);
         if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
@@ -1463,6 +1559,61 @@ static bool alike_but_for_the_device(const plan_t *one, const plan_t *other)
     return !memcmp(one, other, offsetof(plan_t, text)) && !strncmp(one->text, other->text, strlen(one->text));
 }
 
+/* A token's results have the same bits for any number of tokens, at any place among them, compacted or not, and whatever the
+ * workspace and chunk_tokens. Without the switch 300 tokens of 34 tiles of columns have other stretches than 255. */
+static void invariant(int variant)
+{
+    static const int outputs[] = {LOSS, LSE, Z_LOSS, ENTROPY, ARGMAX};
+    static const int64_t subsets[][2] = {{1, 0},    {1, 299},   {1, 150}, {2, 298}, {2, 63},
+                                         {127, 100}, {127, 173}, {255, 0}, {255, 45}};
+    problem p = plain(TEST_BF16, FORWARD, LK_LINEAR_CROSS_ENTROPY_AUTO, 300, 8, 34 * 256);
+    p.has[Z_LOSS] = p.on[Z] = p.on[IGNORE] = true, p.seed += (uint64_t)variant;
+    p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = variant > 0, p.on[HAS_BIAS] = p.on[SOFTCAP] = p.on[WEIGHTS] = variant > 1;
+    p.on[SMOOTHING] = variant > 1;
+    settle_tensors(&p);
+    for (int i = -1; i < 2 * LENGTH_OF(subsets); i++) {
+        if (i >= 0 && test.small && i % 3 != variant) continue;
+        const int64_t tokens = i < 0 ? p.tokens : subsets[i / 2][0], first = i < 0 ? 0 : subsets[i / 2][1];
+        if (i < 0 && !setup(&p, 0)) return;
+        for (int o = 0; o < LENGTH_OF(outputs) && i >= 0; o++)
+            if (p.has[outputs[o]]) upload(&buffers[outputs[o]]); /* poison */
+        const args_t whole = args;
+        int64_t counted = 0;
+        for (int64_t token = first; token < first + tokens; token++) counted += !ignored(&p, token);
+        args.batch_invariant = 1, args.tokens = tokens;
+        args.x = (const lk_bf16 *)whole.x + first * p.hidden, args.target = (const int64_t *)whole.target + first;
+        if (i >= 0 && i % 2) args.max_counted = counted ? counted : 1;
+        if (i >= 0) args.chunk_tokens = i % 4 * 16;
+        plan_t of = {};
+        size_t bytes = 0;
+        lk_status status = smallest(&p, &bytes);
+        if (i % 3 == 1) bytes = bytes * 3 / 2;
+        if (!status) status = plan_of(&p, bytes, &of);
+        static test_buffer own;
+        test_buffer_size(&own, bytes, 0, 0x5a), upload(&own);
+        set_workspace(test_buffer_device(&own), bytes);
+        if (!status) status = launch(&p);
+        if (!launched(&p, status)) return;
+        collect(&p);
+        args = whole;
+        if (!test_that(of.path == FUSED && of.panel_vocab == 8 * 256)) test_detail("plan: %s", of.text);
+        for (int o = 0; o < LENGTH_OF(outputs); o++) {
+            const int t = outputs[o];
+            if (!p.has[t]) continue;
+            const size_t bytes_out = (size_t)laid[t].bytes, from = (size_t)first * bytes_out, all = buffers[t].bytes;
+            const char *const back = (const char *)test_buffer_back(&buffers[t]);
+            if (i < 0) kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], all), memcpy(kept[t], back, all);
+            for (int64_t token = 0; token < tokens; token++)
+                if (!test_that(!memcmp(kept[t] + from + (size_t)token * bytes_out, back + (size_t)token * bytes_out,
+                                       bytes_out)))
+                    test_detail("%s of token %lld has other bits as token %lld of %lld, variant %d, max_counted %d",
+                                tensor_name[t], (long long)(first + token), (long long)token, (long long)tokens, variant,
+                                i % 2);
+        }
+        if (i < 0) verify(&p);
+    }
+}
+
 /* Path 0 with every workspace from the smallest up is the path that the query says, by name, in the same workspace: the same
  * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens, and a tail column, for fused
  * gradients to be the cheaper ones. */
@@ -1488,7 +1639,7 @@ static void choices_by_name(int direction, int seen)
         collect(&p), settle(&p, false, "the path by name");
     }
     see_device(THIS_DEVICE);
-    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, FUSED);
+    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, FUSED) && direction != BACKWARD; /* CHUNKS come first */
     const bool some = kept > 0 || direction == FORWARD; /* its smallest plan is fused too */
     if (!test_that(some && (fused > 0) == may)) test_detail("%d plans fused, %d not", fused, kept);
 }
@@ -1496,8 +1647,36 @@ static void choices_by_name(int direction, int seen)
 /* What the fused path is not for is refused in words, by the queries too. */
 static void fused_refusals(void)
 {
+    const struct {
+        int type, path, seen;
+        size_t off; /* of x */
+        const char *said;
+    } invariants[] = {{TEST_F32, 0, THIS_DEVICE, 0, "batch_invariant needs path LK_LINEAR_CROSS_ENTROPY_FUSED, which is for b"},
+                      {TEST_BF16, LK_LINEAR_CROSS_ENTROPY_CHUNKS, THIS_DEVICE, 0, "batch_invariant needs path 0 or"},
+                      {TEST_BF16, LK_LINEAR_CROSS_ENTROPY_PANELS, THIS_DEVICE, 0, "path is 2"},
+                      {TEST_BF16, 0, 80, 0, "which is for sm_90a"},
+                      {TEST_BF16, 0, THIS_DEVICE, 2, "which is for x and weight at multiples of 16"},
+                      {TEST_BF16, 0, THIS_DEVICE, 0, NULL}, {TEST_BF16, FUSED, THIS_DEVICE, 0, NULL}};
+    for (int i = 0; i < LENGTH_OF(invariants); i++) {
+        alignas(256) static int64_t some[32];
+        problem p = plain(invariants[i].type, FORWARD, invariants[i].path, 4, 8, 8);
+        void *at[TENSORS] = {};
+        at[X] = (char *)some + invariants[i].off, at[WEIGHT] = some, at[LOSS] = some;
+        set_args(&p, at), args.batch_invariant = 1;
+        plan_t of = {};
+        see_device(invariants[i].seen);
+        const lk_status status = plan_of(&p, 1 << 30, &of);
+        see_device(THIS_DEVICE);
+        const char *const said = invariants[i].said;
+        if (!test_that(said ? status == LK_ERR_PATH && strstr(lk_last_error(), said) : status == LK_OK && of.path == FUSED))
+            test_detail("batch_invariant %d: %s, %s", i, lk_status_string(status), lk_last_error());
+        p.direction = BOTH, p.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; /* a field of forward's alone */
+        set_args(&p, at), args.batch_invariant = 1;
+        if (!test_that(plan_of(&p, 1 << 30, &of) == LK_OK)) test_detail("batch_invariant: %s", lk_last_error());
+    }
     alignas(256) static int64_t dummy[32];
-    static const char *const said[] = {"", "bf16", "multiples of 16", "multiples of 16", "multiples of 8", "2^38", ""};
+    static const char *const said[] = {"", "bf16", "multiples of 16", "multiples of 16", "multiples of 8", "2^38", "",
+                                       "entropy", "entropy", "entropy"};
     for (int i = 0; i < LENGTH_OF(said); i++) {
         args_t a = {};
         plan_t of = {};
@@ -1507,6 +1686,9 @@ static void fused_refusals(void)
         if (i == 4) a.weight_stride = 12;
         if (i == 5) a.x_stride = ((int64_t)1 << 38) + 8;
         if (i == 6) a.max_counted = 2; /* x is copied */
+        if (i == 7) a.entropy = (float *)dummy;
+        if (i == 8) a.argmax = dummy;
+        if (i == 9) a.dentropy = (float *)dummy;
         const lk_status status = i == 1 ? lk_linear_cross_entropy_forward_backward_plan_f16(&a, 1 << 30, &of)
                                         : lk_linear_cross_entropy_forward_backward_plan_bf16(&a, 1 << 30, &of);
         const bool right = said[i][0] ? status == LK_ERR_PATH && strstr(lk_last_error(), said[i]) : status == LK_OK;
@@ -1566,6 +1748,8 @@ static void all_sequences(void)
     if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
     if (fused_here && test_begin("forward_backward fused, some columns kept")) some_columns_kept(), test_finish();
     if (fused_here && test_begin("backward from saved exponentials")) saved_exponentials(), test_finish();
+    for (int variant = 0; variant < 3; variant++)
+        if (fused_here && test_begin("batch_invariant, variant %d", variant)) invariant(variant), test_finish();
     if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
@@ -1675,6 +1859,8 @@ static void common_errors(const problem *p, args_t &a)
     BAD_CALL(LK_ERR_ALIGNMENT, "target is", MOVED(a.target, 4));
     BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", MOVED(a.class_weight, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "bad_targets", MOVED(a.bad_targets, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "denominator", MOVED(a.denominator, 2));
+    BAD_CALL(LK_OK, "a denominator of no mean", (MOVED(a.denominator, 2), a.reduction = LK_REDUCTION_SUM));
     BAD_CALL(LK_OK, "int32 targets", (a.target_dtype = LK_TARGET_INT32, MOVED(a.target, 4)));
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace = NULL);
     BAD_CALL(LK_ERR_WORKSPACE, "workspace", a.workspace_bytes -= 1);
@@ -1700,6 +1886,8 @@ static void gradient_errors(const problem *p, args_t &a)
     }
     BAD_CALL(LK_ERR_ALIGNMENT, "upstream", MOVED(a.upstream, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "dlse", MOVED(a.dlse, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "dentropy", MOVED(a.dentropy, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "entropy", MOVED(a.entropy, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "dx", MOVED(a.dx, 1));
     BAD_CALL(LK_ERR_ALIGNMENT, "dweight", MOVED(a.dweight, 1));
@@ -1713,11 +1901,12 @@ static void loss_errors(const problem *p, args_t &a)
     BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "valid_rows", MOVED(a.valid_rows, 4));
     BAD_CALL(LK_ERR_ALIGNMENT, "weight_sum", MOVED(a.weight_sum, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "argmax", MOVED(a.argmax, 4));
 }
 
 #define NO_LOSS(a)                                                                                                             \
-    a.loss = a.z_loss_out = a.weight_sum = NULL, a.valid_rows = NULL, a.bad_targets = NULL,                                    \
-    a.lse = gives_loss(p->direction) ? NULL : a.lse
+    a.loss = a.z_loss_out = a.weight_sum = NULL, a.valid_rows = a.argmax = NULL, a.bad_targets = NULL,                         \
+    a.lse = gives_loss(p->direction) ? NULL : a.lse, a.entropy = gives_loss(p->direction) ? NULL : a.entropy
 #define NO_GRADIENT(a) a.dx = a.dweight = a.dbias = NULL
 
 /* Fields that a call does not have are not looked at: a call gives the same bits without garbage in them. set_args has put it
@@ -1731,10 +1920,11 @@ static void unused_errors(const problem *p)
     size_t bytes[2] = {1, 2};
     query(p, &bytes[0]);
     if (p->direction == FORWARD) {
-        NO_GRADIENT(args), args.upstream = args.dlse = NULL, args.dx_stride = args.dweight_stride = args.slice_tokens = 0;
+        NO_GRADIENT(args), args.upstream = args.dlse = args.dentropy = NULL;
+        args.dx_stride = args.dweight_stride = args.slice_tokens = 0;
         args.upstream_per_token = args.accumulate = args.dweight_dtype = args.dbias_dtype = 0;
     } else if (p->direction == BACKWARD) {
-        args.loss = args.z_loss_out = args.weight_sum = NULL, args.valid_rows = NULL, args.zero_when_empty = 0;
+        args.loss = args.z_loss_out = args.weight_sum = NULL, args.valid_rows = args.argmax = NULL, args.zero_when_empty = 0;
     }
     query(p, &bytes[1]);
     if (!test_that(bytes[0] == bytes[1])) test_detail("garbage changes the query: %zu, %zu", bytes[0], bytes[1]);
@@ -1778,6 +1968,8 @@ static void errors_of(int type, int direction)
     if (gives_gradient(direction)) gradient_errors(p, args);
     if (gives_loss(direction)) loss_errors(p, args);
     if (direction == BACKWARD) BAD_CALL(LK_ERR_NULL, "lse is", args.lse = NULL);
+    if (direction == BACKWARD) BAD_CALL(LK_ERR_NULL, "entropy is", args.entropy = NULL);
+    if (direction == BACKWARD) BAD_CALL(LK_OK, "no entropy", (args.entropy = NULL, args.dentropy = NULL));
     BAD_CALL(LK_ERR_NULL, "every output", (NO_LOSS(args), NO_GRADIENT(args)));
     BAD_CALL(LK_OK, "bad targets alone",
              (NO_LOSS(args), NO_GRADIENT(args), args.bad_targets = (int32_t *)test_buffer_device(&buffers[BAD_COUNT])));

@@ -370,13 +370,13 @@ def exact_loss(logits, target, weight, options):
     lse = torch.where(counted, torch.logsumexp(z, 1), 0.0)
     extra = o.z_loss * lse**2
     logp = z - torch.logsumexp(z, 1, keepdim=True)
-    entropy = torch.where(counted, -(logp.exp() * logp).sum(1), 0.0).detach()
+    entropy = torch.where(counted, -(logp.exp() * logp).sum(1), 0.0)
     if o.reduction != "none":
         extra = extra.sum() / (max(int(counted.sum()), 1) if o.reduction == "mean" else 1)
     return loss + extra, lse, extra.detach(), entropy
 
 
-def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0):
+def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0, dentropy=None):
     """Errors of loss, lse, z-loss, entropy and of the gradient of the logits, as lk/cross_entropy.cuh states them.
 
     logits: [rows, vocab] in float64, each off by up to logit_error [rows, 1]. up: the upstream gradient of loss."""
@@ -406,7 +406,7 @@ def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0)
         terms = exact_loss(logits, target, weight, {**options, "reduction": "none"})[0].abs().sum()
         extra = (extra.sum() + 16 * U * (o.z_loss * lse**2 * counted).sum()) / count
         loss = ((row * counted).sum() + 16 * U * terms) / divisor + extra
-    if up is None and dlse is None:
+    if up is None and dlse is None and dentropy is None:
         return loss, lse_error, extra, entropy, None
     up = torch.zeros_like(lse) if up is None else up.double().abs().expand(rows)
     f, h = up / divisor * counted, up / count * counted
@@ -418,12 +418,18 @@ def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0)
     # dz[y] is G less the sum of all others, so it has their errors.
     own = error.sum(1) + 16 * U * (spare + f * each * total)
     error = error.scatter(1, y[:, None], own[:, None])
+    bent = 0.0
+    if dentropy is not None:  # p (log p + entropy)
+        size = (z - lse[:, None]).abs() + (p * (z - lse[:, None]).abs()).sum(1, keepdim=True)
+        bent = (dentropy.abs() * counted)[:, None] * p
+        error = error + bent * (size * relative + (lse_error + entropy + 2 * cap)[:, None] + 16 * U * size)
+        bent = bent * size
     slope = 1.0
     if o.softcap:  # the derivative of the softcap, from an exponential
         u = logits * o.logit_scale / o.softcap
         gradient = (rise + spare)[:, None] * (p + torch.zeros_like(p).scatter(1, y[:, None], 1.0)) + (f * each * total)[:, None]
         slope = 1 - torch.tanh(u)**2
-        error = error * slope + gradient * (slope * (5 + u.abs()) * 4 * U + 2 * cap[:, None] / o.softcap)
+        error = error * slope + (gradient + bent) * (slope * (5 + u.abs()) * 4 * U + 2 * cap[:, None] / o.softcap)
     return loss, lse_error, extra, entropy, error * o.logit_scale
 
 
@@ -555,8 +561,8 @@ def stats_case(t, shape, layout, options, weight, outputs):
 
     def bounds(doubles, outs, ups, gradients):
         up = ups[0] if reduced or ups[0] is None else ups[0].reshape(-1)
-        dlse = None if ups[1] is None else ups[1].reshape(-1)
-        *errors, dx = loss_bounds(rows_of(doubles[0]), flat, weight, options, up, dlse)
+        dlse, dentropy = (None if ups[i] is None else ups[i].reshape(-1) for i in (1, 3))
+        *errors, dx = loss_bounds(rows_of(doubles[0]), flat, weight, options, up, dlse, dentropy=dentropy)
         return [e.reshape(a.shape) for e, a in zip(errors, outs)], [as_input(dx, shape)]
     name = case_name(t, shape, options, weight, layout, f"upstream of {outputs}")
     hold(name, ours, exact, [x], bounds, outputs=outputs, dtypes=[F32] * 4, twice=reduced)
@@ -566,7 +572,7 @@ def stats_case(t, shape, layout, options, weight, outputs):
 
 def cross_entropy_stats():
     for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), ((6, 50), (2, 1031), (4, 7, 5), (40,))):
-        for outputs in ((0, 1), rng.choice(((0,), (1,)))):
+        for outputs in ((0, 1, 3), rng.choice(((0,), (1,), (3,)))):
             options, weight = draw_options(shape[0] if len(shape) == 1 else shape[1], reduction)
             stats_case(t, shape, rng.choice(LAYOUTS), options, weight, outputs)
 
@@ -575,8 +581,10 @@ def cross_entropy_stats():
 
 
 def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants=(True, True, True), layout="packed",
-                upstream=None, **more):
-    """x [spread, hidden] times weight [vocab, hidden]; bounds by lk/linear_cross_entropy.cuh."""
+                upstream=None, stats=None, **more):
+    """x [spread, hidden] times weight [vocab, hidden]; bounds by lk/linear_cross_entropy.cuh.
+
+    stats: linear_cross_entropy_stats, with upstream gradients of these of loss, lse, entropy."""
     target = draw_targets(vocab, spread, options.get("ignore_index", -100))
     flat, reduced = target.reshape(-1), options["reduction"] != "none"
     inputs = [leaf(normal(*spread, hidden), t, layout, wants[0]),
@@ -588,7 +596,19 @@ def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants
         return F.linear(x, w, b).reshape(-1, vocab)
 
     def exact(x, w, b=None):
-        return exact_loss(logits_of(x, w, b), flat, weight, options)[0].reshape(() if reduced else spread)
+        loss, lse, _, entropy = exact_loss(logits_of(x, w, b), flat, weight, options)
+        loss = loss.reshape(() if reduced else spread)
+        return (loss, lse.reshape(spread), entropy.reshape(spread)) if stats else loss
+
+    def ours(x, w, b=None):
+        if not stats:
+            return LF.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, **options, **more)
+        out = LF.linear_cross_entropy_stats(x, w, target, linear_bias=b, weight=weight, **options, **more)
+        top = logits_of(x.detach().double(), w.detach().double(), None if b is None else b.detach().double())
+        counted, found = flat != options.get("ignore_index", -100), out.argmax.reshape(-1)
+        near = top.gather(1, found.clamp(min=0)[:, None])[:, 0] >= top.amax(1) - 1e-3
+        verdict("argmax of linear_cross_entropy_stats", bool(torch.where(counted, near, found == -1).all()), f"{found}")
+        return out.loss, out.lse, out.entropy
 
     def bounds(doubles, outs, ups, gradients):
         x, w = doubles[0].reshape(-1, hidden), doubles[1]
@@ -596,11 +616,14 @@ def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants
         up = ups[0] if ups[0] is None or reduced else ups[0].reshape(-1)
         size = x.abs() @ w.abs().t() + (doubles[2].abs() if bias_type else 0.0)
         logit_error = ((2 * hidden + 4) * U * size).amax(1, keepdim=True)
-        loss, *_, dz = loss_bounds(logits.detach(), flat, weight, options, up, logit_error=logit_error)
-        errors = [loss.reshape(outs[0].shape)]
-        if up is None:
+        dlse, dentropy = (None if not stats or u is None else u.reshape(-1) for u in (ups + [None, None])[1:3])
+        loss, lse, _, entropy, dz = loss_bounds(logits.detach(), flat, weight, options, up, dlse, logit_error, dentropy)
+        errors = [e.reshape(o.shape) for e, o in zip((loss, lse, entropy), outs)]
+        if dz is None:
             return errors, []
-        g, = torch.autograd.grad(exact_loss(logits, flat, weight, options)[0], logits, up)
+        loss, lse, _, entropy = exact_loss(logits, flat, weight, options)
+        parts = [(o, u) for o, u in ((loss, up), (lse, dlse), (entropy, dentropy)) if u is not None]
+        g, = torch.autograd.grad([o for o, _ in parts], logits, [u for _, u in parts])
         g = g.nan_to_num().abs()
         # dZ is rounded to T, and by the plan FUSED once more, as are the rows of x; a tail of columns is added in T.
         dz = dz + (3 if CUDA else 1) * HALF[t] * g
@@ -610,8 +633,7 @@ def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants
         db = dz.sum(0) + 2 * len(x) * U * g.sum(0)
         return errors, [e.view_as(d) for e, d, want in zip((dx, dw, db), doubles, wants) if want]
     hold(case_name(t, (*spread, hidden, vocab), options, weight, f"bias {NAMES.get(bias_type)}, wants {wants}, {layout}", more),
-         lambda x, w, b=None: LF.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, **options, **more), exact,
-         inputs, bounds, upstream, dtypes=[F32], twice=reduced)
+         ours, exact, inputs, bounds, upstream, stats, dtypes=[F32] * (3 if stats else 1), twice=reduced)
 
 
 def linear_cross_entropy():
@@ -621,6 +643,8 @@ def linear_cross_entropy():
         bias_type = rng.choice((None, t, F32))
         linear_case(t, spread, hidden, vocab, options, weight, bias_type, layout=rng.choice(("packed", "gaps", "transposed")),
                     workspace_mib=rng.choice((1, 64, 1024)))
+        for stats in ((0, 1, 2), rng.choice(((0,), (1,), (2,)))):
+            linear_case(t, spread, hidden, vocab, options, weight, bias_type, stats=stats)
     for wants in itertools.product((False, True), repeat=3):
         if any(wants):
             for reduction in ("none", "mean"):
@@ -749,6 +773,8 @@ def signatures():
         verdict(f"{name}: as PyTorch's", ours == theirs, f"{ours}, not {theirs}")
     stats = [p for p in parameters(LF.cross_entropy_stats)]
     verdict("cross_entropy_stats: as cross_entropy", stats == parameters(LF.cross_entropy), str(stats))
+    stats = parameters(LF.linear_cross_entropy_stats)
+    verdict("linear_cross_entropy_stats: likewise", stats == parameters(LF.linear_cross_entropy), str(stats))
     for name in ("RMSNorm", "CrossEntropyLoss"):
         wanted = [p for p in parameters(getattr(torch.nn, name).__init__) if p[0] not in gone]
         found = dict(parameters(getattr(nn, name).__init__))
@@ -812,6 +838,10 @@ def modules():
     verdict("RMSNorm.to(bf16)", half(x.to(BF16)).dtype == BF16 and half.weight.dtype == BF16, str(half.weight.dtype))
 
 
+def sum_of(out):
+    return out.loss.sum() + out.lse.sum() + 0.5 * out.entropy.sum()
+
+
 def functions():
     """name, function of its leaves, and the leaves: each function once, small, in f32."""
     t, th = classes(12, 6), classes(20, 6)
@@ -823,7 +853,9 @@ def functions():
             ("cross_entropy mean", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12))]),
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
-            ("cross_entropy_stats", lambda x: sum(LF.cross_entropy_stats(x, t)[:2]).sum(), [leaf(normal(6, 12))]),
+            ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
+            ("linear_cross_entropy_stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none")),
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("linear_cross_entropy mean", lambda x, w, b: LF.linear_cross_entropy(x, w, th, linear_bias=b),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("linear_cross_entropy none", lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none"),
@@ -932,7 +964,7 @@ def autograd():
     verdict("a hook sees and changes the gradient", len(hooked) == 1 and torch.equal(x.grad, hooked[0] * 2), "it does not")
     out = LF.cross_entropy_stats(leaf(normal(6, 12)), t)
     wants = [o.requires_grad for o in out]
-    verdict("cross_entropy_stats: loss and lse alone have gradients", wants == [True, True, False, False, False], str(wants))
+    verdict("cross_entropy_stats: loss, lse, entropy have gradients", wants == [True, True, False, True, False], str(wants))
 
 
 def differences():
