@@ -969,6 +969,17 @@ static void run(problem p)
     }
 }
 
+/* Fused makes columns again where the workspace is small or panels are asked for. With this it keeps their exponentials. */
+static void keep_columns(problem *p)
+{
+    if (p->path == FUSED && p->direction == BOTH) p->panel = 0, p->budget = (size_t)1 << 20;
+}
+static void run_both_ways(problem p)
+{
+    run(p);
+    if (p.path == FUSED && p.direction == BOTH) keep_columns(&p), run(p);
+}
+
 static void switches_alone(int type, int direction, int path)
 {
     for (int s = 0; s < SWITCHES; s++) {
@@ -976,7 +987,7 @@ static void switches_alone(int type, int direction, int path)
         p.on[s] = true, p.seed += (uint64_t)s;
         p.chunk = s % 2 ? 5 : 0, p.panel = s % 3 ? 32 : 0;
         if (test.small && (s == TF32 ? TEST_F32 : s % 3) != type && path != FUSED) continue;
-        if (switch_of(direction, s)) run(p);
+        if (switch_of(direction, s)) run_both_ways(p);
     }
 }
 
@@ -1105,7 +1116,7 @@ static void confident(int type, int direction, int path)
     problem p = plain(type, direction, path, 9, 10, 85);
     p.confident = p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = p.on[DBIAS_F32] = p.on[DWEIGHT_F32] = true;
     p.sigma = 0.1, p.panel = 32;
-    run(p);
+    run_both_ways(p);
     const double rest = 1 - exp(z[p.vocab / 2] - outcomes[0].lse);
     if (!test_that(rest > 3e-7 && rest < 3e-6)) test_detail("1 - p is %g; %s", rest, describe(&p));
 }
@@ -1187,6 +1198,7 @@ static void not_finite(int type, int direction, int path)
         p.seed += (uint64_t)kind, p.chunk = kind % 2 ? 4 : 0, p.panel = kind % 3 ? 16 : 0, p.on[MEAN] = kind == UPSTREAM_NAN;
         p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = kind != X_INF || path == FUSED;
         not_finite_in(p, kind);
+        if (path == FUSED && direction == BOTH) keep_columns(&p), not_finite_in(p, kind);
     }
 }
 
@@ -1204,6 +1216,7 @@ static void infinite_places(int type, int direction, int path)
             p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = (i + v) % 2 || path == FUSED;
             p.signs = in_bias ? 1 + (int)at : i < ONE_HIGH - 1 ? 1 + i : ONE_HIGH + (int)at;
             p.panel = i % 2 ? 128 : 0, p.aim = i % 3 == 0 ? at + 1 : i % 3 == 1 ? p.vocab : 0;
+            if (i % 2 == 0) keep_columns(&p);
             not_finite_in(p, in_bias ? BIAS_INF : X_INF);
         }
 }
@@ -1231,7 +1244,7 @@ static void masked_tiles(int type, int direction, int path)
         p.on[SOFTCAP] = cases[i].softcap > 0, p.softcap = cases[i].softcap, p.panel = i % 3 ? 256 : 0;
         p.on[MEAN] = i % 4 == 0, p.on[SCALE] = i % 5 == 4, p.on[IGNORE] = i % 3 == 1;
         p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = i % 2 || direction == FORWARD;
-        run(p);
+        run_both_ways(p);
     }
 }
 
@@ -1249,7 +1262,7 @@ static void far_apart(int type, int direction, int path)
         if (i == 0) p.hidden = 330; /* more than a ring of stages */
         p.on[MASK] = i == 1, p.on[IGNORE] = i == 2, p.on[SOFTCAP] = i == 3, p.on[Z] = i == 4, p.on[UPSTREAM_ROWS] = i == 2;
         if (type == TEST_F16 && (i == 3 || i == 4)) continue; /* its fast logits are not asked for, but x and weight are f16 */
-        run(p);
+        run_both_ways(p);
     }
 }
 
@@ -1374,12 +1387,14 @@ static void accuracy(int type, bool fast)
     static const double sigma[] = {0.02, 1.3, 8, 64};
     static const double dx_limit[] = {1e-5, 1e-3, 3e-3}, dweight_limit[] = {1e-5, 1e-3, 3.5e-3};
     for (int i = 0; i < 4; i++)
-        for (int path = 0; path < PATHS; path++) {
+        for (int way = 0; way <= PATHS; way++) { /* the last: fused that keeps its exponentials */
+            const int path = way < PATHS ? way : (int)FUSED;
             problem p = plain(type, BOTH, path, pick(64, 16), 32, pick(500, 120));
             p.sigma = sigma[i], p.on[FAST] = fast, p.on[DWEIGHT_F32] = i % 2;
             /* f16 gradients are subnormal, and coarse, where a mean divides them: a loss scale, as f16 is trained with */
             p.on[MEAN] = p.on[UPSTREAM_ONE] = true, p.one = type == TEST_F16 ? 1024 : 1;
             p.chunk = path ? 24 : 0, p.panel = 128;
+            if (way == PATHS) keep_columns(&p);
             if (!has_path(type, path)) continue;
             if (fast && sigma[i] > 4) continue; /* what the fast mode is for: its own logits have half an ulp of error */
             settle_tensors(&p);
@@ -1417,6 +1432,7 @@ static void rounding_alike(int type)
         if (i >= PATHS) p.one = (float)((1 + 0.9 * half) * 128 / 127 * (mean ? 60 : 1));
         if (type == TEST_F16) p.one *= 4096; /* else dx would be subnormal */
         p.on[WANT_DBIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.panel = 48, p.chunk = i % PATHS ? 24 : 0;
+        keep_columns(&p);
         settle_tensors(&p);
         if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
         collect(&p), verify(&p);
@@ -1429,8 +1445,8 @@ static void rounding_alike(int type)
     }
 }
 
-/* Sums of bf16 dweight over many chunks are as good as rounded once, to 1.7e-3 of what they are; rounded to bf16 after every
- * chunk they would have more than twice that. */
+/* Sums of bf16 dweight over many chunks are as good as rounded twice, once before the targets' part is added: to 1.7e-3 sqrt(2)
+ * of what they are at most. Rounded to bf16 after every chunk they would have more than that. */
 static void sums_of_24_bits(void)
 {
     problem p = plain(TEST_BF16, BOTH, FUSED, 24 * pick(16, 8), 32, pick(300, 130));
@@ -1450,9 +1466,27 @@ static void sums_of_24_bits(void)
             error += off * off, size += want * want;
         }
         if (!test_that(plan.chunks == 24 && strstr(plan.text, "24 bits"))) test_detail("%s", plan.text);
-        if (!test_within(sqrt(error / size), 1.8e-3)) test_detail("dweight has %g; %s", sqrt(error / size), describe(&p));
+        if (!test_within(sqrt(error / size), 2.4e-3)) test_detail("dweight has %g; %s", sqrt(error / size), describe(&p));
     }
     free(exact);
+}
+
+/* Sums of dx over many panels are as good as those of one panel, whose dZ has the same bits. With dlse alone the target, which
+ * the last panel adds in float, is no more than the other columns are. */
+static void sums_of_dx(void)
+{
+    problem p = plain(TEST_BF16, BACKWARD, FUSED, 140, 16, 256 * pick(16, 8));
+    double error[2], row;
+    p.on[UPSTREAM_ONE] = p.on[HAS_DLSE] = p.on[NO_DWEIGHT] = true, p.one = 1e-6f;
+    for (int i = 0; i < 2; i++) {
+        p.panel = i ? 256 : p.vocab;
+        settle_tensors(&p);
+        if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
+        collect(&p), differentiate(&p), error[i] = frobenius(&p, DX, &row);
+        if (!test_that(plan.panels == p.vocab / p.panel)) test_detail("%s", plan.text);
+    }
+    if (!test_within(error[1], 1.05 * error[0]))
+        test_detail("dx has %g, of one panel %g; %s", error[1], error[0], describe(&p));
 }
 
 /* Rows of dx and dweight that end within a group of 8 though they start at multiples of it: what follows is not theirs. */
@@ -1516,12 +1550,14 @@ static void saved_exponentials(void)
         lk_status status = lk_linear_cross_entropy_saved_bytes_bf16(&args, &bytes);
         if (!test_that(status == LK_OK && bytes >= (size_t)(there.tokens && !there.on[COMPACT] ? there.tokens * there.vocab * 2 : 0)))
             test_detail("%zu bytes, %s", bytes, lk_last_error());
-        test_buffer_size(&saved, bytes, 0, 0xff), upload(&saved);
+        test_buffer_size(&saved, bytes, (size_t)(seed % 3), 0xff), upload(&saved);
         saved_now = test_buffer_device(&saved);
         run(there);
         test_buffer_download(&saved);
         test_buffer_size(&before, bytes, 0, 0);
         memcpy(test_buffer_host(&before), test_buffer_back(&saved), bytes);
+        if (bytes) memcpy(test_buffer_back(&saved), test_buffer_host(&saved), bytes); /* all but its bytes is as it was */
+        (void)test_buffer_untouched(&saved, "saved", describe(&there));
         run(back);
         test_buffer_download(&saved);
         if (!test_that(!memcmp(test_buffer_host(&before), test_buffer_back(&saved), bytes))) test_detail("backward wrote into saved");
@@ -1545,12 +1581,18 @@ static void saved_exponentials(void)
     }
 }
 
-/* More rows than a group of the fused path's tiles has, several runs of columns. */
+/* More rows than a group of the fused path's tiles has, several runs of columns. Then more rows than the targets' kernel looks
+ * at together, with few targets, and more of hidden than its blocks have threads for. */
 static void many_rows(int direction)
 {
     problem p = plain(TEST_BF16, direction, FUSED, pick(3300, 300), 8, 300);
     p.panel = 256, p.on[MEAN] = p.on[IGNORE] = true;
-    run(p);
+    run_both_ways(p);
+    for (int i = 0; i < 2 && gives_gradient(direction); i++) {
+        p = plain(TEST_BF16, direction, FUSED, i ? 5 : 2100, i ? 2060 : 8, 4);
+        p.on[MEAN] = p.on[WANT_DBIAS] = true;
+        run(p);
+    }
 }
 
 /* The second may say besides that the device, or its code, keeps the fused path away. */
@@ -1750,7 +1792,7 @@ static void all_sequences(void)
     if (fused_here && test_begin("backward from saved exponentials")) saved_exponentials(), test_finish();
     for (int variant = 0; variant < 3; variant++)
         if (fused_here && test_begin("batch_invariant, variant %d", variant)) invariant(variant), test_finish();
-    if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), test_finish();
+    if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), sums_of_dx(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
         if (test_begin("%s: path 0 and the path by name", direction_name[direction])) {
