@@ -43,8 +43,7 @@
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
  *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep
- *            its x finite, since 0 times NaN is NaN. Only where max_counted is below tokens, or the plan is FUSED, it may be
- *            anything.
+ *            its x finite, since 0 times NaN is NaN. Only where max_counted is below tokens, it may be anything.
  *            Bad target (counted, outside [0, vocab)): loss and the token's dx are NaN, and so is a reduced loss. It adds
  *            nothing to dweight and dbias. lse, z-loss, entropy and argmax are those of its logits. valid_rows, the divisor of
  *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
@@ -60,6 +59,9 @@
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
  *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
+ *            saved: forward leaves bf16 exponentials of all logits there, as many bytes as bf16 logits; ..._saved_bytes says
+ *            how many. backward makes the gradients of them by 2 matmuls instead of 3, for any upstream and dlse. It only reads
+ *            saved, so it may be called again. The struct must be forward's otherwise: the same shapes, options and lse.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
@@ -74,10 +76,11 @@
  *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15 (with dentropy 10), dZ
  *            may overflow.
  *            The target's gradient needs p - 1. lk sums p of all other columns instead, so that no digits cancel.
- *            FUSED rounds exponentials to bf16, and x times the row's factor: relative Frobenius error up to 2.4e-3 in dx and
- *            2.8e-3 in dweight, where other plans have 2.5e-3 (64 tokens, 500 columns, logits of sigma 0.02 to 64, simulated).
- *            Its exponentials are taken against a guess of the row's maximum. A row with tiles 2^40 above that guess or 2^90
- *            below it is rounded once more. Its sums of 24 bits are rounded once per chunk, by a relative 2^-16, rarely 2^-15.
+ *            FUSED keeps the target's dZ in float, and adds its part to dx before dx is rounded, and to dweight after dweight
+ *            has been rounded. Other dZ is rounded once; where exponentials are kept, they are, and x times the row's factor.
+ *            Exponentials are taken against a guess of the row's maximum. A row with tiles 2^40 above that guess or 2^90 below
+ *            it is rounded once more, and exponentials below 2^-46 of the row's sum may count as 0. Sums of 24 bits are rounded
+ *            once per panel or chunk, by a relative 2^-16, rarely 2^-15. Errors beside PyTorch's: bench/results.
  * Traffic    Each matmul takes 2 * tokens * hidden * vocab operations. Per logit of 16-bit T, CHUNKS moves 14 bytes: the matmul
  *            writes 4, the kernel between reads 4 and writes 2, and the two matmuls of the gradients read 2 each. dbias reads
  *            dZ once more.
@@ -95,22 +98,28 @@
  *            dweight's memory where it can: dweight is packed, starts at a multiple of 256 bytes, has no accumulate, and is
  *            written after everything else.
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
- *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). The logits themselves are not stored. forward
- *            stores 16 bytes per token and piece of the columns, 32 with entropy or argmax. forward_backward stores
- *            exp(z - reference) in bf16. That is dZ except for a factor per row, by which dx's tiles and a copy of x are
- *            multiplied.
- *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 in the workspace. FUSED keeps it in 24
- *            bits: 16 in dweight and 8 in the workspace. With one chunk, dweight needs no sum.
+ *            FUSED (bf16 on sm_90a, own kernels by lk_gemm.cuh): the logits themselves are not stored. forward stores 16 bytes
+ *            per token and piece of the columns, 32 with entropy or argmax. forward_backward keeps exp(z - reference) in bf16,
+ *            of as many columns as fit: that is dZ but for a factor per row. With all columns it has 3 matmuls. The logits of
+ *            other columns are made again, a panel at a time, when lse is known: 4 matmuls for those columns. backward makes
+ *            all of them, 3 matmuls, or none with saved. Where dweight may be scratch (packed, at a multiple of 256 bytes, no
+ *            accumulate), FUSED keeps exponentials in it, too, until dweight's rows are written.
+ *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
+ *            16 in the output and 8 in the workspace.
  *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
- *                FUSED in chunks of 512 tokens or more, in forward, above 16384 columns or where vocab is not a multiple of 8
+ *                FUSED, in forward, above 16384 columns, or above 2048 where vocab is not a multiple of 8
  *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
  *                CHUNKS of 512 tokens or more, likewise
- *                FUSED in chunks of 512 tokens or more, with few columns
- *                FUSED, then CHUNKS, of fewer tokens, if its smallest plan needs no more than that of PANELS
+ *                FUSED, with few columns
+ *                CHUNKS of fewer tokens, if their smallest plan needs no more than that of PANELS
  *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
- *                PANELS of about 256 columns likewise, of any chunks
- *            FUSED is in it where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on the
- *            current device; plan.text says if the device or its code is why it is not. Chunks and panels are about equal.
+ *                FUSED with panels of fewer than 2048 columns
+ *                PANELS of about 256 columns, of any chunks
+ *            FUSED takes all tokens at once. If many columns would be made again, it takes chunks of tokens instead, with all
+ *            their exponentials, which cost sums of dweight. With panel_vocab it keeps none and has panels of that width;
+ *            chunk_tokens is for chunks, so backward, label_smoothing and panel_vocab ignore it.
+ *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
+ *            the current device; plan.text says if the device or its code is why it is not.
  *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
@@ -119,8 +128,8 @@
  *                 512    14 chunks, 3 matmuls                     256    256 panels, all tokens, 4 matmuls
  *                 256    2 chunks x 32 panels, 4 matmuls          228    the smallest, 4 matmuls
  *                   2    the smallest, 4 matmuls
- *            FUSED there: 160 MiB hold a 24th of the tokens, 512 a seventh, 1130 a third, 3178 all. bf16 dweight in chunks
- *            needs 660 MiB for a 24th, 1044 for a sixth, 1568 for a third. forward takes 12 MiB.
+ *            FUSED, 8192 tokens of hidden 4096, vocab 131072: exponentials of all columns take 2144 MiB; with a bf16 dweight
+ *            1200 MiB keep nearly all of them, 700 three quarters, 256 half; with an f32 dweight 640 MiB keep all.
  *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
  *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt has no product.
  *            Tail columns: cuBLASLt is several times slower where the rows of a 16-bit or TF32 matrix are not a multiple of 8
@@ -188,7 +197,7 @@ typedef struct {
     int64_t *argmax;           /* F FB out     int64 [tokens], the smallest column of the largest logit; NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
-    void *saved;               /* F out, B in: exponentials, so that backward need not make the logits again; see Saved; NULL: none */
+    void *saved;               /* F out, B in: exponentials of all logits, ..._saved_bytes of them; NULL: none. See Options */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
     void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
@@ -234,10 +243,11 @@ typedef struct {
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
  *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
  *                     made, or of another device
- *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; backward; gradients with
- *                     label_smoothing, dentropy, entropy or argmax; 2^30 tokens or more; x (unless max_counted is below
+ *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; gradients with dentropy,
+ *                     entropy or argmax; 2^30 tokens or more; x (unless max_counted is below
  *                     tokens) or weight does not start at a multiple of 16 bytes, or has a stride above 2^38 or of no multiple
- *                     of 8. batch_invariant there, or with another path
+ *                     of 8. batch_invariant there, or with another path. saved likewise, or with label_smoothing, entropy,
+ *                     argmax or batch_invariant
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
