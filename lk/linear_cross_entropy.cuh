@@ -696,8 +696,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row], weights = w.counts->weights;
-    float rest = 0.0f, own = 0.0f, fall = 0.0f, weight = 1.0f, bend = 0.0f, entropy = 0.0f;
-    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], entropy = w.entropy[row];
+    float rest = 0.0f, own = 0.0f, fall = 0.0f, weight = 1.0f, bend = 0.0f, center = 0.0f;
+    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], center = w.entropy[row] - lse;
     if (y >= 0) { /* the terms of cross_entropy.cuh's gradient, times logit_scale */
         const float f = w.factor[row] * a.logit_scale;
         weight = class_weight ? class_weight[y] : 1.0f;
@@ -726,11 +726,11 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (y < 0 || at + j >= cols) continue;
                 float slope = 1.0f;
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
-                const float log = fmaf(scale, v[j], -lse), p = proper ? lk_exp(log) : 1.0f;
+                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f;
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
                 float z = fmaf(rise, p, -fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
                 if (at + j == hit) z = fmaf(proper ? own : NAN, p, fall * (weights - weight)) - rest * w.others[row];
-                if (w.dentropy) z += bend * (p * (fmaxf(log, -FLT_MAX) + entropy)); /* 0 times -inf counts 0 */
+                if (w.dentropy) z += bend * (p * fmaxf(fmaf(scale, v[j], center), -FLT_MAX)); /* 0 times -inf counts 0 */
                 x[j] = z * slope;
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
