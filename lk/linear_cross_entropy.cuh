@@ -359,6 +359,7 @@ typedef struct {
     lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, the exponentials of the first columns; logits has the others' */
     float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
     void *cublas;
+    int64_t stretches;     /* fused: the most of a row that sums has room for */
     int64_t logits_stride, x_stride, splits;
     size_t bytes;          /* of all but cublas */
 } lk_lce_workspace;
@@ -751,8 +752,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
     const lk_lce_terms t = lk_lce_terms_of(work, row, y, lse);
-    float bend = 0.0f, entropy = 0.0f;
-    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], entropy = w.entropy[row];
+    float bend = 0.0f, center = 0.0f;
+    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], center = w.entropy[row] - lse;
     const bool proper = lk_is_finite(lse);
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
@@ -773,11 +774,11 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (y < 0 || at + j >= cols) continue;
                 float slope = 1.0f;
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
-                const float log = fmaf(scale, v[j], -lse), p = proper ? lk_exp(log) : 1.0f;
+                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f;
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
                 x[j] = slope * fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
                 if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, w.others[row], slope) : NAN;
-                if (w.dentropy) x[j] += slope * bend * (p * (fmaxf(log, -FLT_MAX) + entropy)); /* 0 times -inf counts 0 */
+                if (w.dentropy) x[j] += slope * bend * (p * fmaxf(fmaf(scale, v[j], center), -FLT_MAX)); /* 0 times -inf counts 0 */
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -1521,7 +1522,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
 
 /* fused: a block owns a row that is the first one with its target. It adds x of all rows with that target, times the target's
  * dZ, to dweight, in the order of rows. Then dweight's other part has been rounded already, if it has 16 bits. */
-template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_targets_kernel(lk_lce_work p)
+template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
     constexpr int WINDOW = 8 * LK_LCE_THREADS; /* rows that are looked at together */
     const lk_lce_args &a = p.c.a;
@@ -1917,7 +1918,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
     const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
     const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
-    const int64_t stretches = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
+    const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
     const bool states = c->gives_loss && kept, panels = c->gradient && lk_lce_fused_cols(c, plan, 0) < a.vocab;
     char *const base = lk_lce_base(workspace);
     size_t used = 0;
@@ -1928,8 +1929,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     w.scale = (float *)lk_lce_take(base, &used, c->gradient && kept, chunk, 4);
     w.sample = (lk_lce_sums *)lk_lce_take(base, &used, states, c->compact ? chunk : rows, sizeof *w.sample);
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
-    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept,
-                                        chunk * (c->gradient || c->saves ? stretches : alone), sizeof *w.sums);
+    w.stretches = c->gradient || c->saves ? some : alone;
+    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * w.stretches, sizeof *w.sums);
     w.more = (lk_lce_more *)lk_lce_take(base, &used, !c->gradient && (a.entropy || a.argmax), chunk * alone, sizeof *w.more);
     w.references = (float *)lk_lce_take(base, &used, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS), 4);
     w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
@@ -2686,7 +2687,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     *p = {};
     p->q = q, p->sums = q.p.w.sums;
     p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
-    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, lk_lce_most_stretches(&c))
+    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, q.p.w.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;

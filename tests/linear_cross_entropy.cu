@@ -994,7 +994,7 @@ static void switches_alone(int type, int direction, int path)
 static void options_drawn(int type, int direction, int path)
 {
     static const int64_t tokens[] = {1, 7, 13, 24}, hidden[] = {1, 5, 16, 20}, vocab[] = {1, 3, 64, 97, 150};
-    for (int seed = 0; seed < pick(path == FUSED ? 180 : 60, path == FUSED ? 8 : 4); seed++) { /* fused, of one type */
+    for (int seed = 0; seed < pick(path == FUSED ? 260 : 60, path == FUSED ? 8 : 4); seed++) { /* fused, of one type */
         uint64_t r = test_hash((uint64_t)seed * 77 + (uint64_t)path);
         const int64_t some_tokens = tokens[test_below(&r, 4)], some_hidden = hidden[test_below(&r, 4)];
         problem p = drawn(type, direction, path, some_tokens, some_hidden, vocab[test_below(&r, 5)], seed);
