@@ -1542,13 +1542,15 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
         const int left = (int)(a.hidden - col);
         float total[8] = {};
         for (int64_t from = 0; from < p.c.rows; from += WINDOW) {
+            bool some = false;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int64_t at = from + (warp * 8 + i) * 32 + lane;
                 const unsigned found = __ballot_sync(0xffffffffu, at < p.c.rows && w.target[at] == y);
                 if (lane == 0) same[warp * 8 + i] = found;
+                some |= found != 0;
             }
-            __syncthreads(); /* orders the words before their reads */
+            if (!__syncthreads_or(some)) continue; /* orders the words before their reads; most windows have no such row */
             int count = 0, before = 0;
             for (int i = 0; i < WINDOW / 32; i++) before += i < (int)threadIdx.x ? __popc(same[i]) : 0, count += __popc(same[i]);
             for (unsigned left_over = threadIdx.x < WINDOW / 32 ? same[threadIdx.x] : 0; left_over; left_over &= left_over - 1)
@@ -2078,7 +2080,7 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_li
 }
 
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
- * sums of dweight: about 170 / C of the time. */
+ * sums of dweight: about 60 / C of the time in f32, 170 / C in 24 bits. */
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
 {
     const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
@@ -2099,7 +2101,8 @@ LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narr
     if (once && (plan->kept_vocab == vocab || !lk_lce_keeps(c))) return true;
     if (!lk_lce_plan_fused_chunks(c, budget, &chunks)) return once;
     const double again = (double)(vocab - plan->kept_vocab) / (double)vocab / 3.0;
-    if (!once || again > 170.0 / (double)chunks.chunk_tokens) *plan = chunks;
+    const double sums = c->a.dweight_dtype == LK_DTYPE_F32 ? 60.0 : 170.0;
+    if (!once || again > sums / (double)chunks.chunk_tokens) *plan = chunks;
     return true;
 }
 

@@ -1593,6 +1593,10 @@ static void many_rows(int direction)
         p.on[MEAN] = p.on[WANT_DBIAS] = true;
         run(p);
     }
+    if (direction != BOTH) return;
+    p = plain(TEST_BF16, BOTH, FUSED, 1792, 8, 300); /* a last chunk of fewer tokens could use more stretches */
+    p.chunk = 1024;
+    run(p);
 }
 
 /* The second may say besides that the device, or its code, keeps the fused path away. */
