@@ -90,8 +90,8 @@ Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
 # A build by another tool, whose output is only shown when it fails, or with V=1.
 quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),> $(out)/$@.log 2>&1 || { cat $(out)/$@.log; exit 1; })
-compare = $(if $(simt),@echo "lk: compare measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
-	COMMIT=$(COMMIT) $(PYTHON) bench/compare.py $1 $(ARGS))
+compare = $(if $(simt),@echo "lk: $(basename $(firstword $1)) measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
+	COMMIT=$(COMMIT) $(PYTHON) bench/$1 $(ARGS))
 
 help: ## lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
@@ -130,6 +130,7 @@ test-packages: | backend ## CMake, pkg-config, make install, make dist, one-file
 torch: | backend ## builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) examples/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/test.py $(ARGS)
+	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/grpo.py
 jax: | backend ## builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
 	$(call quiet,$(PYTHON) examples/jax/build.py $(BACKEND))
 	@$(PYTHON) examples/jax/test.py $(ARGS)
@@ -169,12 +170,15 @@ lib install:
 	"make $@ BACKEND=cpu takes the CPU simulator's liblk_simt.so, which is for tests." >&2; exit 1
 endif
 compare: | backend ## lk_torch beside PyTorch and other libraries on a GPU (bench/requirements.txt); compare-<op> one
-	$(call compare,)
+	$(call compare,compare.py)
 compare-calls: | backend ## times the calls from Python alone
-	$(call compare,--calls)
-compare-smoke: ## tries compare itself on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
+	$(call compare,compare.py --calls)
+frontier: | backend ## linear_cross_entropy's time against its memory, lk at several budgets and others, on a GPU
+	$(call compare,frontier.py)
+compare-smoke: ## tries compare and frontier themselves on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk $(ARGS)
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk --calls $(ARGS)
+	$(PYTHON) bench/frontier.py --device cpu --smoke $(ARGS)
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
 readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv and h200-calls.csv
@@ -201,7 +205,7 @@ else
 endif
 
 compare-%: | backend
-	$(call compare,$*)
+	$(call compare,compare.py $*)
 
 # The engine is never instrumented: it tells the sanitizers about its fibers instead.
 $(out)/simt/%.o: tests/simt/%.cpp
@@ -275,5 +279,5 @@ $(out)/%.o: %.c
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
-.PHONY: compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
+.PHONY: frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:

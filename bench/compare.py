@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`, `make compare-calls`.
+linear_cross_entropy at several sizes of workspace, its time against its memory: frontier.py.
 
     compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider TEXT]
                [--list] [--device cpu --smoke]
@@ -879,8 +880,8 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-SHOWN = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling", "errors", "extra_mb",
-         "note")
+SHOWN = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "burst_ms", "sustained_ms",
+         "of_matmuls", "of_ceiling", "errors", "extra_mb", "workspace_mb", "plan", "note")  # those of them that a CSV has
 
 
 def say(env, rows, progress, case, row):

@@ -2,8 +2,7 @@
 /* bench/linear_cross_entropy.cu - lk_linear_cross_entropy against its matmuls alone (bare) and the unfused head (naive); how
  * to run it: bench.h.
  *
- * lk       as a caller gets it: init, then calls, each matmul by the algorithm that cuBLASLt's heuristic names first. Cases
- *          with tuned=1 at the end have the tune call before: what that buys, to stand beside the same case without it.
+ * lk       as a caller gets it: init, then calls, each matmul by the algorithm that cuBLASLt's heuristic names first.
  * bare     cuBLASLt's products for the whole batch, nothing between them: X W^T into bf16, dZ W into bf16, dZ^T X into the type
  *          of dweight, with beta = 0, 32 MiB of workspace and the fastest of the heuristic's first 8 algorithms each; for
  *          forward the first product alone. Its dZ is what cross_entropy's kernels make of this case's own f32 logits, since
@@ -13,7 +12,7 @@
  *          framework does. Not at 50257, where it is slow.
  * of_gemm  is bare over lk, of replays in turn with nothing else between them: see bench.h. A naive between them let the card
  *          rest: at 50257 bare then took 18.8 ms, without it 22.3.
- * Tuning   bare and naive choose their algorithms by time before anything is measured; lk does not, but for tuned=1.
+ * Tuning   bare and naive choose their algorithms by time before anything is measured; lk does not.
  * Check    dx of 8 tokens, dweight of 4 columns, lse of the 8 tokens and the mean loss, against plain kernels in double.
  *
  * Cases with workspace=N at the end are memory against time: N MiB, or what the query asks for; those with path=... take that
@@ -35,7 +34,6 @@ typedef struct {
     double bare_ms;       /* in the study of an H200, in proportion between the sizes measured there; 0: none of such data */
     int naive;
     int path; /* LK_LINEAR_CROSS_ENTROPY_* */
-    int tuned;
 } shape;
 
 #define TOKENS 12288
@@ -46,60 +44,55 @@ typedef struct {
 #define CASE(vocab, dweight) "tokens=12288 hidden=4096 vocab=" #vocab " dweight=" #dweight
 
 static const shape shapes[] = {
-    {CASE(1024, f32), "forward_backward", 1024, 1, 0.02f, 163, 0.43, 1, 0, 0},
-    {CASE(2048, f32), "forward_backward", 2048, 1, 0.02f, 171, 0.862, 1, 0, 0},
-    {CASE(4096, f32), "forward_backward", 4096, 1, 0.02f, 186, 1.727, 1, 0, 0},
-    {CASE(8192, f32), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 1, 0, 0},
-    {CASE(16384, f32), "forward_backward", 16384, 1, 0.02f, 277, 6.92, 1, 0, 0},
-    {CASE(32768, f32), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 1, 0, 0},
-    {CASE(65536, f32), "forward_backward", 65536, 1, 0.02f, 643, 27.74, 1, 0, 0},
-    {CASE(131072, f32), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 1, 0, 0},
-    {CASE(50257, f32), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, 0, 0},
-    {CASE(1024, bf16), "forward_backward", 1024, 0, 0.02f, 179, 0.43, 1, 0, 0},
-    {CASE(2048, bf16), "forward_backward", 2048, 0, 0.02f, 203, 0.862, 1, 0, 0},
-    {CASE(4096, bf16), "forward_backward", 4096, 0, 0.02f, 250, 1.727, 1, 0, 0},
-    {CASE(8192, bf16), "forward_backward", 8192, 0, 0.02f, 344, 3.46, 1, 0, 0},
-    {CASE(16384, bf16), "forward_backward", 16384, 0, 0.02f, 533, 6.92, 1, 0, 0},
-    {CASE(32768, bf16), "forward_backward", 32768, 0, 0.02f, 911, 13.86, 1, 0, 0},
-    {CASE(65536, bf16), "forward_backward", 65536, 0, 0.02f, 1667, 27.74, 1, 0, 0},
-    {CASE(131072, bf16), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 1, 0, 0},
-    {CASE(131072, f32 workspace=64), "forward_backward", 131072, 1, 0.02f, 64, 55.5, 0, 0, 0},
-    {CASE(131072, f32 workspace=256), "forward_backward", 131072, 1, 0.02f, 256, 55.5, 0, 0, 0},
-    {CASE(131072, f32 workspace=512), "forward_backward", 131072, 1, 0.02f, 512, 55.5, 0, 0, 0},
-    {CASE(131072, f32 workspace=2260), "forward_backward", 131072, 1, 0.02f, 2260, 55.5, 0, 0, 0},
-    {CASE(131072, f32 workspace=6208), "forward_backward", 131072, 1, 0.02f, 6208, 55.5, 0, 0, 0},
-    {CASE(131072, bf16 workspace=64), "forward_backward", 131072, 0, 0.02f, 64, 55.5, 0, 0, 0},
-    {CASE(131072, bf16 workspace=256), "forward_backward", 131072, 0, 0.02f, 256, 55.5, 0, 0, 0},
-    {CASE(131072, bf16 workspace=1130), "forward_backward", 131072, 0, 0.02f, 1130, 55.5, 0, 0, 0},
-    {CASE(131072, bf16 workspace=6208), "forward_backward", 131072, 0, 0.02f, 6208, 55.5, 0, 0, 0},
-    {CASE(1024, bf16 weights=1), "forward_backward", 1024, 0, 1.0f, 179, 0, 1, 0, 0},
-    {CASE(2048, bf16 weights=1), "forward_backward", 2048, 0, 1.0f, 203, 0, 1, 0, 0},
-    {CASE(4096, bf16 weights=1), "forward_backward", 4096, 0, 1.0f, 250, 0, 1, 0, 0},
-    {CASE(8192, bf16 weights=1), "forward_backward", 8192, 0, 1.0f, 344, 0, 1, 0, 0},
-    {CASE(16384, bf16 weights=1), "forward_backward", 16384, 0, 1.0f, 533, 0, 1, 0, 0},
-    {CASE(32768, bf16 weights=1), "forward_backward", 32768, 0, 1.0f, 911, 0, 1, 0, 0},
-    {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0, 0},
-    {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0, 0},
-    {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0, 0},
-    {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS, 0},
-    {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED, 0},
-    {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS, 0},
-    {CASE(131072, f32 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS, 0},
-    {CASE(131072, bf16 path=chunks), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 0, CHUNKS, 0},
-    {CASE(131072, f32 workspace=queried), "forward_backward", 131072, 1, 0.02f, 0, 55.5, 0, 0, 0},
-    {CASE(131072, bf16 workspace=queried), "forward_backward", 131072, 0, 0.02f, 0, 55.5, 0, 0, 0},
-    {CASE(1024, f32 tuned=1), "forward_backward", 1024, 1, 0.02f, 163, 0.43, 0, 0, 1},
-    {CASE(8192, f32 tuned=1), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, 0, 1},
-    {CASE(32768, bf16 tuned=1), "forward_backward", 32768, 0, 0.02f, 911, 13.86, 0, 0, 1},
-    {CASE(131072, bf16 tuned=1), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 0, 0, 1},
+    {CASE(1024, f32), "forward_backward", 1024, 1, 0.02f, 163, 0.43, 1, 0},
+    {CASE(2048, f32), "forward_backward", 2048, 1, 0.02f, 171, 0.862, 1, 0},
+    {CASE(4096, f32), "forward_backward", 4096, 1, 0.02f, 186, 1.727, 1, 0},
+    {CASE(8192, f32), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 1, 0},
+    {CASE(16384, f32), "forward_backward", 16384, 1, 0.02f, 277, 6.92, 1, 0},
+    {CASE(32768, f32), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 1, 0},
+    {CASE(65536, f32), "forward_backward", 65536, 1, 0.02f, 643, 27.74, 1, 0},
+    {CASE(131072, f32), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 1, 0},
+    {CASE(50257, f32), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, 0},
+    {CASE(1024, bf16), "forward_backward", 1024, 0, 0.02f, 179, 0.43, 1, 0},
+    {CASE(2048, bf16), "forward_backward", 2048, 0, 0.02f, 203, 0.862, 1, 0},
+    {CASE(4096, bf16), "forward_backward", 4096, 0, 0.02f, 250, 1.727, 1, 0},
+    {CASE(8192, bf16), "forward_backward", 8192, 0, 0.02f, 344, 3.46, 1, 0},
+    {CASE(16384, bf16), "forward_backward", 16384, 0, 0.02f, 533, 6.92, 1, 0},
+    {CASE(32768, bf16), "forward_backward", 32768, 0, 0.02f, 911, 13.86, 1, 0},
+    {CASE(65536, bf16), "forward_backward", 65536, 0, 0.02f, 1667, 27.74, 1, 0},
+    {CASE(131072, bf16), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 1, 0},
+    {CASE(131072, f32 workspace=64), "forward_backward", 131072, 1, 0.02f, 64, 55.5, 0, 0},
+    {CASE(131072, f32 workspace=256), "forward_backward", 131072, 1, 0.02f, 256, 55.5, 0, 0},
+    {CASE(131072, f32 workspace=512), "forward_backward", 131072, 1, 0.02f, 512, 55.5, 0, 0},
+    {CASE(131072, f32 workspace=2260), "forward_backward", 131072, 1, 0.02f, 2260, 55.5, 0, 0},
+    {CASE(131072, f32 workspace=6208), "forward_backward", 131072, 1, 0.02f, 6208, 55.5, 0, 0},
+    {CASE(131072, bf16 workspace=256), "forward_backward", 131072, 0, 0.02f, 256, 55.5, 0, 0},
+    {CASE(131072, bf16 workspace=1130), "forward_backward", 131072, 0, 0.02f, 1130, 55.5, 0, 0},
+    {CASE(131072, bf16 workspace=6208), "forward_backward", 131072, 0, 0.02f, 6208, 55.5, 0, 0},
+    {CASE(1024, bf16 weights=1), "forward_backward", 1024, 0, 1.0f, 179, 0, 1, 0},
+    {CASE(2048, bf16 weights=1), "forward_backward", 2048, 0, 1.0f, 203, 0, 1, 0},
+    {CASE(4096, bf16 weights=1), "forward_backward", 4096, 0, 1.0f, 250, 0, 1, 0},
+    {CASE(8192, bf16 weights=1), "forward_backward", 8192, 0, 1.0f, 344, 0, 1, 0},
+    {CASE(16384, bf16 weights=1), "forward_backward", 16384, 0, 1.0f, 533, 0, 1, 0},
+    {CASE(32768, bf16 weights=1), "forward_backward", 32768, 0, 1.0f, 911, 0, 1, 0},
+    {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0},
+    {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0},
+    {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0},
+    {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS},
+    {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED},
+    {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS},
+    {CASE(131072, f32 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS},
+    {CASE(131072, bf16 path=chunks), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 0, CHUNKS},
+    {CASE(131072, f32 workspace=queried), "forward_backward", 131072, 1, 0.02f, 0, 55.5, 0, 0},
+    {CASE(131072, bf16 workspace=queried), "forward_backward", 131072, 0, 0.02f, 0, 55.5, 0, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
 /* Those whose host time is taken. FUSED's kernels ask for about 200 KiB of shared memory, those of CHUNKS for
  * less than 32: from there on a launch has the kernel's limit of it looked at, and raised if need be. */
 static const shape host_shapes[] = {
-    {CASE(1024, f32 path=chunks), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, CHUNKS, 0},
-    {CASE(1024, f32 path=fused), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, FUSED, 0},
+    {CASE(1024, f32 path=chunks), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, CHUNKS},
+    {CASE(1024, f32 path=fused), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, FUSED},
 };
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
@@ -343,8 +336,7 @@ static lk_linear_cross_entropy_args args_of(const bench_case *c, const bench_buf
     return args;
 }
 
-/* A case has a context of its own, which its first launch makes, and tunes where that is asked for: no graph captures that
- * one. */
+/* A case has a context of its own, which its first launch makes. */
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
     static const bench_case *owner;
@@ -356,9 +348,6 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
         if (!status) status = lk_linear_cross_entropy_init(&context);
         if (status) return status;
         owner = c;
-        if (((const shape *)c->context)->tuned)
-            status = forward ? lk_linear_cross_entropy_forward_tune_bf16(&args, stream)
-                             : lk_linear_cross_entropy_forward_backward_tune_bf16(&args, stream);
     }
     if (status) return status;
     return forward ? lk_linear_cross_entropy_forward_bf16(&args, stream)
@@ -622,11 +611,7 @@ static void describe(bench_case *c, const shape *s)
 int main(int argc, char **argv)
 {
     static bench_case cases[CASES], hosts[HOSTS];
-    for (int k = 0; k < CASES; k++) {
-        describe(&cases[k], &shapes[k]);
-        cases[k].remark = plan_of(&cases[k]);
-        if (shapes[k].tuned) cases[k].note = "after tune";
-    }
+    for (int k = 0; k < CASES; k++) describe(&cases[k], &shapes[k]), cases[k].remark = plan_of(&cases[k]);
     for (int k = 0; k < HOSTS; k++) describe(&hosts[k], &host_shapes[k]);
     return bench_run("linear_cross_entropy", cases, CASES, hosts, HOSTS, argc, argv);
 }

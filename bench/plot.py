@@ -6,11 +6,12 @@
                            need matplotlib
     plot.py --readme CSV   prints the section at the head of that page (bench/readme puts it in its place)
 
-CSV is <gpu>-compare.csv. What is said of calls from Python is from <gpu>-calls.csv beside it, where that is there.
+CSV is <gpu>-compare.csv. Calls from Python are those of <gpu>-calls.csv beside it, as far as that has them. The plots of time
+against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
 
 A plot is an op: a column a direction, time above, share of the ceiling below. Lines are the reference tables' shapes, hollow
-marks others. Full lines are the kernels alone, dotted ones calls from Python. A share above 1.3 stands at 1.3: there the
-yardstick is slow itself, as bare matmuls are whose rows start at odd elements.
+marks others. Full lines are the kernels alone, dotted ones calls from Python. linear_cross_entropy has time against memory
+instead.
 """
 import collections
 import csv
@@ -21,7 +22,6 @@ DIRECTIONS = ("forward", "backward", "forward_backward")
 TITLE = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 # Ratios from which on lk's kernels, its calls count as slower, lk as less accurate: what runs differ by, and errors.
 SLOWER, CALLS_SLOWER, WORSE = 1.02, 1.05, 1.05
-MOST = 1.3  # the largest share that plots show
 WRONG = 0.5  # a relative error from which on a result is none, and its time is not compared
 
 
@@ -46,6 +46,13 @@ def calls_of(path):
     compare, rows = path.replace("-calls", "-compare"), read(path)
     known = {key_of(row): row.get("errors", "") for row in read(compare)} if os.path.exists(compare) else {}
     return [{**row, "errors": known.get(key_of(row), "")} for row in rows]
+
+
+def with_calls(path):
+    """The rows of the compare CSV, with the calls of compare.py --calls where its CSV has them. It leaves out what compiles for
+    seconds where lk's call is long; the compare CSV's own calls stay there, by the same clock."""
+    rows, timed = read(path), {key_of(row): row["call_ms"] for row in calls_of(path.replace("-compare", "-calls"))}
+    return [{**row, "call_ms": timed.get(key_of(row), row["call_ms"])} for row in rows]
 
 
 def number(text):
@@ -102,8 +109,6 @@ FIGURES = (
      lambda c: int(c["rows"]), "rows", "residual in and out, 2048 columns; hollow: with weight"),
     ("md_lrpe_cosine", "md_lrpe_cosine", lambda c: c["prefix"] == "0" and c["batch"] == "12", lambda c: axes_of(c) == 1,
      tokens_of, "tokens", "batch 12, 12 heads, dim 128; 1 axis; hollow: 2 and 3 axes"),
-    ("linear_cross_entropy", "linear_cross_entropy", lambda c: c["hidden"] == "4096", lambda c: c["tokens"] == "12288",
-     lambda c: int(c["vocab"]), "vocabulary", "mean, 12288 tokens, hidden 4096; hollow: 8192 tokens"),
 )
 STYLES = {  # colour on light, colour on dark, mark
     "lk": ("#d1410c", "#ff7b4a", "o"),
@@ -112,9 +117,11 @@ STYLES = {  # colour on light, colour on dark, mark
     "torch.rms_norm": ("#0e9bb5", "#4dd0e1", "v"),
     "liger": ("#15803d", "#4ade80", "D"),
     "fla": ("#9333a8", "#d38bea", "P"),
-    "cce": ("#a16207", "#e3b341", "X"),
-    "cce unfiltered": ("#6b4f1d", "#b99a5b", "*"),
     "quack": ("#c2185b", "#ff7eb6", "<"),
+    "lk apart": ("#e59a7a", "#a85c3f", "o"),
+    "liger Triton": ("#15803d", "#4ade80", "D"),
+    "liger FLSCE": ("#0f766e", "#2dd4bf", "d"),
+    "liger FLCE": ("#65a30d", "#a3e635", "h"),
 }
 THEMES = {"": {"background": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"},
           "-dark": {"background": "#0d1117", "ink": "#e6edf3", "grid": "#30363d"}}
@@ -149,8 +156,7 @@ def draw(plt, ticker, rows, figure, theme, path):
                 for row in mine:
                     case = parts(row["case"])
                     if number(row[value]):
-                        y = min(MOST, number(row[value])) if panel is share else number(row[value])
-                        (line if lined(case) else marks).append((size_of(case), y))
+                        (line if lined(case) else marks).append((size_of(case), number(row[value])))
                 if style == ":":
                     panel.plot(*zip(*sorted(line)) if line else ((), ()), ":", color=colour, linewidth=1, alpha=0.75)
                     continue
@@ -167,7 +173,7 @@ def draw(plt, ticker, rows, figure, theme, path):
         share.xaxis.set_major_formatter(ticker.FuncFormatter(short))
         share.set_xlabel(label)
         share.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
-        share.set_ylim(0, max([1.08] + [1.05 * min(MOST, number(row["of_ceiling"]) or 0) for row in rows]))
+        share.set_ylim(0, max([1.08] + [1.05 * (number(row["of_ceiling"]) or 0) for row in rows]))
         for panel in (time, share):
             panel.set_facecolor(theme["background"])
             panel.grid(True, color=theme["grid"], linewidth=0.7)
@@ -175,13 +181,12 @@ def draw(plt, ticker, rows, figure, theme, path):
             for side in ("top", "right"):
                 panel.spines[side].set_visible(False)
     panels[0][0].set_ylabel("milliseconds (dotted: a call from Python)")
-    panels[1][0].set_ylabel("share of bare matmuls" if op == "linear_cross_entropy" else "share of the ceiling")
+    panels[1][0].set_ylabel("share of the ceiling")
     plot.suptitle(f"{op}, bf16, {rows[0]['gpu'].upper()}: {subtitle}", color=ink, fontsize=10.5)
     names = [p for p in STYLES if p in shown]
     plot.legend([shown[p] for p in names], names, loc="lower center", ncols=len(names), frameon=False, labelcolor=ink)
     plot.tight_layout(rect=(0, 0.045, 1, 1))
-    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 100})):
-        plot.savefig(f"{path}.{kind}", facecolor=theme["background"], **options)
+    save(plot, path, theme)
     plt.close(plot)
     return True
 
@@ -194,10 +199,132 @@ def plots(rows, stem):
     for figure in FIGURES:
         for suffix, theme in THEMES.items():
             path = f"{stem}-{figure[0]}{suffix}"
-            if draw(plt, ticker, rows, figure, theme, path):
-                print(f"wrote {path}.svg and .png")
-            elif not suffix:
+            if not draw(plt, ticker, rows, figure, theme, path) and not suffix:
                 print(f"no plot of {figure[0]}: no kernels were timed")
+
+
+# ---- Time against memory ----------------------------------------------------------------------------------------------------
+
+
+def frontier_of(rows):
+    """{case: {provider: (MiB, sustained time over that of the three matmuls alone)}}, in the order of the rows."""
+    found = {}
+    for row in rows:
+        share, memory = number(row["of_matmuls"]), number(row["extra_mb"])
+        if share and memory is not None and right(row):
+            found.setdefault(row["case"], {})[row["provider"]] = max(1.0, memory), 1 / share
+    return found
+
+
+def draw_frontier(plt, ticker, gpu, found, theme, path):
+    """A panel a case."""
+    ink, dark, columns = theme["ink"], theme is THEMES["-dark"], 1 if len(found) == 1 else 2
+    lines = -(-len(found) // columns)
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
+                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    plot, panels = plt.subplots(lines, columns, figsize=(7.6 if columns == 1 else 12, 4.4 * lines), squeeze=False,
+                                facecolor=theme["background"])
+    for panel in panels.flat[len(found):]:
+        panel.set_visible(False)
+    for panel, (case, points) in zip(panels.flat, found.items()):
+        memory, times = zip(*points.values())
+        panel.set_facecolor(theme["background"])
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xlim(min(memory) / 1.5, 2.2 * max(memory))
+        panel.set_ylim(0.95, 1.1 * max(times))
+        panel.yaxis.set_major_locator(ticker.FixedLocator((1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 6, 8, 12, 16)))
+        panel.yaxis.set_minor_locator(ticker.NullLocator())
+        panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.grid(True, color=theme["grid"], linewidth=0.7)
+        panel.set_axisbelow(True)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+        panel.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
+        panel.set_title(", ".join(f"{size} {name}" if name == "tokens" else f"{name} {size}" for name, size in
+                                  parts(case).items() if name != "reduction"), color=ink)
+        panel.set_xlabel("MiB beyond inputs and results")
+        panel.set_ylabel("time / time of the three matmuls alone")
+        names = []  # what is written, where, in which colour
+        for provider in ("lk apart", "lk"):
+            line = sorted(point for name, point in points.items() if name.rpartition(" ")[0] == provider)
+            if line:
+                panel.plot(*zip(*line), "o-", color=STYLES[provider][dark], markersize=5.5, linewidth=2.4, zorder=3)
+                names.append((provider, line[0], STYLES[provider][dark]))
+        for provider, point in points.items():
+            if provider in STYLES:
+                colour, marker = STYLES[provider][dark], STYLES[provider][2]
+                panel.plot(*point, linestyle="none", marker=marker, color=colour, markersize=7, zorder=4)
+                names.append((provider, point, colour))
+        plot.tight_layout(rect=(0, 0, 1, 0.95))
+        write_names(plot, panel, names, list(points.values()))
+    plot.suptitle(f"linear_cross_entropy, bf16, {gpu.upper()}: forward + backward, calls back to back", color=ink,
+                  fontsize=10.5)
+    save(plot, path, theme)
+    plt.close(plot)
+
+
+def write_names(plot, panel, names, points):
+    """Each name beside its point, on the first side where it meets no other name and hides no point."""
+    taken, renderer = [], plot.canvas.get_renderer()
+    marks = [panel.transData.transform(point) for point in points]
+    for name, point, colour in names:
+        for x, y in ((8, 4), (8, -11), (-8, 4), (-8, -11), (8, 14), (8, -21), (-8, 14), (-8, -21)):
+            text = panel.annotate(name, point, (x, y), textcoords="offset points", color=colour,
+                                  ha="left" if x > 0 else "right")
+            box = text.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken) and not any(box.contains(*mark) for mark in marks):
+                break
+            text.remove()
+        else:
+            panel.add_artist(text)  # there is no such side: the last one
+        taken.append(box)
+
+
+def save(plot, path, theme):
+    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 100})):
+        plot.savefig(f"{path}.{kind}", facecolor=theme["background"], **options)
+    print(f"wrote {path}.svg and .png")
+
+
+def frontier_plots(rows, stem):
+    """Of the first case, for README, and of all."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib import ticker
+    found = frontier_of(rows)
+    first = dict(list(found.items())[:1])
+    for suffix, theme in THEMES.items() if found else ():
+        draw_frontier(plt, ticker, rows[0]["gpu"], first, theme, f"{stem}{suffix}")
+        draw_frontier(plt, ticker, rows[0]["gpu"], found, theme, f"{stem}-all{suffix}")
+
+
+def frontier_table(rows, path):
+    versions = unique(row["version"] for row in rows if row["version"])
+    with open(path, "w") as file:
+        say = lambda *lines: print(*lines, sep="\n", file=file)  # noqa: E731
+        say(f"# linear_cross_entropy: time against memory, {rows[0]['gpu']}", "",
+            "Made by `make compare-plots` from the CSV of the same name, which `make frontier` measured; bench/frontier.py",
+            "says how. bf16, mean loss, forward and backward; matmul is forward's product alone, matmuls all three. MiB: peak",
+            "memory beyond inputs and results. burst, sustained: ms of a call after a rest, and in calls back to back. of",
+            "matmuls: the sustained time of the matmuls over the provider's. plan: what lk does in its workspace. Errors:",
+            f"relative, against float64. Measured at {commits_of(rows)}.", "",
+            picture(os.path.basename(os.path.splitext(path)[0]) + "-all", "time against memory, all cases"), "",
+            *(f"- {version}" for version in versions), "",
+            *(f"- {row['provider']}: {row['note']}" for row in rows if not row["case"]), "")
+        for case in unique(row["case"] for row in rows if row["case"]):
+            mine = [row for row in rows if row["case"] == case]
+            say(f"## {case}", "", "| provider | MiB | burst | sustained | of matmuls | errors | workspace MiB | plan |",
+                "|---|---|---|---|---|---|---|---|")
+            for row in mine:
+                cells = (row[column] for column in ("extra_mb", "burst_ms", "sustained_ms", "of_matmuls", "errors",
+                                                    "workspace_mb", "plan"))
+                name = "matmul" if row["direction"] == "forward" else row["provider"]
+                say(f"| {name} | " + " | ".join(cells) + " |" if not row["note"] else f"| {name} | | | | {row['note']} | | | |")
+            say("")
+    print(f"wrote {path}")
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------------------------
@@ -221,10 +348,10 @@ def best(row_of, column):
 def cell(row):
     if row is None:
         return ""
-    if not row["call_ms"]:
+    if not (row["kernel_ms"] or row["call_ms"]):
         return row["note"].split(":")[0]
     mark = "*" if row["kernel_clock"] == "profiler" else ""
-    return f"{row['kernel_ms'] or '-'}{mark} / {row['call_ms']}"
+    return f"{row['kernel_ms'] or '-'}{mark} / {row['call_ms'] or '-'}"
 
 
 def tables(rows, path):
@@ -232,7 +359,8 @@ def tables(rows, path):
     with open(path, "w") as file:
         say = lambda *lines: print(*lines, sep="\n", file=file)  # noqa: E731
         say(f"# lk beside other libraries, {gpu}", "",
-            "Made by `make compare-plots` from the CSV of the same name, which `make compare` measured. Times in ms: the",
+            "Made by `make compare-plots` from the CSV of the same name, which `make compare` measured. Calls are those of",
+            "`make compare-calls` as far as its CSV has them. Times in ms: the",
             "kernels alone / a call from Python; \\* the kernels by the profiler, others by CUDA graph. bf16. Errors:",
             "relative, against float64. MiB: peak memory beyond inputs and results. Medians of 21 calls, or replays of a graph",
             "of calls; of 7 to 20 in newer rows where 21 would have taken long. bench/compare.py says more.", "",
@@ -253,7 +381,7 @@ def tables(rows, path):
             say("", "Errors, and MiB:", "", "| case | direction | " + " | ".join(names) + " |", "|" + "---|" * (2 + len(names)))
             for (_, case, direction), row_of in groups.items():
                 there = [row_of.get(name) for name in names]
-                cells = [f"{row['errors']}; {row['extra_mb']}" if row and row["call_ms"] else "" for row in there]
+                cells = [f"{row['errors']}; {row['extra_mb']}" if row and row["errors"] else "" for row in there]
                 say(f"| {case} | {TITLE[direction]} | " + " | ".join(cells) + " |")
             failed = [(key, name, row) for key, row_of in groups.items() for name, row in row_of.items() if row["note"]]
             say("", *(f"- {case}, {TITLE[direction]}, {name}: {row['note']}" for (_, case, direction), name, row in failed), "")
@@ -305,12 +433,10 @@ def how_called(rows):
 
 
 def called(rows, path):
-    """Calls from Python, of compare.py --calls where its CSV is there, else of `rows`, the compare CSV's: how lk was called,
-    and what slower() says."""
+    """Calls from Python in rows of with_calls(path): how lk was called, and what slower() says."""
     timed = calls_of(path.replace("-compare", "-calls"))
-    if not timed:
-        return how_called(rows), *slower(grouped(rows), "call_ms", CALLS_SLOWER)
-    return f"{how_called(timed)} at {commits_of(timed)}", *slower(grouped(timed), "call_ms", CALLS_SLOWER)
+    how = f"{how_called(timed)} at {commits_of(timed)}" if timed else how_called(rows)
+    return how, *slower(grouped(rows), "call_ms", CALLS_SLOWER)
 
 
 def less_accurate(groups):
@@ -339,6 +465,25 @@ def sentence(texts, count, compared, start):
     return "\n".join([f"{start}, in {count} of {compared} cases" + (":" if texts else "."), "", *texts, ""])
 
 
+def picture(stem, alt):
+    """A plot for light and dark pages."""
+    return (f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.svg">'
+            f'<img alt="{alt}" src="{stem}.svg"></picture>')
+
+
+def frontier_lines(path):
+    """What README says of time against memory, where that was measured."""
+    stem = path.replace("-compare.csv", "-frontier")
+    if os.path.exists(f"{stem}.svg"):
+        yield "linear_cross_entropy runs in almost any amount of memory. Lower is faster, further left takes less memory."
+        yield "Each of lk's points is a budget of workspace. *lk*: loss and gradients in one call; *lk apart*: forward, and a"
+        yield "backward that makes the logits again."
+        yield f"[All shapes, errors and lk's plans]({stem}.md), measured at {commits_of(read(f'{stem}.csv'))}."
+        yield ""
+        yield picture(stem, "linear_cross_entropy: time against memory, lk at several budgets and others")
+        yield ""
+
+
 def span(values):
     return f"{min(values):.2f} to {max(values):.2f}" if values else ""
 
@@ -348,14 +493,14 @@ def readme(rows, path):
     print("lk, PyTorch and other libraries on the same tensors, in one process, except for those named below and for the case at",
           "which a stopped run was continued (`--resume`)",
           f"({rows[0]['gpu'].upper()}, bf16, cold L2; [all rows]({stem}.md), errors and memory too). Full lines and `kernels`:",
-          "the kernels alone; dotted lines and `call`: a call from Python. Shares above 1.3 are drawn at 1.3.",
-          f"In these rows Python called lk {how_called(rows)}.",
+          "the kernels alone; dotted lines and `call`: a call from Python.",
+          f"Python called lk {called(rows, path)[0]}.",
           sep="\n", end="\n\n")
     for name, op, *_ in FIGURES:
         if os.path.exists(f"{stem}-{name}.svg"):
-            print(f'<picture><source media="(prefers-color-scheme: dark)" srcset="{stem}-{name}-dark.svg">'
-                  f'<img alt="{op}: time and share of the ceiling against size, lk and others" src="{stem}-{name}.svg">'
-                  "</picture>\n")
+            print(picture(f"{stem}-{name}", f"{op}: time and share of the ceiling against size, lk and others") + "\n")
+    for line in frontier_lines(path):
+        print(line)
     print("| op | direction | largest case | lk kernels, call | best other kernels, call | best other / lk: kernels, all cases"
           " | call, all cases |", "|---|---|---|---|---|---|---|", sep="\n")
     ratios, most = collections.defaultdict(lambda: ([], [])), {}
@@ -386,7 +531,8 @@ def readme(rows, path):
     how, *calls = called(rows, path)
     print(sentence(*calls, f"Where lk loses by more than {CALLS_SLOWER - 1:.0%}: called from Python, lk {how}"))
     if calls_of(path.replace("-compare", "-calls")):
-        print("torch.compile was among the others only where lk's call takes under 1 ms: it compiles for seconds.\n")
+        print("torch.compile, FLA and quack compile or tune for seconds. Where lk's call takes 1 ms or more, their calls are of",
+              "the same run as the kernels.\n", sep="\n")
     worse = listed(less_accurate(groups), 8)
     print(f"Where lk is less accurate than the most accurate of the others, by more than {WORSE - 1:.0%}:",
           worse + "." if worse else "nowhere.")
@@ -411,16 +557,23 @@ def main():
     arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
     if len(arguments) != 1:
         sys.exit(__doc__)
-    rows = read(arguments[0])
+    rows = with_calls(arguments[0])
     if not rows:
         sys.exit(f"{arguments[0]} has no rows")
     if "--readme" in sys.argv:
         readme(rows, arguments[0])
         return
     stem = os.path.splitext(arguments[0])[0]
+    frontier = stem.replace("-compare", "-frontier")
     tables(rows, f"{stem}.md")
+    measured = read(f"{frontier}.csv") if os.path.exists(f"{frontier}.csv") else []
+    if measured:
+        frontier_table(measured, f"{frontier}.md")
+    else:
+        print(f"no plot of time against memory: no {frontier}.csv is there; `make frontier` measures it")
     try:
         plots(rows, stem)
+        frontier_plots(measured, frontier)
     except ImportError as error:
         sys.exit(f"no plots: {error}; pip install matplotlib, or run this where it is: it needs the CSV and no GPU")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""summary.py RESULTS.csv COMPARE.csv README.md: writes README's table of ops and its list of losses between their marks.
+"""summary.py RESULTS.csv COMPARE.csv README.md: writes README's table of ops, its plot of linear_cross_entropy's time against
+memory, where that was measured, and its list of losses between their marks.
 
 An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
 linear_cross_entropy the matmuls alone / lk); over all cases compared, the best other library's kernels / lk's; the header's lines.
@@ -25,7 +26,7 @@ def shares(path):
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             share = row["of_gemm"] or row["of_ceiling"]
-            if row["provider"] != "lk" or not share or re.search(r" (workspace|path|tuned|lse_low)=", row["case"]):
+            if row["provider"] != "lk" or not share or re.search(r" (workspace|path|lse_low)=", row["case"]):
                 continue
             rate = row["tflop_per_s"] or row["gb_per_s"]
             size = float(rate) * float(row["ms"])
@@ -83,9 +84,10 @@ def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     results, compare, path = sys.argv[1:]
-    rows = plot.read(compare)
+    rows = plot.with_calls(compare)
     readme = pathlib.Path(path)
     text = put(readme.read_text(), "table", table(results, plot.grouped(rows)))
+    text = put(text, "frontier", plot.frontier_lines(compare))
     readme.write_text(put(text, "losses", losses(rows, compare)))
     print(f"wrote {path}")
 

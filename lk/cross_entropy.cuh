@@ -12,10 +12,12 @@
  *              mean: sum_r class[r] / D + sum_r z_loss[r] / valid_rows
  *                    with valid_rows = the number of rows that are not ignored, weight_sum = the sum of w[target[r]] over those
  *                    of them with a good target, D = weight_sum with class weights, else valid_rows
+ *                    with the option denominator both sums are divided by it: D and valid_rows are this number then
  *   backward   f = h = upstream; for mean f = upstream / D, h = upstream / valid_rows
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
  *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]
+ *              with dentropy, to each dz[j]: dentropy[r] p[r,j] (lse[r] - entropy[r] - z[r,j])
  *              dlogits[r,j] = logit_scale dz[j], with a softcap times 1 - (z[r,j] / softcap)^2
  *
  * Use        In one .cu file:                          Anywhere, C included:
@@ -48,9 +50,17 @@
  *            class weights weight_sum is the number of rows with a good target. The call still returns LK_OK; bad_targets
  *            counts such rows. -100 is a bad target where use_ignore_index is 0.
  *            Expanded tensors of PyTorch, whose stride is 0, cannot be given, since 0 means packed. For an expanded upstream
- *            pass one value and upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse is 0.
+ *            pass one value and upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse or dentropy is 0.
  *            Mean over nothing (D is 0, since all rows are ignored or all weights are 0): loss and z-loss are NaN. With
- *            zero_when_empty they are 0, unless a row's loss is NaN. f and h are 0; dlse is still added.
+ *            zero_when_empty they are 0, unless a row's loss is NaN. f and h are 0; dlse and dentropy are still added.
+ *            denominator: for a mean over several calls (micro-batches, devices), the sum of their valid_rows or weight_sum.
+ *            Then the losses of the calls add up to the mean of all. Calls without a row to count give 0. valid_rows and
+ *            weight_sum stay the counts of the call; backward does not need them. 0 is a mean over nothing, as above. Any
+ *            other number is divided by, NaN and infinities too. It is used with LK_REDUCTION_MEAN alone.
+ *            dentropy: the gradient of each row's entropy, which is added, like dlse. It is not divided by D. backward also
+ *            needs the entropy of forward, in the field entropy; forward_backward does not.
+ *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
+ *            temperature t pass logit_scale = 1 / t. Their gradient is minus upstream, one number per row.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
  *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
@@ -61,6 +71,8 @@
  *            6e-4 at 1e4. lse_low removes that: lse + lse_low differs from the log of forward's sum by at most
  *            2^-23 + |lse| 2^-46, so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is
  *            not finite.
+ *            dentropy: the difference in brackets has an absolute error of a few 2^-24 (|log p[j]| + entropy); in backward also
+ *            that of the lse that it is given.
  *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of
  *            40. 1 - (z / softcap)^2 has one of (5 + |logit_scale logits / softcap|) 2^-22.
  *            Where an exponential is below 2^-126 it counts as 0, and so does p[j].
@@ -106,17 +118,19 @@ typedef struct {
     const float *class_weight; /* F B FB in        f32 [vocab]; NULL means 1 */
     const float *upstream;     /* B FB in          f32 [1], or [rows] with upstream_per_row: the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in          f32 [rows], a gradient of lse from elsewhere, which is added; NULL: none */
+    const float *dentropy;     /* B FB in          f32 [rows], the gradient of entropy, likewise; NULL: none */
+    const float *denominator;  /* F B FB in        f32 [1], what a mean divides by instead; NULL: its own counts */
     float *loss;               /* F FB out         f32 [rows], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* F FB out         f32, the part of loss that z_loss adds, shaped as loss; NULL to skip */
     float *lse;                /* F FB out, B in   f32 [rows]; F FB: NULL to skip */
     float *lse_low;            /* F FB out, B in   f32 [rows], the exact lse minus lse; NULL: skip in F FB, 0 in B */
-    float *entropy;            /* F FB out         f32 [rows], in nats; NULL to skip */
+    float *entropy;            /* F FB out, B in   f32 [rows], in nats; F FB: NULL to skip; B: required with dentropy */
     int64_t *argmax;           /* F FB out         int64 [rows], the smallest column of the largest logit, NaN above all; NULL
                                                    to skip */
     int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; F FB: NULL to skip; B: required for
-                                                   mean, with class weights only where z_loss is not 0 */
+                                                   mean without denominator, with class weights only where z_loss is not 0 */
     float *weight_sum;         /* F FB out, B in   f32 [1], the sum of class_weight[target] over good targets; F FB: NULL to
-                                                   skip; B: required for mean with class weights */
+                                                   skip; B: required for mean with class weights, without denominator */
     void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
     int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
@@ -143,8 +157,8 @@ typedef struct {
 } lk_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       logits or target is NULL; B: lse, dlogits, or valid_rows or weight_sum where mean needs it; FB: dlogits;
- *                     F: all outputs are
+ *   LK_ERR_NULL       logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
+ *                     where mean needs it; FB: dlogits; F: all outputs are
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; a tensor of more than
  *                     2^62 elements, gaps included; dlogits = logits with other strides; tensors that overlap
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
@@ -398,8 +412,9 @@ typedef struct {
     float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
     int64_t *valid_rows;      /* likewise */
     float *weight_sum;
+    const float *denominator; /* of a mean; NULL: the counts */
     int64_t rows;
-    int mean, weighted, zero_when_empty; /* weighted: the mean has class weights */
+    int mean, weighted, zero_when_empty; /* weighted: a mean divides by the sum of class weights */
 } lk_cross_entropy_sum_plan;
 
 /* The sum of four terms; those that are not -0 are counted. */
@@ -462,7 +477,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, p.rows, &again);
     if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
     if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
-    const float valid = (float)s.count, over = p.weighted ? s.weight : valid;
+    const float valid = p.denominator ? *p.denominator : (float)s.count, over = p.weighted ? s.weight : valid;
     if (p.mean) {
         const float nothing = p.zero_when_empty ? 0.0f : NAN;
         if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
@@ -507,9 +522,9 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const 
     sum = lk_sum_warp(thread < WARPS ? sums[thread] : 0.0f, WARPS);
     count = __reduce_add_sync(0xffffffffu, thread < WARPS ? counts[thread] : 0u);
     if (thread > 0) return;
-    const float valid = (float)count, nothing = p.zero_when_empty ? 0.0f : NAN;
-    const bool empty = p.mean && count == 0;
-    if (p.mean) sum = empty ? nothing : __fdiv_rn(sum, valid);
+    const float valid = p.denominator ? *p.denominator : (float)count, nothing = p.zero_when_empty ? 0.0f : NAN;
+    const bool empty = p.mean && valid == 0.0f;
+    if (p.mean) sum = !empty ? __fdiv_rn(sum, valid) : sum != sum ? sum : nothing;
     if (p.loss) *p.loss = sum;
     if (p.z_loss_out) *p.z_loss_out = empty ? nothing : 0.0f;
     if (p.valid_rows) *p.valid_rows = count;
@@ -526,6 +541,20 @@ typedef struct {
     int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
 } lk_cross_entropy_forward_plan;
 
+/* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
+template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
+{
+    float most = x[0];
+    bool nan = false;
+#pragma unroll
+    for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
+    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+#pragma unroll
+        for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
+    }
+    return s;
+}
+
 /* Adds the logits x of columns col, col + 1, ... to the state. */
 template <int n, class Args>
 LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
@@ -537,16 +566,7 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
     }
-    if (a.argmax) { /* few vectors have a new largest logit */
-        float most = x[0];
-        bool nan = false;
-#pragma unroll
-        for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
-        if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
-#pragma unroll
-            for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
-        }
-    }
+    if (a.argmax) s = lk_ce_take_top(s, x, col);
     if (a.softcap > 0.0f) {
 #pragma unroll
         for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
@@ -799,7 +819,7 @@ typedef struct {
     const float *given_low;    /* what lse was rounded by; NULL: 0 */
     const int64_t *valid_rows; /* for mean; NULL: `valid` is used */
     int64_t valid;             /* the number of rows counted, where valid_rows is NULL */
-    const float *weight_sum;   /* for mean with class weights */
+    const float *over;         /* for mean, the divisor of class terms: weight_sum or denominator; NULL: the count */
     int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
     int team_log2;             /* as in forward */
     int slots;                 /* per thread */
@@ -854,9 +874,10 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const
 
 /* The factors of a row's gradient, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y. Here e[j] =
  * 2^(rate v[j] - base) is p[j] without a factor that is in rise, v is z under a softcap, and slope is 1 without one. In a row
- * that becomes all 0 or all NaN, e is 1 and rise is that value. */
+ * that becomes all 0 or all NaN, e is 1 and rise is that value.
+ * dentropy adds bend e[j] (log p[j] + entropy) slope[j], with log p[j] + entropy = scale (v[j] - center) + shift. */
 typedef struct {
-    float rate, base, rise, fall;
+    float rate, base, rise, fall, bend, center, shift;
 } lk_ce_gradient;
 
 /* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
@@ -1099,9 +1120,9 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_gradient_pla
     if (p.given_low) up.lse_low = p.given_low[row];
     if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
     if (p.a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.a.class_weight ? *p.weight_sum : valid;
+        const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.over ? *p.over : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
-        up.h = over != 0.0f ? __fdiv_rn(up.h, valid) : 0.0f;
+        up.h = over != 0.0f ? __fdiv_rn(up.h, p.a.denominator ? over : valid) : 0.0f;
     }
     return up;
 }
@@ -1152,6 +1173,20 @@ LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, f
     return lk_ex2((fmaf(scale, value, -lse) - lse_low) * LK_LOG2E);
 }
 
+/* The factors of dentropy, from a given lse and entropy: center is lse / scale, and shift has what that was rounded by. */
+LK_DEVICE void lk_ce_bend_given(lk_ce_gradient *g, float bend, float lse, float lse_low, float entropy, float scale)
+{
+    const float value = __fdiv_rn(lse, scale);
+    g->center = lk_is_finite(value) ? value : 0.0f;
+    g->bend = bend, g->shift = (fmaf(scale, g->center, -lse) - lse_low) + entropy;
+}
+
+/* What dentropy adds to the gradient of v, without the slope. 0 times -inf counts 0. */
+LK_DEVICE float lk_ce_bend(const lk_ce_gradient &g, float e, float v, float scale)
+{
+    return g.bend * (e * fmaxf(fmaf(scale, v - g.center, g.shift), -FLT_MAX));
+}
+
 /* unit and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so unit is above 1/2. The
  * rounding of the product and of the addition is known exactly. It is a separate factor beside the power of two: in one
  * exponent with that it would lose digits. */
@@ -1177,7 +1212,8 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
         if (!plain && a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
         const float e = lk_ex2(fmaf(g.rate, x[j], -g.base));
         if (given) part[j % 2] += j == hit ? 0.0f : e;
-        x[j] = fmaf(g.rise, e, -fall) * slope;
+        const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale) : 0.0f;
+        x[j] = (fmaf(g.rise, e, -fall) + bent) * slope;
     }
     if (given) *sum += part[0] + part[1];
 }
@@ -1248,8 +1284,8 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t
     return sum;
 }
 
-/* given: backward. plain: no softcap, and no class weights under smoothing; in forward_backward also no smoothing, entropy or
- * argmax. */
+/* given: backward. plain: no softcap, no dentropy, and no class weights under smoothing; in forward_backward also no smoothing,
+ * entropy or argmax. */
 template <class T, class D, bool plain, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
@@ -1312,7 +1348,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     if (owner && y >= 0) logit = lk_to_float(at.logits[y]);
     const lk_ce_upstream up = lk_ce_load_upstream(p, row, y);
     lk_cluster_ready();
-    float weights = (float)a.vocab; /* W */
+    float weights = (float)a.vocab, bend = 0.0f; /* weights: W */
+    if (!plain && a.dentropy && y >= 0) bend = -a.logit_scale * a.dentropy[row];
     if constexpr (given && !plain) {
         if (a.class_weight && a.label_smoothing > 0.0f) {
             weights = 0.0f;
@@ -1332,6 +1369,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             g = lk_ce_factors(p, up, up.lse, weights, owner ? spill : NULL);
             const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
             g.rise *= unit;
+            if (!plain && a.dentropy) lk_ce_bend_given(&g, bend * unit, up.lse, up.lse_low, a.entropy[row], scale);
             if (owner) spill->unit = unit;
         }
     } else {
@@ -1373,6 +1411,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             g.rate = lk_ce_rate(rate, all.max);
             const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
             g.rise *= unit;
+            if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
+                g.bend = bend * unit, g.center = lk_lse_reference(all.max);
+                g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
+            }
             if (owner) spill->unit = unit, spill->others = rest.sum * inverse;
         }
     }
@@ -1403,9 +1445,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, team, index & (team - 1));
     if (owner && spill->y >= 0) {
         others = given ? others * spill->unit : spill->others;
-        const float own = spill->unit * lk_ex2(fmaf(g.rate, spill->logit, -g.base));
+        const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
+        const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
         lk_put((D *)a.dlogits + lk_ce_row_of(p) * a.dlogits_stride + spill->y,
-               (fmaf(spill->own, own, spill->fixed) - spill->rest * others) * spill->slope);
+               (fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope);
     }
     if constexpr (!given && !plain) {
         const lk_ce_label label = {-1, spill->counted != 0, spill->bad != 0};
@@ -1576,7 +1619,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
-    if (mean && a.class_weight) over = *p.weight_sum;
+    if (mean && p.over) over = *p.over;
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
@@ -1615,8 +1658,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight;
     float own = 2.0f * a.z_loss * f * scale;
     if (mean) {
-        if (!a.class_weight) over = (float)valid;
-        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, (float)valid) : 0.0f;
+        if (!p.over) over = (float)valid;
+        const float z_over = a.denominator ? over : (float)valid;
+        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, z_over) : 0.0f;
     }
     lk_ce_row all = lk_ce_row_empty();
     float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: the rounding of base, which is known exactly */
@@ -1771,9 +1815,12 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = arch == LK_QUERY, forward = call == LK_CE_FORWARD, back = call == LK_CE_BACKWARD;
-    if (forward) a->upstream = a->dlse = NULL, a->dlogits = NULL, a->zero_padding = 0; /* what a call does not have */
-    if (back) a->loss = a->z_loss_out = a->entropy = NULL, a->argmax = NULL;
-    const bool mean = back && a->reduction == LK_REDUCTION_MEAN, in_place = !query && a->dlogits == a->logits;
+    if (forward) a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL, a->zero_padding = 0; /* what it lacks */
+    if (back) a->loss = a->z_loss_out = NULL, a->argmax = NULL;
+    if (back && !a->dentropy) a->entropy = NULL;
+    if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
+    const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator; /* backward needs the counts */
+    const bool in_place = !query && a->dlogits == a->logits;
     const int saved = back ? LK_IN : LK_OUT; /* what forward writes and backward reads */
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
     /* The columns of dlogits with its padding. A stride says where that ends, even of a single row, which has no other use for
@@ -1787,11 +1834,13 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"class_weight", a->class_weight, 4, LK_IN, some * a->vocab},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
         {"dlse", a->dlse, 4, LK_IN, a->rows},
+        {"dentropy", a->dentropy, 4, LK_IN, a->rows},
+        {"denominator", a->denominator, 4, LK_IN, counts},
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", a->lse, 4, back ? LK_REQUIRED : LK_OUT, a->rows},
         {"lse_low", a->lse_low, 4, saved, a->rows},
-        {"entropy", a->entropy, 4, LK_OUT, a->rows},
+        {"entropy", a->entropy, 4, back && a->dentropy ? LK_REQUIRED : LK_OUT, a->rows},
         {"argmax", a->argmax, 8, LK_OUT, a->rows},
         {"valid_rows", a->valid_rows, 8, mean && (!a->class_weight || a->z_loss != 0.0f) ? LK_REQUIRED : saved, counts},
         {"weight_sum", a->weight_sum, 4, mean && a->class_weight ? LK_REQUIRED : saved, counts},
@@ -1882,8 +1931,9 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
 LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
                                        lk_ce_terms terms, cudaStream_t stream)
 {
-    const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->rows,
-                                           a->reduction == LK_REDUCTION_MEAN, a->class_weight != NULL, a->zero_when_empty};
+    const bool weighted = a->class_weight && !a->denominator;
+    const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->denominator,
+                                           a->rows, a->reduction == LK_REDUCTION_MEAN, weighted, a->zero_when_empty};
     const bool alone = !terms.z && !terms.weight;
     if (alone && a->rows <= 4096)
         return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<256>, 1, 1, 256, 0, stream, sum);
@@ -1978,7 +2028,7 @@ template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_en
 /* Whether rows are short and plain. */
 template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_args *a)
 {
-    const bool plain = a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy;
+    const bool plain = a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy && !a->dentropy;
     const bool padded = a->zero_padding && a->dlogits_stride > a->vocab;
     const bool whole = (uintptr_t)a->logits % 16 == 0 && (uintptr_t)a->dlogits % 16 == 0 && a->vocab % LK_VEC<T> == 0 &&
                        (a->rows < 2 || (a->logits_stride % LK_VEC<T> == 0 && a->dlogits_stride % LK_VEC<T> == 0));
@@ -2029,8 +2079,8 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     plan.slots = (int)(slots < most ? slots : most);
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
     plan.more = !whole || slots > most || plan.padded_end > a.vocab || plan.ordered;
-    bool plain = a.softcap == 0.0f && !(a.class_weight && a.label_smoothing > 0.0f);
-    if (!given) plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+    bool plain = a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f);
+    if (!given) plain = plain && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
     const int64_t bytes = plan.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
@@ -2066,7 +2116,8 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
     plan.given = a.lse, plan.given_low = a.lse_low;
-    plan.valid_rows = a.valid_rows, plan.valid = 1, plan.weight_sum = a.weight_sum;
+    plan.valid_rows = a.valid_rows, plan.valid = 1;
+    plan.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
     return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
 }
 
@@ -2085,7 +2136,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
     const bool any = a.use_ignore_index && (a.target_dtype == LK_TARGET_INT64 || a.ignore_index == (int32_t)a.ignore_index);
-    const bool known = mean && !any && !a.class_weight;
+    const bool known = mean && (a.denominator || (!any && !a.class_weight));
     plan.valid = known ? a.rows : 1;
     plan.inside = mean && !known && !asked && device.arch >= 90 && !a.class_weight && a.rows <= LK_CROSS_ENTROPY_INSIDE &&
                   lk_cross_entropy_short<T>(&a);
@@ -2095,7 +2146,8 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
     if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;
     if (before || asked) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
-    if (tally) plan.valid_rows = &tally->valid_rows, plan.weight_sum = &tally->weight_sum;
+    if (tally) plan.valid_rows = &tally->valid_rows;
+    plan.over = a.denominator ? a.denominator : tally && a.class_weight ? &tally->weight_sum : NULL;
     if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &given, plan.terms, stream);
     return status;

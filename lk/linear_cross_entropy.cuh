@@ -4,7 +4,8 @@
  *
  *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]
  *   loss, lse    those of cross_entropy.cuh for these logits; its comment has the formulas of all options
- *   dZ[t,j]      the gradient of logits[t,j], by cross_entropy.cuh's formula, with upstream and dlse
+ *   entropy, argmax   likewise
+ *   dZ[t,j]      the gradient of logits[t,j], by cross_entropy.cuh's formula, with upstream, dlse and dentropy
  *   dx[t,d]      = sum_j dZ[t,j] weight[j,d]
  *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
  *   dbias[j]     = sum_t dZ[t,j]               likewise
@@ -27,31 +28,42 @@
  *                args.workspace = ...;
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
  *            forward_backward makes loss, lse and gradients. forward makes loss and lse. backward makes the gradients from a
- *            saved lse; it computes the logits again. Outputs whose pointer is NULL are not computed.
+ *            saved lse, with dentropy also from a saved entropy; it computes the logits again. Outputs whose pointer is NULL
+ *            are not computed.
  *            The workspace function answers what the best plan within 1 GiB needs, or the smallest plan if that needs more.
  *            For another amount of memory, ask for a plan:
  *                lk_linear_cross_entropy_plan plan;
  *                status = lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- *            In a framework with autograd the upstream gradient is known later. Leave upstream NULL, without dlse and
+ *            In a framework with autograd the upstream gradient is known later. Leave upstream NULL, without dlse, dentropy and
  *            accumulate. Keep packed dx, dweight and dbias, and scale each of them by that one number when it is known:
  *            lk_scale_bf16(dx, tokens * hidden, upstream, stream) of lk_scale.cuh, lk_scale_f32 for an f32 dweight.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
- *            Ignored token: loss, z-loss, lse and dx are 0; it adds nothing to dweight and dbias. Keep its x finite, since 0
- *            times NaN is NaN. Only where max_counted is below tokens, or the plan is FUSED, it may be anything.
+ *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep
+ *            its x finite, since 0 times NaN is NaN. Only where max_counted is below tokens, it may be anything.
  *            Bad target (counted, outside [0, vocab)): loss and the token's dx are NaN, and so is a reduced loss. It adds
- *            nothing to dweight and dbias. lse and z-loss are those of its logits. valid_rows, the divisor of a mean without
- *            class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
+ *            nothing to dweight and dbias. lse, z-loss, entropy and argmax are those of its logits. valid_rows, the divisor of
+ *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
  *            bias = -inf masks a column: p is 0 there. Without label_smoothing, only tokens with that target use the column:
  *            their loss is +inf, their gradient finite. With label_smoothing every loss is +inf, and the column has the
  *            formula's gradient with p = 0. With softcap nothing is masked: the logit becomes -softcap, its derivative 0.
  *            max_counted: the matmuls have only this many rows. x of the tokens that are not ignored is copied into the
- *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse and all gradients are NaN.
- *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse, 0 without it.
- *            A token whose logits are all -inf, or hold +inf or NaN: loss and dx are NaN, and so are dweight and dbias.
+ *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse, entropy and all gradients are NaN,
+ *            and argmax is -1.
+ *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
+ *            denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
+ *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
+ *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
+ *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
+ *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
+ *            saved: forward leaves bf16 exponentials of all logits there, as many bytes as bf16 logits; ..._saved_bytes says
+ *            how many. backward makes the gradients of them by 2 matmuls instead of 3, for any upstream and dlse. It only reads
+ *            saved, so it may be called again. The struct must be forward's otherwise: the same shapes, options and lse.
+ *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
+ *            dbias.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of `hidden` products. With fast_logits they are
  *            stored in T: half the bytes, and an error of half an ulp of T in each. FUSED stores none and ignores it.
@@ -59,54 +71,65 @@
  *            bits (see Plans). In bf16 without panels, dx of tail columns (see Plans) is rounded to bf16 before the rest is
  *            added.
  *            A mean's divisor and a single upstream do not go into 16-bit dZ, where they would round all tokens alike. They go
- *            into alpha, the number that a matmul multiplies its result by, unless there is dlse.
+ *            into alpha, the number that a matmul multiplies its result by, unless there is dlse or dentropy.
  *            f16: dZ is stored times a power of 2, chosen for the largest factor, and alpha takes it back. So a loss scale of
- *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15, dZ may overflow.
+ *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15 (with dentropy 10), dZ
+ *            may overflow.
  *            The target's gradient needs p - 1. lk sums p of all other columns instead, so that no digits cancel.
- *            FUSED rounds exponentials to bf16, and x times the row's factor: relative Frobenius error up to 2.4e-3 in dx and
- *            2.8e-3 in dweight, where other plans have 2.5e-3 (64 tokens, 500 columns, logits of sigma 0.02 to 64, simulated).
- *            Its exponentials are taken against a guess of the row's maximum. A row with tiles 2^40 above that guess or 2^90
- *            below it is rounded once more. Its sums of 24 bits are rounded once per chunk, by a relative 2^-16, rarely 2^-15.
+ *            FUSED keeps the target's dZ in float, and adds its part to dx before dx is rounded, and to dweight after dweight
+ *            has been rounded. Other dZ is rounded once; where exponentials are kept, they are, and x times the row's factor.
+ *            Exponentials are taken against a guess of the row's maximum. A row with tiles 2^40 above that guess or 2^90 below
+ *            it is rounded once more, and exponentials below 2^-46 of the row's sum may count as 0. Sums of 24 bits are rounded
+ *            once per panel or chunk, by a relative 2^-16, rarely 2^-15. Errors beside PyTorch's: bench/results.
  * Traffic    Each matmul takes 2 * tokens * hidden * vocab operations. Per logit of 16-bit T, CHUNKS moves 14 bytes: the matmul
  *            writes 4, the kernel between reads 4 and writes 2, and the two matmuls of the gradients read 2 each. dbias reads
  *            dZ once more.
- * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size, and
- *            for a context that was tuned the same way or not at all. A matmul has the algorithm that cuBLASLt's heuristic
- *            names first, or the one that tune kept. Everything else has a fixed order; there are no float atomics.
+ * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A
+ *            matmul has the algorithm that cuBLASLt's heuristic names first. Everything else has a fixed order; there are no
+ *            float atomics.
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
  *
- * Plans      A plan says what the workspace holds at a time. lk takes the fastest one that fits, by times estimated for an
- *            H200. path, chunk_tokens, slice_tokens and panel_vocab overrule it. No plan approximates the formula; they differ
- *            in rounding (Numerics). forward has 1 matmul in every plan; forward_backward and backward have:
+ * Plans      Give it 1 GiB, call ..._plan, done: plan.text says what lk does with it. A plan is what the workspace holds at a
+ *            time. None approximates the formula; they differ in rounding (Numerics). forward has 1 matmul in every plan;
+ *            forward_backward and backward have:
  *            CHUNKS: 3 matmuls. The logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T.
  *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice uses
  *            dweight's memory where it can: dweight is packed, starts at a multiple of 256 bytes, has no accumulate, and is
  *            written after everything else.
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
- *            PANELS_TWICE: 5 matmuls. They are made once more, so that a panel of dweight is summed over all chunks before
- *            the next panel begins.
- *            FUSED: 3 matmuls (bf16 on sm_90a, own kernels by lk_gemm.cuh). The logits themselves are not stored. forward
- *            stores 16 bytes per token and piece of the columns. forward_backward stores exp(z - reference) in bf16. That is dZ
- *            except for a factor per row, by which dx's tiles and a copy of x are multiplied.
- *            dweight's sum over chunks is kept in the caller's f32 dweight, or in f32 in the workspace. FUSED keeps it in 24
- *            bits: 16 in dweight and 8 in the workspace. With one chunk, dweight needs no sum.
- *            Path 0 takes FUSED only where it can run (see LK_ERR_PATH) and chunk_tokens, panel_vocab and slice_tokens are 0.
- *            In forward it then takes FUSED wherever it fits, in forward_backward where the estimate says that it is faster:
- *            for many columns, or where vocab is not a multiple of 8.
- *            The workspace and plan functions look at the current device, as the calls do. Without a device, or without code
- *            for sm_90a, the plan is not FUSED, and its text says why.
- *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses. All f32 logits
- *            take 6144 MiB.
+ *            FUSED (bf16 on sm_90a, own kernels by lk_gemm.cuh): the logits themselves are not stored. forward stores 16 bytes
+ *            per token and piece of the columns, 32 with entropy or argmax. forward_backward keeps exp(z - reference) in bf16,
+ *            of as many columns as fit: that is dZ but for a factor per row. With all columns it has 3 matmuls. The logits of
+ *            other columns are made again, a panel at a time, when lse is known: 4 matmuls for those columns. backward makes
+ *            all of them, 3 matmuls, or none with saved. Where dweight may be scratch (packed, at a multiple of 256 bytes, no
+ *            accumulate), FUSED keeps exponentials in it, too, until dweight's rows are written.
+ *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
+ *            16 in the output and 8 in the workspace.
+ *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
+ *                FUSED, in forward, above 16384 columns, or above 2048 where vocab is not a multiple of 8
+ *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
+ *                CHUNKS of 512 tokens or more, likewise
+ *                FUSED, with few columns
+ *                CHUNKS of fewer tokens, if their smallest plan needs no more than that of PANELS
+ *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
+ *                FUSED with panels of fewer than 2048 columns
+ *                PANELS of about 256 columns, of any chunks
+ *            FUSED takes all tokens at once. If many columns would be made again, it takes chunks of tokens instead, with all
+ *            their exponentials, which cost sums of dweight. With panel_vocab it keeps none and has panels of that width;
+ *            chunk_tokens is for chunks, so backward, label_smoothing and panel_vocab ignore it.
+ *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
+ *            the current device; plan.text says if the device or its code is why it is not.
+ *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
  *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
- *                1130    6 chunks, 3 matmuls                     1130    7 panels, all tokens, 4 matmuls
- *                 512    14 chunks, 3 matmuls                     256    205 panels of 640, all tokens, 4 matmuls
- *                 256    3 chunks x 14 panels, 4 matmuls          128    3 chunks x 128 panels, 5 matmuls
- *                   2    the smallest, 4 matmuls                    6    the smallest, 5 matmuls
- *            FUSED there: 160 MiB hold a 24th of the tokens, 512 a seventh, 1130 a third, 3178 all. bf16 dweight in chunks
- *            needs 660 MiB for a 24th, 1044 for a sixth, 1568 for a third. forward takes 12 MiB.
+ *                1130    6 chunks, 3 matmuls                     1130    8 panels, all tokens, 4 matmuls
+ *                 512    14 chunks, 3 matmuls                     256    256 panels, all tokens, 4 matmuls
+ *                 256    2 chunks x 32 panels, 4 matmuls          228    the smallest, 4 matmuls
+ *                   2    the smallest, 4 matmuls
+ *            FUSED, 8192 tokens of hidden 4096, vocab 131072: exponentials of all columns take 2144 MiB; with a bf16 dweight
+ *            1200 MiB keep nearly all of them, 700 three quarters, 256 half; with an f32 dweight 640 MiB keep all.
  *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
  *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt has no product.
  *            Tail columns: cuBLASLt is several times slower where the rows of a 16-bit or TF32 matrix are not a multiple of 8
@@ -124,8 +147,7 @@ enum {
     LK_LINEAR_CROSS_ENTROPY_AUTO = 0,
     LK_LINEAR_CROSS_ENTROPY_CHUNKS = 1,
     LK_LINEAR_CROSS_ENTROPY_PANELS = 2,
-    LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE = 3,
-    LK_LINEAR_CROSS_ENTROPY_FUSED = 4
+    LK_LINEAR_CROSS_ENTROPY_FUSED = 3
 };
 
 /* The cuBLASLt handle and the algorithms that were chosen; no device memory. The caller owns it. One host thread at a time uses
@@ -166,12 +188,16 @@ typedef struct {
     const float *class_weight; /*      in      f32 [vocab]; NULL means 1 */
     const float *upstream;     /* B FB in      f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in      f32 [tokens], a gradient of lse from elsewhere, which is added; NULL: none */
+    const float *dentropy;     /* B FB in      f32 [tokens], the gradient of entropy, likewise; NULL: none */
+    const float *denominator;  /*      in      f32 [1], what a mean divides by instead; NULL: its own counts */
     float *loss;               /* F FB out     f32 [tokens], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* F FB out     f32, the part of loss that z_loss adds, shaped like loss; NULL to skip */
     float *lse;                /* F FB out, B in: f32 [tokens], B: from forward with the same options; F FB: NULL to skip */
+    float *entropy;            /* F FB out, B in: f32 [tokens]; F FB: NULL to skip; B: from forward, required with dentropy */
+    int64_t *argmax;           /* F FB out     int64 [tokens], the smallest column of the largest logit; NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
-    void *saved;               /* F out, B in: exponentials, so that backward need not make the logits again; see Saved; NULL: none */
+    void *saved;               /* F out, B in: exponentials of all logits, ..._saved_bytes of them; NULL: none. See Options */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
     void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
@@ -205,20 +231,23 @@ typedef struct {
     int dbias_dtype;           /* B FB likewise */
     int fast_logits;           /* not 0: stored logits are T instead of f32, see Numerics */
     int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int batch_invariant;       /* F    not 0: a token's results do not depend on the other tokens; bf16 on sm_90a */
     int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
 } lk_linear_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL; all outputs are. With tokens = 0 all
- *                     except for args and plan may be NULL
+ *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL, or with dentropy entropy; all outputs
+ *                     are. With tokens = 0 all except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
  *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
  *                     made, or of another device
- *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; backward; gradients with
- *                     label_smoothing; 2^30 tokens or more; x (unless max_counted is below tokens) or weight does not start at
- *                     a multiple of 16 bytes, or has a stride above 2^38 or of no multiple of 8
+ *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; gradients with dentropy,
+ *                     entropy or argmax; 2^30 tokens or more; x (unless max_counted is below
+ *                     tokens) or weight does not start at a multiple of 16 bytes, or has a stride above 2^38 or of no multiple
+ *                     of 8. batch_invariant there, or with another path. saved likewise, or with label_smoothing, entropy,
+ *                     argmax or batch_invariant
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
@@ -227,23 +256,19 @@ typedef struct {
  * Except for this, any alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of
  * 16 bytes and hidden is a multiple of 8.
  *
- * Each direction has four functions that take the same struct:
+ * Each direction has three functions that take the same struct:
  *   ..._<T>              the call
- *   ..._workspace_bytes  the workspace of the fastest plan within 1 GiB, or the smallest workspace if that is larger
- *   ..._plan             the fastest plan within `budget` bytes. A workspace of plan->workspace_bytes runs it
- *   ..._tune             times cuBLASLt's first 8 algorithms for each matmul of the call. The context keeps the fastest for
- *                        this shape, these alignments and this workspace size. Unlike the other functions it waits for the
- *                        GPU, so it cannot be captured, and the outputs are overwritten with no results. A context has room
- *                        for 64 different matmuls; later ones replace its last entry, and are only slower
+ *   ..._workspace_bytes  the workspace of the plan within 1 GiB, or the smallest workspace if that is larger
+ *   ..._plan             the plan within `budget` bytes, see Plans. A workspace of plan->workspace_bytes runs it
+ * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
- * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, class_weight, loss, z_loss_out. The alignment of x, weight and
+ * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
+ * argmax. The alignment of x, weight and
  * dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
-                                                                    lk_linear_cross_entropy_plan *plan);                       \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_tune_##T(const lk_linear_cross_entropy_args *args,                  \
-                                                                    cudaStream_t stream);
+                                                                    lk_linear_cross_entropy_plan *plan);
 
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                     \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
@@ -265,13 +290,13 @@ typedef lk_linear_cross_entropy_args lk_lce_args;
 
 typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
-    const float *saved_lse;     /* backward's */
+    const float *saved_lse, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
-    int sms;                    /* of the current device, where fused */
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
     bool open;                  /* a query without x or weight: where they lie may still rule out fused */
     int type, logits_type;      /* LK_DTYPE_* of T and of the logits */
+    int clusters;               /* fused: that the device runs at a time, one per two SMs */
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
     const char *note;           /* why the device or its code rules out fused, or "" */
 } lk_lce_call;
@@ -285,10 +310,15 @@ typedef struct {
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
-/* The state of a row in a stretch of columns, without its target: fields of lk_ce_row. */
+/* The state of a row in a stretch of columns, without its target: fields of lk_ce_row. lk_lce_more: for entropy and argmax; top
+ * has the target too. */
 typedef struct {
     float max, sum, weights, weighted;
 } lk_lce_sums;
+typedef struct {
+    int64_t top;
+    float entropic;
+} lk_lce_more;
 
 /* Columns whose exponentials are kept in dweight's memory. */
 #define LK_LCE_LOANS 3
@@ -303,12 +333,14 @@ typedef struct {
     int32_t *target;       /* [rows], -1: ignored, or no token; 0 for a bad one, whose factor is 0 */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
     float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
-    float *dlse;           /* [rows] */
-    float *loss, *z, *lse; /* [rows] */
+    float *dlse, *dentropy; /* [rows] */
+    float *loss, *z, *lse, *entropy; /* [rows] */
+    int64_t *argmax;       /* [rows] */
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
     lk_ce_row *states;     /* panels: [chunk], of all columns except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
+    lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
     lk_lce_sums *sample;   /* fused: [rows], or [chunk] where rows are compacted, of the first 256 columns */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
@@ -320,13 +352,14 @@ typedef struct {
     void *x;               /* T [chunk, x_stride], compacted */
     void *scaled_x;        /* fused: T [chunk, x_stride], times the row's factor */
     float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others */
-    float *dweight;        /* [vocab or panel, hidden], sums over chunks */
+    float *dweight;        /* [vocab, hidden], sums over chunks */
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
     int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
     lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, the exponentials of the first columns; logits has the others' */
     float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
     void *cublas;
+    int64_t stretches;     /* fused: the most of a row that sums has room for */
     int64_t logits_stride, x_stride, splits;
     size_t bytes;          /* of all but cublas */
 } lk_lce_workspace;
@@ -358,7 +391,7 @@ LK_DEVICE void lk_lce_set(void *to, int type, int64_t i, float x)
 
 typedef struct {
     int counted, bad, before;     /* before: counted, and of an earlier block */
-    float weight, upstream, dlse; /* the sum of class weights; the largest absolute values */
+    float weight, upstream, dlse; /* the sum of class weights; the largest absolute values, of dlse and dentropy together */
 } lk_lce_tally;
 
 LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
@@ -396,7 +429,8 @@ LK_DEVICE int lk_lce_exponent(float x)
  *
  * A mean's divisor and a single upstream are the same for all rows. In 16-bit dZ they would round all rows alike, and no sum
  * over rows makes that error smaller. So alpha has them, with which the matmuls scale. There are two exceptions: alpha would be
- * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse, which they do not scale.
+ * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse or dentropy, which they do not
+ * scale.
  *
  * factor has everything else, and everything in true float. f16 has too small a range for that: there factor also has
  * 2^(power - e), and alpha takes it back. 2^e is the first power of two above all other |factor|. */
@@ -422,14 +456,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (a.class_weight) s.weight += a.class_weight[label.y];
         if (sizes && !all_alike) s.upstream = fmaxf(s.upstream, fabsf(a.upstream[token]));
         if (sizes && a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
+        if (sizes && a.dentropy) s.dlse = fmaxf(s.dlse, fabsf(a.dentropy[token]));
     }
     s = lk_lce_tally_block(s);
-    const float valid = (float)s.counted, over = a.class_weight ? s.weight : valid;
+    const float valid = (float)s.counted, over = a.denominator ? *a.denominator : a.class_weight ? s.weight : valid;
     const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = w.class_weight ? valid : over;
     const float most = all_alike ? 1.0f : s.upstream, common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
     int e = sizes ? lk_lce_exponent(most) : p.power;
     float alpha = common * __int_as_float((127 + e - p.power) << 23);
-    const bool in_alpha = p.c.type != LK_DTYPE_F32 && !a.dlse && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
+    const bool alone = !a.dlse && !a.dentropy;
+    const bool in_alpha = p.c.type != LK_DTYPE_F32 && alone && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
     if (!in_alpha) {
         if (sizes) e = lk_lce_exponent(fmaxf(most * fabsf(common), s.dlse));
         alpha = __int_as_float((127 + e - p.power) << 23);
@@ -456,11 +492,13 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         w.target[row] = good ? label.y : label.bad ? 0 : -1;
         if (w.token) w.token[row] = (int)token;
         if (w.lse && p.c.saved_lse) w.lse[row] = label.counted ? p.c.saved_lse[token] : 0.0f;
+        if (w.entropy && p.c.saved_entropy) w.entropy[row] = label.counted ? p.c.saved_entropy[token] : 0.0f;
         if (!w.factor) continue;
         float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) : 0.0f;
         if (mean) factor = over == 0.0f || !good ? 0.0f : in_alpha ? factor : __fdiv_rn(factor, divisor);
         w.factor[row] = factor * shift;
         if (w.dlse) w.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
+        if (w.dentropy) w.dentropy[row] = good ? a.dentropy[token] * shift : 0.0f;
     }
     const int64_t step = (int64_t)gridDim.x * LK_LCE_THREADS, from = (int64_t)blockIdx.x * LK_LCE_THREADS + thread;
     for (int64_t row = s.counted + from; p.c.compact && row < p.c.rows; row += step) { /* rows without a token */
@@ -468,6 +506,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (w.lse) w.lse[row] = 0.0f;
         if (w.factor) w.factor[row] = 0.0f;
         if (w.dlse) w.dlse[row] = 0.0f;
+        if (w.dentropy) w.dentropy[row] = 0.0f;
     }
     const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f;
     for (int64_t col = from; w.bias && col < a.vocab; col += step)
@@ -582,7 +621,7 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
-    lk_ce_result r = {};
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     float others = 0.0f;
     if (y >= 0) {
         const float weight[1] = {class_weight ? class_weight[y] : 1.0f}, value[1] = {s.target};
@@ -595,6 +634,8 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     if (w.loss) w.loss[row] = r.class_loss + r.z_loss;
     if (w.z) w.z[row] = r.z_loss;
     w.lse[row] = r.lse;
+    if (w.entropy) w.entropy[row] = r.entropy;
+    if (w.argmax) w.argmax[row] = r.argmax;
     if (w.others) w.others[row] = others;
     return r;
 }
@@ -658,6 +699,9 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             float v[N], weight[N];
             if (at >= cols) break;
             lk_unpack(v, raw[u]);
+            if (a.argmax && at + N <= cols) s = lk_ce_take_top(s, v, q.first_col + at);
+            for (int j = 0; a.argmax && at + N > cols && j < N; j++)
+                if (at + j < cols) s = lk_ce_row_top(s, v[j], q.first_col + at + j);
             if (at + N <= cols && (unsigned)(hit - at) >= (unsigned)N) {
                 lk_lce_values(v, weight, a, class_weight, q.first_col + at);
                 s = lk_ce_row_add(s, v, weight, scale);
@@ -708,6 +752,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
     const lk_lce_terms t = lk_lce_terms_of(work, row, y, lse);
+    float bend = 0.0f, center = 0.0f;
+    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], center = w.entropy[row] - lse;
     const bool proper = lk_is_finite(lse);
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
@@ -732,6 +778,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
                 x[j] = slope * fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
                 if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, w.others[row], slope) : NAN;
+                if (w.dentropy) x[j] += slope * bend * (p * fmaxf(fmaf(scale, v[j], center), -FLT_MAX)); /* 0 times -inf counts 0 */
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -826,13 +873,30 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
     *logit = found;
 }
 
-/* Adds a row's columns of a tile to its state. plain: no bias, softcap or smoothing. edge: some columns may not count. */
+/* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
+ * not count. */
 template <bool plain>
 LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
     float slope;
+    if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
+        float most = -INFINITY;
+        bool nan = false;
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
+            if (edge && i / 2 * 8 + i % 2 >= window.left) v[i] = -INFINITY;
+            most = fmaxf(most, v[i]), nan |= v[i] != v[i];
+        }
+        if (nan) most = NAN;
+        if (lk_ce_order(most) >= (int32_t)(s.top >> 32)) { /* few tiles have a new largest logit */
+            int first = 0;
+#pragma unroll
+            for (int i = LK_GEMM_SUMS / 2 - 1; i >= 0; i--) first = v[i] == most || v[i] != v[i] ? i : first;
+            s = lk_ce_row_top(s, most, (int)a.vocab - window.left + first / 2 * 8 + first % 2);
+        }
+    }
     if (!plain && a.softcap > 0.0f) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
@@ -841,12 +905,12 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
-    if (plain || a.label_smoothing <= 0.0f) {
+    if (plain || (a.label_smoothing <= 0.0f && !a.entropy)) {
         const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
         s.max = sum.max, s.sum = sum.sum;
         return s;
     }
-    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f;
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
 #pragma unroll
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
@@ -854,10 +918,11 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
 #pragma unroll
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
         if (!lk_lce_within(window, i)) continue;
-        const float d = v[i] - reference, weight = w ? w[i / 2 * 8 + i % 2] : 1.0f;
-        sum += lk_ex2(scale * LK_LOG2E * d), weights += weight, weighted = fmaf(weight, d, weighted);
+        const float d = v[i] - reference, e = lk_ex2(scale * LK_LOG2E * d), weight = w ? w[i / 2 * 8 + i % 2] : 1.0f;
+        sum += e, weights += weight, weighted = fmaf(weight, d, weighted);
+        entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
     }
-    s.sum += sum, s.weights += weights, s.weighted += weighted;
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
     return s;
 }
 
@@ -1073,6 +1138,8 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
                 if (quarter == 0 && at < q.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
+                if (!plain && mode == LK_LCE_STATES && w.more && quarter == 0 && at < q.rows)
+                    w.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
             }
         }
     }
@@ -1091,6 +1158,10 @@ LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, i
         const lk_lce_sums of = p.sums[row * p.stretches + stretch];
         lk_ce_row other = lk_ce_row_empty();
         other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
+        if (q.p.w.more) {
+            const lk_lce_more more = q.p.w.more[row * p.stretches + stretch];
+            other.top = more.top, other.entropic = more.entropic;
+        }
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
@@ -1231,7 +1302,6 @@ typedef struct {
     CUtensorMap e_across, x;  /* dweight's */
     lk_lce_panel q;           /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
-    int lead;                 /* see lk_lce_gradient_tile */
     bool first, last;         /* chunk */
     bool wide_dx, wide_dweight, wide_weight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
 } lk_lce_gradients;
@@ -1247,18 +1317,12 @@ LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, in
     return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.stretch, dx};
 }
 
-/* The item of a cluster in its `round`-th round. All clusters take tiles of dx first. In the last round of dx some clusters,
- * the late ones, have no tile. They do `lead` rounds of dweight before all clusters do dweight. */
+/* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. */
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
 {
-    const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
-    const int items = p.dx.pairs * p.dx.cols, more = items % clusters, late = clusters - more;
-    const int own = items / clusters + (cluster < more), behind = cluster < more ? late + cluster : cluster - more;
-    if (round < own) return lk_lce_gradient_item_of(p.dx, round * clusters + cluster, true);
-    round -= own;
-    int i = p.lead * late + round * clusters + behind;
-    if (cluster >= more) i = round < p.lead ? round * late + behind : i - p.lead * clusters;
-    if (i < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i, false);
+    const int i = round * ((int)gridDim.x / 2) + (int)blockIdx.x / 2, of_dx = p.dx.pairs * p.dx.cols;
+    if (i < of_dx) return lk_lce_gradient_item_of(p.dx, i, true);
+    if (i - of_dx < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i - of_dx, false);
     return {-1, 0, false};
 }
 
@@ -1458,7 +1522,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
 
 /* fused: a block owns a row that is the first one with its target. It adds x of all rows with that target, times the target's
  * dZ, to dweight, in the order of rows. Then dweight's other part has been rounded already, if it has 16 bits. */
-template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_targets_kernel(lk_lce_work p)
+template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
     constexpr int WINDOW = 8 * LK_LCE_THREADS; /* rows that are looked at together */
     const lk_lce_args &a = p.c.a;
@@ -1556,9 +1620,10 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
     if (a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)counts.counted, over = counts.weight_sum;
         const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
+        const float z_divisor = a.denominator ? over : valid;
         const bool some = over != 0.0f;
         sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
-        sums[1] = some ? __fdiv_rn(sums[1], valid) : sums[1] != sums[1] ? sums[1] : nothing;
+        if (w.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
     }
     if (counts.over) sums[0] = sums[1] = NAN;
     if (a.loss) *a.loss = sums[0];
@@ -1578,6 +1643,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
     lk_lce_counts counts = {};
     if (!none) counts = *w.counts;
+    else if (p.c.gives_loss && a.denominator) counts.weight_sum = *a.denominator;
     if (block < 0) {
         if (p.c.gives_loss && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
         if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
@@ -1585,7 +1651,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         return;
     }
     const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, over = counts.over;
-    const bool left = every || (p.c.gives_loss && a.lse) || counts.bad || over || compact; /* some token has something */
+    const bool rows = p.c.gives_loss && (a.lse || a.entropy || a.argmax);
+    const bool left = every || rows || counts.bad || over || compact; /* some token has something */
     for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
         const int64_t token = first + lane;
         lk_ce_label label = {-1, false, false};
@@ -1597,6 +1664,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
                 if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
                 if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
                 if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
+                if (p.c.gives_loss && a.entropy) a.entropy[token] = skip ? instead : w.entropy[token];
+                if (p.c.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : w.argmax[token];
             }
         }
         const bool fill = token < a.tokens && (label.bad || over || (compact && !label.counted));
@@ -1615,6 +1684,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         if (every && a.loss) a.loss[token] = lk_ce_look_up(a, token).bad ? NAN : w.loss[row];
         if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
         if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
+        if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
+        if (p.c.gives_loss && a.argmax) a.argmax[token] = w.argmax[row];
     }
     if (over || (none && !a.accumulate)) {
         const float value = over ? NAN : 0.0f;
@@ -1647,11 +1718,14 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
     return context ? lk_cublas_destroy(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
 }
 
-/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+/* ---- The arrays of the workspace ----------------------------------------------------------------------------------------- */
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
-#define LK_LCE_MANY 20000 /* columns from which FUSED is faster */
 #define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* the limit of ..._workspace_bytes, if that is enough */
+#define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
+#define LK_LCE_FEWEST 512 /* tokens of a chunk: dweight is added to a sum, with fewer at about the cost of a fourth matmul */
+#define LK_LCE_WIDE 2048  /* columns of a panel: dx is added to a sum, with so many at little cost */
+#define LK_LCE_NARROW 256 /* columns of a panel, if nothing else fits */
 
 LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
 {
@@ -1662,7 +1736,14 @@ LK_HOST int64_t lk_lce_min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The next array of the workspace; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
+/* Arrays begin at multiples of 256 wherever the memory begins, since cuBLASLt's algorithms depend on alignment. 256 bytes more
+ * are enough. NULL says that an array is not there, or as the memory that only the sizes are asked for. */
+LK_HOST char *lk_lce_base(void *memory)
+{
+    return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
+}
+
+/* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
 LK_HOST void *lk_lce_take(char *base, size_t *used, bool wanted, int64_t elements, size_t each)
 {
     if (!wanted) return NULL;
@@ -1684,12 +1765,18 @@ LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
     return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
 }
 
-/* The rows of logits that fit into dweight, which is scratch until its one product or its sums are written. */
+/* Whether dweight's memory may be scratch until it is written. */
+LK_HOST bool lk_lce_lends(const lk_lce_call *c)
+{
+    const lk_lce_args &a = c->a;
+    return a.dweight && !a.accumulate && a.dweight_stride == a.hidden && (uintptr_t)a.dweight % 256 == 0;
+}
+
+/* The rows of logits that fit into dweight, until its one product or its sums are written. */
 LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
 {
     const lk_lce_args &a = c->a;
-    const bool written_last = chunk >= c->rows || lk_lce_sums_dweight(c, chunk);
-    if (!a.dweight || a.accumulate || !written_last || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) return 0;
+    if (!lk_lce_lends(c) || !(chunk >= c->rows || lk_lce_sums_dweight(c, chunk))) return 0;
     return a.vocab * a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
 }
 
@@ -1705,17 +1792,10 @@ LK_HOST int64_t lk_lce_tail_cols(const lk_lce_call *c, int64_t cols)
 LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
 {
     if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return c->type == LK_DTYPE_F16 && lk_lce_tail_cols(c, c->a.vocab);
-    return path != LK_LINEAR_CROSS_ENTROPY_FUSED && (c->type != LK_DTYPE_F32 || c->compact);
+    return c->type != LK_DTYPE_F32 || c->compact;
 }
 
-/* The arrays that every plan has. `used` begins at 0. workspace: NULL if only the sizes are asked for.
- *
- * Arrays begin at multiples of 256 wherever the workspace begins, since cuBLASLt's algorithms depend on alignment. 256 bytes
- * more are enough. NULL says that an array is not there. */
-LK_HOST char *lk_lce_base(void *workspace)
-{
-    return workspace ? (char *)(((uintptr_t)workspace + 255) / 256 * 256) : (char *)256;
-}
+/* The arrays that every plan has. `used` begins at 0. */
 LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, char *base, size_t *used)
 {
     const lk_lce_args &a = c->a;
@@ -1729,11 +1809,14 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     w.token = (int32_t *)lk_lce_take(base, used, c->compact, rows, 4);
     w.factor = (float *)lk_lce_take(base, used, c->gradient, rows, 4);
     w.dlse = (float *)lk_lce_take(base, used, c->gradient && a.dlse, rows, 4);
+    w.dentropy = (float *)lk_lce_take(base, used, c->gradient && a.dentropy, rows, 4);
     w.loss = (float *)lk_lce_take(base, used, c->gives_loss && a.loss, rows, 4);
     w.z = (float *)lk_lce_take(base, used, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows, 4);
     w.lse = (float *)lk_lce_take(base, used, true, rows, 4);
+    w.entropy = (float *)lk_lce_take(base, used, a.entropy || a.dentropy, rows, 4);
+    w.argmax = (int64_t *)lk_lce_take(base, used, a.argmax, rows, 8);
     w.bias = lk_lce_take(base, used, a.bias, a.vocab, (size_t)lk_dtype_bytes<lk_f32>(fused ? LK_DTYPE_F32 : c->logits_type));
-    w.class_weight = (float *)lk_lce_take(base, used, a.class_weight && mean && a.z_loss > 0.0f, a.vocab, 4);
+    w.class_weight = (float *)lk_lce_take(base, used, a.class_weight && mean && !a.denominator && a.z_loss > 0.0f, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, used, a.dbias, w.splits * a.vocab, 4);
     w.x = lk_lce_take(base, used, c->compact, chunk * w.x_stride, (size_t)lk_dtype_bytes<lk_f32>(c->type));
     return w;
@@ -1744,8 +1827,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t 
                                         void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS || path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const int64_t dweight_rows = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? panel : a.vocab;
+    const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS;
     char *const base = lk_lce_base(workspace);
     size_t used = 0;
     lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, base, &used);
@@ -1753,7 +1835,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t 
     w.others = (float *)lk_lce_take(base, &used, panels, c->rows, 4);
     w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
     w.dx = (float *)lk_lce_take(base, &used, a.dx && lk_lce_sums_dx(c, path), chunk * a.hidden, 4);
-    w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), dweight_rows * a.hidden, 4);
+    w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden, 4);
     if (slice > chunk) slice = chunk;
     const int64_t logit_bytes = lk_dtype_bytes<lk_f32>(slice ? c->type : c->logits_type);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
@@ -1764,25 +1846,23 @@ LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t 
     return w;
 }
 
-/* ---- FUSED's plans */
-
-/* Tiles of a stretch: the fewest rounds of all clusters, then the fewest stretches, at most `most`. */
+/* FUSED: tiles of a stretch: the fewest rounds of all clusters, then the fewest stretches, at most `most`. */
 LK_HOST int lk_lce_stretch(const lk_lce_call *c, int64_t rows, int64_t cols, int64_t most)
 {
     const int64_t pairs = lk_ceil_div(rows, 2 * LK_GEMM_ROWS), tiles = lk_ceil_div(cols, LK_GEMM_COLS);
-    const int64_t clusters = c->sms > 1 ? c->sms / 2 : 1;
     int64_t best = tiles;
-    double least = (double)lk_ceil_div(pairs, clusters) * ((double)tiles + 0.01);
+    double least = (double)lk_ceil_div(pairs, c->clusters) * ((double)tiles + 0.01);
     for (int64_t stretch = tiles; stretch > 1;) {
         stretch = lk_ceil_div(stretch, 2);
         const int64_t stretches = lk_ceil_div(tiles, stretch), items = pairs * stretches;
-        const double time = (double)lk_ceil_div(items, clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
+        const double time = (double)lk_ceil_div(items, c->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
         if (time < 0.995 * least && stretches <= most && items < 1 << 30) best = stretch, least = time;
     }
     return (int)best;
 }
 
-/* The most stretches of a call with gradients: their states take less than half of the copy of x, which overwrites them. */
+/* The most stretches where exponentials or dZ are made: their states take less than half of the copy of x that may overwrite
+ * them. */
 LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
 {
     return c->a.hidden / 16 > 64 ? c->a.hidden / 16 : 64;
@@ -1790,15 +1870,15 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
 
 /* The memory of dweight that FUSED borrows. The rows of dweight of some columns can be written when those rows hold no
  * exponentials any more. So the first loan lies behind the rows of its own columns; those of the second loan may be where the
- * first one was, and so on: each loan is `each / row` times as large as the one before. Returns all their columns. */
+ * first one was, and so on: each loan is `times` as large as the one before. Returns all their columns. */
 LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_LOANS])
 {
     const lk_lce_args &a = c->a;
     const int64_t row = a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype), each = 2 * c->rows, tile = LK_GEMM_COLS;
     const double times = (double)each / (double)row;
     int64_t first = 0, free = (int64_t)((double)a.vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
-    if (!a.dweight || a.accumulate || a.dweight_stride != a.hidden || (uintptr_t)a.dweight % 256) free = 0;
-    for (lk_lce_loan &loan : loans) {
+    if (!lk_lce_lends(c)) free = 0;
+    for (lk_lce_loan &loan : loans) { /* rows of dweight from `free` on hold exponentials; those of columns from `first` on wait */
         const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(a.vocab - free) / times)) / tile * tile;
         loan = {first, free > 0 && cols > 0 ? cols : 0, (char *)a.dweight + free * row};
         first += loan.cols, free += lk_ceil_div(loan.cols * each, 256 * row) * 256;
@@ -1806,7 +1886,7 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
     return first;
 }
 
-/* The columns from `first` on that a chunk has dZ or exponentials of at a time. */
+/* FUSED: the columns from `first` on that a chunk has dZ or exponentials of at a time. */
 LK_HOST int64_t lk_lce_fused_cols(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, int64_t first)
 {
     lk_lce_loan loans[LK_LCE_LOANS];
@@ -1816,7 +1896,7 @@ LK_HOST int64_t lk_lce_fused_cols(const lk_lce_call *c, const lk_linear_cross_en
     return first < plan->kept_vocab ? plan->kept_vocab - first : lk_lce_min(plan->panel_vocab, c->a.vocab - first);
 }
 
-/* The arrays of a.saved; returns their bytes. They begin at multiples of 256 wherever it begins. */
+/* The arrays of a.saved; returns their bytes. */
 LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
 {
     char *const base = lk_lce_base(saved);
@@ -1833,35 +1913,107 @@ LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_wo
 LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, lent = plan->lent_vocab;
-    const int64_t first = c->gradient ? lk_lce_fused_cols(c, plan, 0) : a.vocab, kept_tiles = lk_ceil_div(kept, LK_GEMM_COLS);
-    const int64_t cols = lk_ceil_div(a.hidden, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
-    const int64_t most = lk_lce_most_stretches(c), width = kept < a.vocab ? plan->panel_vocab : 0;
-    int64_t stretches = lk_ceil_div(lk_ceil_div(a.vocab, LK_GEMM_COLS), lk_lce_stretch(c, chunk, a.vocab, most));
-    if (!c->gradient && !c->saves) stretches = lk_ceil_div(a.vocab, plan->panel_vocab);
+    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
+    const int64_t width = kept < a.vocab && plan->panel_vocab > own ? plan->panel_vocab : own;
+    const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
+    const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
+    const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
+    const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
+    const bool states = c->gives_loss && kept, panels = c->gradient && lk_lce_fused_cols(c, plan, 0) < a.vocab;
     char *const base = lk_lce_base(workspace);
     size_t used = 0;
     lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, base, &used);
-    const bool states = c->gives_loss && kept; /* exponentials are made */
     w.logit = (float *)lk_lce_take(base, &used, !c->saves, rows, 4);
     w.hit = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
     w.others = (float *)lk_lce_take(base, &used, !c->gives_loss && !c->saves, rows, 4);
     w.scale = (float *)lk_lce_take(base, &used, c->gradient && kept, chunk, 4);
     w.sample = (lk_lce_sums *)lk_lce_take(base, &used, states, c->compact ? chunk : rows, sizeof *w.sample);
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
-    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * stretches, sizeof *w.sums);
-    w.references = (float *)lk_lce_take(base, &used, states, chunk * kept_tiles, 4);
+    w.stretches = c->gradient || c->saves ? some : alone;
+    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * w.stretches, sizeof *w.sums);
+    w.more = (lk_lce_more *)lk_lce_take(base, &used, !c->gradient && (a.entropy || a.argmax), chunk * alone, sizeof *w.more);
+    w.references = (float *)lk_lce_take(base, &used, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS), 4);
     w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
     used = used > instead ? used : instead;
-    const int64_t groups = lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS), pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS);
-    w.low = (int8_t *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), groups * cols, (size_t)pair);
-    w.low_dx = (int8_t *)lk_lce_take(base, &used, a.dx && first < a.vocab, pairs * cols, (size_t)pair);
-    w.logits_stride = lk_lce_round_up(width > kept - lent ? width : kept - lent, 64);
+    w.low = (int8_t *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), tiles * cols, (size_t)pair);
+    w.low_dx = (int8_t *)lk_lce_take(base, &used, a.dx && panels, pairs * cols, (size_t)pair);
+    w.logits_stride = lk_lce_round_up(width, 64);
     w.logits = lk_lce_take(base, &used, c->gradient && !c->saves, chunk * w.logits_stride, 2);
     if (c->saves && workspace) lk_lce_lay_out_saved(c, a.saved, &w);
-    if (lent) (void)lk_lce_borrow(c, w.loans);
+    if (plan->lent_vocab) (void)lk_lce_borrow(c, w.loans);
     w.cublas = base + used, w.bytes = used + 256;
     return w;
+}
+
+/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+
+/* The bytes for cuBLASLt besides arrays of `bytes`, at least: a ninth, which is a tenth of both. FUSED has fewer, since they
+ * could be columns that are kept. */
+LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
+{
+    const size_t most = fused ? LK_LCE_CUBLAS_BYTES / 4 : LK_LCE_CUBLAS_BYTES;
+    return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
+}
+
+/* The smallest workspace that this plan fits into. Whatever the budget is, a plan needs the same. */
+LK_HOST size_t lk_lce_need(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice)
+{
+    const size_t bytes = lk_lce_lay_out(c, path, chunk, panel, slice, NULL).bytes;
+    return bytes + lk_lce_reserve(bytes, false);
+}
+LK_HOST size_t lk_lce_fused_need(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan)
+{
+    const size_t bytes = lk_lce_lay_out_fused(c, plan, NULL).bytes;
+    const bool multiplies = c->gradient && c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens); /* cuBLASLt */
+    return bytes + (multiplies ? lk_lce_reserve(bytes, true) : 0);
+}
+
+/* The length of the fewest about equal parts of at most `most`, rounded up to a multiple of `whole`. */
+LK_HOST int64_t lk_lce_equal(int64_t all, int64_t most, int64_t whole)
+{
+    return lk_lce_min(lk_lce_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), whole), all);
+}
+
+/* The tokens of a chunk within the budget: all, or those of the fewest equal chunks. 0: they would be fewer than `fewest`. */
+LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t budget, int64_t fewest)
+{
+    const int64_t given = c->a.chunk_tokens, whole = 128;
+    if (given) return lk_lce_need(c, path, given, panel, slice) <= budget ? given : 0;
+    if (lk_lce_need(c, path, c->rows, panel, slice) <= budget) return c->rows;
+    int64_t low = 0, high = c->rows; /* low fits, high does not */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (lk_lce_need(c, path, middle, panel, slice) <= budget) low = middle;
+        else high = middle;
+    }
+    const int64_t chunk = low < whole ? low : lk_lce_equal(c->rows, low / whole * whole, whole);
+    return chunk < fewest && chunk < lk_lce_equal(c->rows, fewest, whole) ? 0 : chunk;
+}
+
+/* The columns of the fewest about equal panels of at most `most`. */
+LK_HOST int64_t lk_lce_panel_cols(const lk_lce_call *c, int64_t most)
+{
+    return c->a.panel_vocab ? c->a.panel_vocab : lk_lce_equal(c->a.vocab, most, 128);
+}
+
+LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
+{
+    return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->saves && (!c->a.path || c->a.path == path);
+}
+
+/* A plan of FUSED. kept: the columns whose exponentials are kept, the first `lent` of them in dweight. */
+LK_HOST lk_linear_cross_entropy_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t lent, int64_t panel)
+{
+    lk_linear_cross_entropy_plan plan = {};
+    plan.path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan.chunk_tokens = chunk;
+    plan.kept_vocab = kept, plan.lent_vocab = lent, plan.panel_vocab = panel;
+    return plan;
+}
+
+/* Whether forward_backward may keep exponentials. Then it may have chunks of tokens too. */
+LK_HOST bool lk_lce_keeps(const lk_lce_call *c)
+{
+    return c->gradient && c->gives_loss && c->a.label_smoothing == 0.0f && !c->a.panel_vocab;
 }
 
 /* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all clusters
@@ -1869,14 +2021,14 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
 LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t most)
 {
     const int64_t hidden = c->a.hidden, pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(hidden, LK_GEMM_COLS);
-    const int64_t clusters = c->sms > 1 ? c->sms / 2 : 1;
     int64_t best = most;
     double least = INFINITY;
     if (most >= tiles) return tiles * LK_GEMM_COLS;
     for (int64_t t = most; t > 0 && t >= most / 2; t--) {
         double time = 0.0;
         for (int64_t part : {t, tiles % t}) {
-            const double logits = (double)lk_ceil_div(pairs * part, clusters), dweight = (double)lk_ceil_div(cols * part, clusters);
+            const double logits = (double)lk_ceil_div(pairs * part, c->clusters);
+            const double dweight = (double)lk_ceil_div(cols * part, c->clusters);
             const double each = (logits + 1.5) * (double)hidden + dweight * (double)c->rows;
             time += part == t ? each * (double)(tiles / t) : part ? each : 0.0;
         }
@@ -1885,298 +2037,221 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t m
     return best * LK_GEMM_COLS;
 }
 
-/* FUSED with all tokens at once, within `room` bytes: keeps the exponentials of as many columns as fit, and makes the other
- * columns again. Returns whether it fits. */
-LK_HOST bool lk_lce_fused_at_once(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
+/* FUSED with all tokens at once. It keeps the exponentials of as many columns as fit, and makes the other columns again: in the
+ * workspace if all fit there; else in dweight and in the workspace; else none. narrow: the fewest columns of a panel. */
+LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
 {
-    const lk_lce_args &a = c->a;
-    const bool keeps = c->gives_loss && a.label_smoothing == 0.0f && !a.panel_vocab;
-    plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows;
-    plan->kept_vocab = keeps ? a.vocab : 0, plan->lent_vocab = 0, plan->panel_vocab = a.vocab;
-    if (keeps && lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) return true;
-    for (int lends = keeps; lends >= 0; lends--) {
-        lk_lce_loan loans[LK_LCE_LOANS];
-        const int64_t lent = lends ? lk_lce_borrow(c, loans) : 0, all = a.vocab - lent;
-        plan->kept_vocab = plan->lent_vocab = lent, plan->panel_vocab = LK_GEMM_COLS;
-        if (lends) plan->kept_vocab += LK_GEMM_COLS;
-        const size_t least = lk_lce_lay_out_fused(c, plan, NULL).bytes;
-        if (least > room || (lends && all <= LK_GEMM_COLS)) continue;
-        const int64_t each = (2 * LK_GEMM_COLS + (lends ? 4 : 0)) * c->rows; /* bytes of a column of tiles, about */
-        int64_t tiles = 1 + (int64_t)(room - least) / each;
-        if (a.panel_vocab) tiles = lk_ceil_div(a.panel_vocab, LK_GEMM_COLS);
-        if (tiles > lk_ceil_div(all, LK_GEMM_COLS)) tiles = lk_ceil_div(all, LK_GEMM_COLS);
-        for (;; tiles--) {
-            const int64_t cols = lk_lce_min(tiles * LK_GEMM_COLS, all);
-            plan->kept_vocab = lends ? lent + cols : 0;
-            const int64_t again = lk_ceil_div(a.vocab - plan->kept_vocab, LK_GEMM_COLS);
-            plan->panel_vocab = a.panel_vocab || !again ? cols : lk_lce_even_panel(c, again, tiles);
-            if (lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) break;
+    const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = c->a.panel_vocab;
+    lk_lce_loan loans[LK_LCE_LOANS];
+    *plan = lk_lce_fused_plan(c->rows, vocab, 0, vocab);
+    if (lk_lce_keeps(c) && lk_lce_fused_need(c, plan) <= budget) return true;
+    for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
+        const int64_t lent = keeps ? lk_lce_borrow(c, loans) : 0, all = lk_ceil_div(vocab - lent, tile);
+        int64_t low = 0, high = (given ? lk_ceil_div(given, tile) : all) + 1; /* tiles: low fits, high does not */
+        if (given) low = high - 2 > 0 ? high - 2 : 0;
+        while (high - low > 1) {
+            const int64_t tiles = low + (high - low) / 2, cols = lk_lce_min(tiles * tile, vocab - lent);
+            *plan = lk_lce_fused_plan(c->rows, keeps ? lent + cols : 0, lent, cols);
+            *(lk_lce_fused_need(c, plan) <= budget ? &low : &high) = tiles;
         }
-        if (plan->panel_vocab > a.vocab) plan->panel_vocab = a.vocab;
-        if (tiles >= 8 || !lends) return true; /* fewer do not pay for the copy of x that kept exponentials need */
+        const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* x is copied for those that are kept */
+        if (low == 0 || (!given && low < all && low * tile < fewest)) continue;
+        const int64_t cols = lk_lce_min(low * tile, vocab - lent), kept = keeps ? lent + cols : 0;
+        const int64_t panel = given || kept == vocab ? cols : lk_lce_even_panel(c, lk_ceil_div(vocab - kept, tile), low);
+        *plan = lk_lce_fused_plan(c->rows, kept, lent, lk_lce_min(panel, vocab));
+        return true;
     }
     return false;
 }
 
-/* The model that plans are compared by. Its constants are an H200's, in microseconds; on other cards it still orders plans.
- * A matmul: its waves of 128 x 256 tiles or its bytes, whichever is longer, a tenth of the other, and a launch. whole: a wave
- * that is not full takes the time of a full one. */
-LK_HOST double lk_lce_matmul_cost(const lk_lce_call *c, bool whole, int64_t m, int64_t n, int64_t k, double bytes_out)
+/* FUSED with the fewest chunks of tokens that fit. It keeps all exponentials of a chunk, and sums dweight over chunks. */
+LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
-    const double tiles = (double)lk_ceil_div(m, 128) * (double)lk_ceil_div(n, 256);
-    const double waves = whole ? ceil(tiles / 132.0) : tiles / 132.0;
-    const double rate = c->type == LK_DTYPE_F32 ? (c->a.tf32 ? 350e6 : 45e6) : 700e6;
-    const double sums = waves * 132.0 * 128.0 * 256.0 * 2.0 * (double)k / rate;
-    const double bytes_in = (double)(m + n) * (double)k * lk_dtype_bytes<lk_f32>(c->type);
-    const double bytes = (bytes_in + (double)m * (double)n * bytes_out) / 4e6;
-    return fmax(sums, bytes) + 0.1 * fmin(sums, bytes) + 3.0;
-}
-
-/* All of a call. whole: chunks count as whole too. FUSED's extra costs are set so that 16384 columns of hidden 4096 keep stored
- * logits, whose dZ is rounded once less: 11 ns per element of hidden for the sample, 5 ps per element of x for its copy. */
-LK_HOST double lk_lce_cost(const lk_lce_call *c, bool whole, int path, int64_t chunk, int64_t panel, int64_t slice)
-{
-    const lk_lce_args &a = c->a;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const bool panels = twice || path == LK_LINEAR_CROSS_ENTROPY_PANELS;
-    const double each = (double)chunk * (double)panel, logit = lk_dtype_bytes<lk_f32>(fused ? c->type : c->logits_type);
-    const double slices = slice ? (double)lk_ceil_div(chunk, slice) : 1.0;
-    const int64_t rows = slice ? lk_lce_min(slice, chunk) : chunk;
-    const double logits = slices * lk_lce_matmul_cost(c, whole, panel, rows, a.hidden, logit);
-    const double rate = panels ? fmin(4e6, 2e3 * (double)chunk) : 4e6; /* panels have a warp per row: few rows are slow */
-    const bool sums = lk_lce_sums_dweight(c, chunk);
-    const double copy = fused && a.dweight ? 5e-6 * (double)chunk * (double)a.hidden : 0.0;
-    const double pass = fused ? copy + 9.0 : each * 1.5 * logit / rate + 3.0 * slices;
-    const double dx_bytes = panels || lk_lce_sums_dx(c, path) ? 8.0 : 2.0;
-    const double dx = a.dx ? lk_lce_matmul_cost(c, whole || (fused && !sums), a.hidden, chunk, panel, dx_bytes) : 0.0;
-    const double sum = fused && sums ? 0.0 : a.dweight_dtype == LK_DTYPE_F32 || sums ? 8.0 : 2.0;
-    const double dweight = a.dweight ? lk_lce_matmul_cost(c, whole, a.hidden, panel, chunk, sum) : 0.0;
-    double cost = logits + pass + dx + dweight + (fused && sums ? (double)panel * (double)a.hidden * 6.0 / 4e6 : 0.0);
-    if (panels && c->gradient) cost += logits + pass;
-    if (twice && a.dx && (a.dweight || a.dbias)) cost += logits + pass;
-    const double chunks = whole ? (double)lk_ceil_div(c->rows, chunk) : (double)c->rows / (double)chunk;
-    return cost * chunks * (double)lk_ceil_div(a.vocab, panel) + (fused ? 0.011 * (double)a.hidden : 0.0);
-}
-
-/* The tokens of a chunk within `bytes`, or 0. All if they fit, else a multiple of 128 (fused: 256) that makes chunks about
- * equal, or fewer than that. */
-LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t bytes)
-{
-    if (c->a.chunk_tokens)
-        return lk_lce_lay_out(c, path, c->a.chunk_tokens, panel, slice, NULL).bytes <= bytes ? c->a.chunk_tokens : 0;
-    if (lk_lce_lay_out(c, path, c->rows, panel, slice, NULL).bytes <= bytes) return c->rows;
-    if (c->rows == 1) return 0;
-    int64_t low = 0, high = c->rows; /* low fits, high does not */
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        if (lk_lce_lay_out(c, path, middle, panel, slice, NULL).bytes <= bytes) low = middle;
-        else high = middle;
+    const int64_t given = c->a.chunk_tokens, whole = 2 * LK_GEMM_ROWS;
+    for (int64_t chunks = 1; lk_lce_keeps(c); chunks += 1 + chunks / 16) {
+        const int64_t chunk = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(c->rows, chunks), whole), c->rows);
+        *plan = lk_lce_fused_plan(chunk, c->a.vocab, 0, c->a.vocab);
+        if (lk_lce_fused_need(c, plan) <= budget) return true;
+        if (given || chunk <= whole) break;
     }
-    const int64_t whole = path == LK_LINEAR_CROSS_ENTROPY_FUSED ? 2 * LK_GEMM_ROWS : 128;
-    if (low < whole) return low;
-    return lk_lce_round_up(lk_ceil_div(c->rows, lk_ceil_div(c->rows, low / whole * whole)), whole);
+    return false;
 }
 
-/* The length of about equal slices of these rows, at most `most`. */
-LK_HOST int64_t lk_lce_equal(int64_t rows, int64_t most)
+/* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
+ * sums of dweight: about 170 / C of the time. */
+LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
 {
-    return lk_lce_min(lk_lce_round_up(lk_ceil_div(rows, lk_ceil_div(rows, most)), 128), most);
-}
-
-/* The at-th length of slices to try; 0: no slices, -1: the end of the list. The last is what fits into dweight. */
-LK_HOST int64_t lk_lce_slice(const lk_lce_call *c, int path, int at)
-{
-    if (!lk_lce_slices(c, path) || c->a.slice_tokens) return at ? -1 : lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
-    const int64_t lent = lk_lce_lent(c, c->rows) / 128 * 128, lengths[] = {0, 2048, 4096, lent ? lent : 2048};
-    if (at >= 4) return -1;
-    return lengths[at] ? lk_lce_equal(c->rows, lengths[at]) : 0;
-}
-
-/* The width of about equal panels, a multiple of 128. */
-LK_HOST int64_t lk_lce_panel_of(const lk_lce_call *c, int64_t panels)
-{
-    return lk_lce_min(lk_lce_round_up(lk_ceil_div(c->a.vocab, panels), 128), c->a.vocab);
-}
-
-/* The bytes for cuBLASLt: a tenth of the budget, up to `most`. */
-LK_HOST size_t lk_lce_cublas_bytes(size_t budget, size_t most)
-{
-    return budget / 10 < most ? budget / 10 / 256 * 256 : most;
-}
-
-/* FUSED with chunks of tokens, all of whose exponentials are kept. dweight is summed over chunks. */
-LK_HOST bool lk_lce_fused_chunks(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
-{
-    const int64_t rows = c->rows, given = c->a.chunk_tokens, pair = 2 * LK_GEMM_ROWS;
-    plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->kept_vocab = plan->panel_vocab = c->a.vocab, plan->lent_vocab = 0;
-    for (int64_t chunks = 1;; chunks += 1 + chunks / 16) {
-        plan->chunk_tokens = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(rows, chunks), pair), rows);
-        if (lk_lce_lay_out_fused(c, plan, NULL).bytes <= room) return true;
-        if (given || plan->chunk_tokens <= pair) return false;
-    }
-}
-
-/* The fastest plan of FUSED within the budget; returns whether there is one.
- * Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the sums of
- * dweight: about 170 / C of the time. */
-LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
-{
-    const lk_lce_args &a = c->a;
-    if (c->saves) {
-        plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows, plan->lent_vocab = 0;
-        plan->kept_vocab = plan->panel_vocab = a.vocab;
-        const size_t cublas = c->gradient && a.dweight ? lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES / 4) : 0;
-        return lk_lce_lay_out_fused(c, plan, NULL).bytes <= budget - cublas;
-    }
-    if (!c->gradient) {
-        const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS);
-        plan->path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan->chunk_tokens = c->rows, plan->panel_vocab = tiles * LK_GEMM_COLS;
-        const size_t least = lk_lce_lay_out_fused(c, plan, NULL).bytes;
+    const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
+    const int64_t all = given ? given : lk_lce_round_up(vocab, LK_GEMM_COLS); /* forward: the columns of a stretch */
+    lk_linear_cross_entropy_plan chunks = {};
+    if (!c->fused) return false;
+    if (c->saves || !c->gradient) { /* of one kind only */
+        *plan = lk_lce_fused_plan(rows, c->saves ? vocab : 0, 0, c->saves ? vocab : all);
+        const size_t least = lk_lce_fused_need(c, plan);
         if (least > budget) return false;
-        const int64_t most = 1 + (int64_t)((budget - least) / sizeof(lk_lce_sums) / (size_t)c->rows);
-        plan->panel_vocab = (int64_t)lk_lce_stretch(c, c->rows, a.vocab, lk_lce_min(most, tiles)) * LK_GEMM_COLS;
+        const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
+        const int64_t more = (int64_t)((budget - least) / each / (size_t)rows);
+        if (!c->saves && !given) plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
         return true;
     }
-    const size_t room = budget - (a.dweight ? lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES / 4) : 0);
-    const bool may_chunk = c->gives_loss && a.label_smoothing == 0.0f && !a.panel_vocab && c->rows > 1;
-    const bool must_chunk = may_chunk && a.chunk_tokens && a.chunk_tokens < c->rows;
-    lk_linear_cross_entropy_plan chunks = *plan;
-    const bool once = !must_chunk && lk_lce_fused_at_once(c, room, plan);
-    if (once && (!may_chunk || plan->kept_vocab == a.vocab)) return true;
-    if (!may_chunk || !lk_lce_fused_chunks(c, a.dweight_dtype == LK_DTYPE_F32 ? room : budget, &chunks)) return once;
-    const double again = (double)(a.vocab - plan->kept_vocab) / (double)a.vocab / 3.0;
+    const bool must_chunk = lk_lce_keeps(c) && c->a.chunk_tokens && c->a.chunk_tokens < rows;
+    const bool once = !must_chunk && lk_lce_plan_at_once(c, budget, narrow, plan);
+    if (once && (plan->kept_vocab == vocab || !lk_lce_keeps(c))) return true;
+    if (!lk_lce_plan_fused_chunks(c, budget, &chunks)) return once;
+    const double again = (double)(vocab - plan->kept_vocab) / (double)vocab / 3.0;
     if (!once || again > 170.0 / (double)chunks.chunk_tokens) *plan = chunks;
     return true;
 }
 
-/* The smallest budget for which the search below finds a plan, wherever tensors lie that a query does not give. */
+/* The smallest workspace of a path's plans. Chunks of still fewer tokens would save little. */
+LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
+{
+    const int64_t given = c->a.chunk_tokens, vocab = c->a.vocab, tile = LK_GEMM_COLS;
+    if (!lk_lce_may_be(c, path)) return SIZE_MAX;
+    if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
+        const int64_t few = given ? given : lk_lce_min(c->rows, 2 * LK_GEMM_ROWS), own = lk_lce_round_up(c->a.panel_vocab, tile);
+        const int64_t panel = lk_lce_min(own ? own : tile, vocab);
+        const bool keeps = lk_lce_keeps(c), alone = c->saves || !c->gradient, must_chunk = keeps && given && given < c->rows;
+        const lk_linear_cross_entropy_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
+        const int64_t stretch = own ? own : lk_lce_round_up(vocab, tile);
+        const lk_linear_cross_entropy_plan once = alone ? lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, c->saves ? vocab : stretch)
+                                                        : lk_lce_fused_plan(c->rows, 0, 0, panel);
+        const size_t in_chunks = keeps ? lk_lce_fused_need(c, &chunk) : SIZE_MAX;
+        const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_fused_need(c, &once);
+        return in_chunks < at_once ? in_chunks : at_once;
+    }
+    const int64_t few = given ? given : lk_lce_min(c->rows, 64), slice = lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
+    const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : lk_lce_panel_cols(c, LK_LCE_NARROW);
+    const size_t some = lk_lce_need(c, path, few, panel, slice);
+    const size_t all = lk_lce_need(c, path, given ? given : c->rows, panel, slice);
+    return some < all ? some : all;
+}
+
+/* The smallest workspace of all plans. In an open query FUSED may still be ruled out. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
-    const lk_lce_args &a = c->a;
+    const bool sure = !c->open || c->a.path || c->saves;
     size_t least = SIZE_MAX;
-    if (c->rows == 0) return 0;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path < LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
-        if (c->saves || (a.path && a.path != path)) continue;
-        const int64_t narrow = a.panel_vocab ? a.panel_vocab : lk_lce_panel_of(c, lk_ceil_div(a.vocab, 256));
-        const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? a.vocab : narrow;
-        const int64_t most = a.chunk_tokens ? a.chunk_tokens : c->rows, few = a.chunk_tokens ? most : lk_lce_min(c->rows, 64);
-        const int64_t slice = lk_lce_slice(c, path, 0);
-        const size_t some = lk_lce_lay_out(c, path, few, panel, slice, NULL).bytes;
-        const size_t all = lk_lce_lay_out(c, path, most, panel, slice, NULL).bytes, bytes = some < all ? some : all;
-        size_t budget = bytes;
-        for (size_t room; (room = budget - lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES)) < bytes;) budget += bytes - room;
-        if (budget < least) least = budget;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED && c->rows; path++) {
+        if (path == LK_LINEAR_CROSS_ENTROPY_FUSED && !sure) continue;
+        const size_t bytes = lk_lce_smallest(c, path);
+        if (bytes < least) least = bytes;
     }
-    if (c->fused && (!c->open || a.path || c->saves)) {
-        lk_linear_cross_entropy_plan plan = {};
-        size_t high = 256, low = 0; /* low is too little */
-        while (!lk_lce_plan_fused(c, high, &plan)) low = high, high *= 2;
-        while (high - low > 256) {
-            const size_t middle = low + (high - low) / 512 * 256;
-            *(lk_lce_plan_fused(c, middle, &plan) ? &high : &low) = middle;
-        }
-        if (high < least) least = high;
-    }
-    return least;
+    return c->rows ? least : 0;
 }
 
-/* The cheapest plan that stores logits, within `room` bytes without cuBLASLt's: its path, lengths and bytes. Path 0: none. */
-LK_HOST void lk_lce_search_kept(const lk_lce_call *c, size_t room, lk_linear_cross_entropy_plan *plan)
+/* Fills in the plan if it fits. chunk 0: no chunk did. */
+LK_HOST bool lk_lce_take_plan(const lk_lce_call *c, size_t budget, int path, int64_t chunk, int64_t panel, int64_t slice,
+                              lk_linear_cross_entropy_plan *plan)
 {
-    const int64_t vocab = c->a.vocab;
-    double best = INFINITY;
-    int64_t slice = lk_lce_slice(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, 0);
-    if (c->a.path <= LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
-        lk_lce_chunk(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS, vocab, slice, room) == c->rows)
-        best = 0.0, plan->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS, plan->chunk_tokens = c->rows, plan->panel_vocab = vocab;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && best > 0.0; path++) {
-        if (c->a.path && c->a.path != path) continue;
-        const int64_t most = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || c->a.panel_vocab ? 1 : lk_ceil_div(vocab, 256);
-        for (int64_t panels = 1; panels <= most;) {
-            const int64_t narrow = c->a.panel_vocab ? c->a.panel_vocab : lk_lce_panel_of(c, panels);
-            const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : narrow;
-            for (int at = 0; lk_lce_slice(c, path, at) >= 0; at++) {
-                const int64_t some = lk_lce_slice(c, path, at), chunk = lk_lce_chunk(c, path, panel, some, room);
-                const double cost = chunk ? lk_lce_cost(c, true, path, chunk, panel, some) : INFINITY;
-                const bool room_for_more = some && chunk < c->rows && some > lk_lce_lent(c, chunk); /* instead of slices */
-                if (!(cost < best) || (room_for_more && !c->a.slice_tokens)) continue;
-                best = cost, plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, slice = some;
-            }
-            const int64_t next = panels + 1 + panels / 8; /* the last is always tried */
-            panels = panels < most && next > most ? most : next;
-        }
-    }
-    if (!plan->path) return;
-    if (slice && !c->a.slice_tokens) slice = lk_lce_equal(plan->chunk_tokens, slice);
-    plan->slice_tokens = lk_lce_min(slice, plan->chunk_tokens);
-    plan->workspace_bytes = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, slice, NULL).bytes;
+    if (chunk == 0 || lk_lce_need(c, path, chunk, panel, slice) > budget) return false;
+    *plan = {};
+    plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, plan->slice_tokens = lk_lce_min(slice, chunk);
+    return true;
 }
 
-/* The plan within the budget: FUSED where it can run and there are many columns, or a number of them that cuBLASLt is slow with;
- * stored logits where there are fewer. */
-LK_HOST void lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+/* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
+ * lie in dweight. */
+LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_linear_cross_entropy_plan *plan)
 {
-    const bool prefers = !c->gradient || c->saves || c->a.path || c->a.vocab >= LK_LCE_MANY || lk_lce_tail_cols(c, c->a.vocab);
-    *plan = {};
-    if (c->fused && prefers && lk_lce_plan_fused(c, budget, plan)) return;
-    *plan = {};
-    lk_lce_search_kept(c, budget - lk_lce_cublas_bytes(budget, LK_LCE_CUBLAS_BYTES), plan);
-    if (!plan->path && c->fused) (void)lk_lce_plan_fused(c, budget, plan);
+    const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool slices = lk_lce_slices(c, path);
+    const int64_t given = slices ? c->a.slice_tokens : 0, lent = lk_lce_lent(c, fewest) / 128 * 128;
+    const int64_t lengths[] = {given, 4096, 2048, lent};
+    if (!lk_lce_may_be(c, path)) return false;
+    for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
+        const int64_t chunk = lk_lce_chunk(c, path, c->a.vocab, lengths[i], budget, fewest);
+        if (lk_lce_take_plan(c, budget, path, chunk, c->a.vocab, lengths[i], plan)) return true;
+    }
+    return false;
 }
 
-/* The plan within the budget, which is at least `least`. A plan may use fewer bytes than the budget, and those may have another
- * plan. So the search is repeated until a plan is also the plan of its own bytes. */
-LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_linear_cross_entropy_plan *plan)
+/* Panels of about `cols` columns: of all tokens, else of the fewest chunks. Then they are doubled while they fit. */
+LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t cols, int64_t fewest,
+                                lk_linear_cross_entropy_plan *plan)
+{
+    const int path = LK_LINEAR_CROSS_ENTROPY_PANELS;
+    if (!lk_lce_may_be(c, path)) return false;
+    const int64_t chunk = lk_lce_chunk(c, path, lk_lce_panel_cols(c, cols), 0, budget, fewest);
+    while (cols < c->a.vocab && lk_lce_need(c, path, chunk, lk_lce_panel_cols(c, 2 * cols), 0) <= budget) cols *= 2;
+    return lk_lce_take_plan(c, budget, path, chunk, lk_lce_panel_cols(c, cols), 0, plan);
+}
+
+/* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan is smaller than that of PANELS;
+ * else more memory could mean PANELS again, and one more matmul. */
+LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    const bool fused_first = !c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB ||
+                             (c->a.vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, c->a.vocab));
+    const size_t panels = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_PANELS);
+    const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
+    return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan)) ||
+           lk_lce_plan_chunks(c, budget, c->rows, plan) ||
+           lk_lce_plan_chunks(c, budget, LK_LCE_FEWEST, plan) ||
+           lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan) ||
+           (short_chunks && lk_lce_plan_chunks(c, budget, 1, plan)) ||
+           lk_lce_plan_panels(c, budget, LK_LCE_WIDE, LK_LCE_FEWEST, plan) ||
+           lk_lce_plan_fused(c, budget, LK_LCE_NARROW, plan) ||
+           lk_lce_plan_panels(c, budget, LK_LCE_NARROW, 1, plan);
+}
+
+/* What the plan's text says. */
+LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk_linear_cross_entropy_plan *plan)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
                                        ", dweight summed in 24 bits"};
+    const bool fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED, own = lk_lce_sums_dweight(c, plan->chunk_tokens);
+    const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : 2;
+    const int64_t columns = fused ? c->a.vocab : c->a.vocab - (plan->panels - 1) * plan->panel_vocab;
+    const int tail = fused && (!c->a.dweight || own) ? 0 : (int)lk_lce_tail_cols(c, columns);
+    const char *kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
+    char last[40] = "", parts[80] = "";
+    if (w.slice)
+        snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
+                 (void *)w.slice == c->a.dweight ? " in dweight" : "");
+    if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
+        snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
+                 (long long)plan->lent_vocab);
+    if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
+    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
+             (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
+             kept, parts, sums[sum], plan->matmuls, last, plan->exact ? "exact" : "fast",
+             c->note[0] ? "; FUSED, for sm_90a, is left out" : "", c->note);
+}
+
+/* The plan within the budget, which is at least `least`. cuBLASLt gets what is left. A plan may need less than the budget, and
+ * that may have another plan, so the search is repeated until a plan is also that of its own bytes. */
+LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_linear_cross_entropy_plan *plan)
+{
     const int64_t vocab = c->a.vocab;
+    lk_lce_workspace w = {};
     *plan = {};
     if (c->rows == 0) {
         snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
         return;
     }
-    bool fused = false, added = false; /* fused, dweight is cuBLASLt's */
+    bool fused = false;
     for (size_t before = 0; before != budget;) {
         before = budget;
         lk_lce_search(c, budget, plan);
         fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-        if (fused) plan->workspace_bytes = lk_lce_lay_out_fused(c, plan, NULL).bytes;
-        const size_t left = budget - plan->workspace_bytes;
-        plan->cublas_bytes = left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
-        added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens);
-        if (fused && !added) plan->cublas_bytes = 0;
-        plan->workspace_bytes += plan->cublas_bytes;
-        budget = plan->workspace_bytes = plan->workspace_bytes < least ? least : plan->workspace_bytes;
+        w = fused ? lk_lce_lay_out_fused(c, plan, NULL)
+                  : lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
+        const bool added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens); /* fused: by cuBLASLt */
+        const size_t left = budget - w.bytes;
+        plan->cublas_bytes = fused && !added ? 0 : left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+        budget = w.bytes + plan->cublas_bytes < least ? least : w.bytes + plan->cublas_bytes;
     }
-    plan->minimum_bytes = least;
-    lk_lce_workspace w = {};
-    if (!fused) w = lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
-    const int64_t again = vocab - plan->kept_vocab;
-    plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens), plan->panels = lk_ceil_div(vocab, plan->panel_vocab);
-    if (fused && c->gradient) plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : 1;
-    const int gradients = (c->a.dx != NULL) + (c->a.dweight != NULL);
-    plan->matmuls = gradients + !(c->saves && c->gradient);
-    if (plan->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && !fused) plan->matmuls++;
-    if (fused && c->gradient && c->gives_loss && again) plan->matmuls++;
-    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE && c->a.dx && (c->a.dweight || c->a.dbias)) plan->matmuls++;
+    const int64_t again = fused && c->gradient ? vocab - plan->kept_vocab : 0; /* columns that are made for the gradients */
+    plan->workspace_bytes = budget, plan->minimum_bytes = least;
+    plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens);
+    plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : lk_lce_min(lk_ceil_div(vocab, plan->panel_vocab), vocab);
+    if (fused && c->gradient && !again) plan->panels = 1;
+    plan->matmuls = !(c->saves && c->gradient) + (c->a.dx != NULL) + (c->a.dweight != NULL);
+    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS && c->gradient) plan->matmuls++;
+    if (again && c->gives_loss) plan->matmuls++;
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
-    const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !lk_lce_sums_dweight(c, plan->chunk_tokens) ? 1 : fused ? 3 : 2;
-    const char *const kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
-    const int tail = fused ? (added ? (int)lk_lce_tail_cols(c, vocab) : 0)
-                           : (int)lk_lce_tail_cols(c, vocab - (plan->panels - 1) * plan->panel_vocab);
-    char last[40] = "", slices[80] = "";
-    if (w.slice)
-        snprintf(slices, sizeof slices, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
-                 (void *)w.slice == c->a.dweight ? " in dweight" : "");
-    if (fused && c->gradient && plan->kept_vocab && (again || plan->lent_vocab))
-        snprintf(slices, sizeof slices, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
-                 (long long)plan->lent_vocab);
-    if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
-    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
-             (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
-             kept, slices, sums[sum], plan->matmuls, last, plan->exact ? "exact" : "fast",
-             c->note[0] ? "; FUSED, for sm_90a, is left out" : "", c->note);
+    lk_lce_describe(c, w, plan);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -2190,12 +2265,13 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
     if (c->type != LK_DTYPE_BF16) return "bf16";
+    if (c->gradient && (a.entropy || a.argmax || a.dentropy)) return "gradients without entropy, argmax and dentropy";
     if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
     if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     if (c->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */
     const cudaError_t error = lk_current_device(&device);
-    c->sms = device.sms;
+    c->clusters = device.sms / 2 > 0 ? device.sms / 2 : 1;
     if (!error && lk_gemm_available(&device)) return NULL;
     int id = 0, major = 0;
     if (error == cudaErrorNoKernelImageForDevice) c->note = ": the program has no code for this GPU";
@@ -2206,6 +2282,8 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     if (clean && cudaPeekAtLastError() != cudaSuccess) (void)cudaGetLastError(); /* a query leaves no error */
     return "sm_90a";
 }
+
+#define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
 
 enum { LK_LCE_FORWARD, LK_LCE_BACKWARD, LK_LCE_FORWARD_BACKWARD };
 
@@ -2219,15 +2297,18 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &c->a;
     *c = {}, *a = *args;
+    if (direction != LK_LCE_FORWARD) a->batch_invariant = 0;
     if (direction == LK_LCE_FORWARD) {
-        a->upstream = a->dlse = NULL, a->dx = a->dweight = a->dbias = NULL;
+        a->upstream = a->dlse = a->dentropy = NULL, a->dx = a->dweight = a->dbias = NULL;
         a->dx_stride = a->dweight_stride = a->slice_tokens = 0;
         a->upstream_per_token = a->accumulate = a->dweight_dtype = a->dbias_dtype = 0;
     }
     if (backward) {
-        c->saved_lse = a->lse;
-        a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->zero_when_empty = 0;
+        c->saved_lse = a->lse, c->saved_entropy = a->dentropy ? a->entropy : NULL;
+        a->loss = a->z_loss_out = a->lse = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
+        a->zero_when_empty = 0;
     }
+    if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
     c->gives_loss = !backward, c->gradient = backward || a->dx || a->dweight || a->dbias;
     if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
     c->saves = a->saved != NULL;
@@ -2247,9 +2328,14 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"class_weight", a->class_weight, 4, LK_IN, vocab},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
         {"dlse", a->dlse, 4, LK_IN, a->tokens},
+        {"dentropy", a->dentropy, 4, LK_IN, a->tokens},
+        {"denominator", a->denominator, 4, LK_IN, backward ? some : 1},
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", args->lse, 4, backward ? LK_REQUIRED : LK_OUT, a->tokens},
+        {"entropy", backward ? c->saved_entropy : a->entropy, 4, !backward ? LK_OUT : a->dentropy ? LK_REQUIRED : LK_IN,
+         a->tokens},
+        {"argmax", a->argmax, 8, LK_OUT, a->tokens},
         {"valid_rows", a->valid_rows, 8, LK_OUT, 1},
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
@@ -2286,15 +2372,21 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
     c->open = query && (!a->weight || (!a->x && !c->compact));
+    if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
+        return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
+    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
+    if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
     const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
     const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
     if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
-    if (c->saves && !only && a->label_smoothing > 0.0f) only = "calls without label_smoothing";
+    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->batch_invariant))
+        only = "calls without label_smoothing, entropy, argmax and batch_invariant";
     if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
     if (only && by_name)
-        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for %s%s", only, c->note);
+        return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
+                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
     if (only) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
@@ -2468,28 +2560,26 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
 {
     const lk_lce_args &a = job->p.c.a;
     const lk_lce_workspace &w = job->p.w;
-    const int64_t panel_row = job->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE ? 0 : q.first_col; /* one panel's sums */
     lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
     m.key.transpose_b = 1;
     m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
     m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job);
     m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
     m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
-    m.d = w.dweight ? (void *)(w.dweight + panel_row * a.hidden)
+    m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
                     : (char *)a.dweight + q.first_col * a.dweight_stride * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
 }
 
-/* Rounds sums of dweight in the workspace, all rows or a panel's, to the caller's dweight. */
-template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job, int64_t first_col, int64_t cols)
+/* Rounds sums of dweight in the workspace to the caller's dweight. */
+template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
 {
     const lk_lce_workspace &w = job->p.w;
     const lk_lce_args &a = job->p.c.a;
     if (!w.dweight) return LK_OK;
-    T *const to = (T *)a.dweight + first_col * a.dweight_stride;
-    return lk_lce_move_rows<float, T>(job, {w.dweight, to, NULL, NULL, cols, a.hidden, a.hidden, a.dweight_stride, a.accumulate,
-                                            NULL});
+    return lk_lce_move_rows<float, T>(job, {w.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
+                                            a.accumulate, NULL});
 }
 
 template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_panel &q)
@@ -2515,6 +2605,8 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     f.target_dtype = LK_TARGET_INT32;
     if (w.loss) f.loss = w.loss + q.first_row;
     if (w.z) f.z_loss_out = w.z + q.first_row;
+    if (w.entropy) f.entropy = w.entropy + q.first_row;
+    if (w.argmax) f.argmax = w.argmax + q.first_row;
     if (!c.gradient) return lk_cross_entropy_forward<L>(job->op, &f, job->stream);
     f.dlogits = w.logits, f.dlogits_dtype = c.type;
     if (w.slice) { /* of 16-bit elements */
@@ -2523,6 +2615,7 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     }
     f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
     if (w.dlse) f.dlse = w.dlse + q.first_row;
+    if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
     return c.gives_loss ? lk_cross_entropy_forward_backward<L>(job->op, &f, job->stream)
                         : lk_cross_entropy_backward<L>(job->op, &f, job->stream);
 }
@@ -2564,46 +2657,26 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, 
     return status ? status : lk_lce_put_dx<T>(job, q);
 }
 
-/* One chunk in panels: the rows' states, then the gradients, without those of dweight if it has a pass of its own. */
+/* One chunk in panels: the rows' states, then the gradients. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t chunk)
 {
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
-    const bool both = job->plan.path == LK_LINEAR_CROSS_ENTROPY_PANELS, dx = a.dx != NULL;
     lk_status status = lk_lce_gather<T>(job, lk_lce_panel_at(job, chunk, 0));
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q);
         if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
     }
-    if (!c.gradient || !(both || dx)) return status;
+    if (!c.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_panel_gradient<T, L>(job, q);
-        if (!status && both) status = lk_lce_dbias<T>(job, q);
-        if (!status && both && a.dweight) status = lk_lce_dweight<T>(job, q);
-        if (!status && dx) status = lk_lce_dx<T>(job, q);
+        if (!status) status = lk_lce_dbias<T>(job, q);
+        if (!status && a.dweight) status = lk_lce_dweight<T>(job, q);
+        if (!status && a.dx) status = lk_lce_dx<T>(job, q);
     }
     return status ? status : lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
-}
-
-/* The third pass: dweight and dbias panel by panel, each over all chunks. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_last_pass(lk_lce_job *job)
-{
-    const lk_lce_args &a = job->p.c.a;
-    lk_status status = LK_OK;
-    for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
-        for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++) {
-            const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
-            status = lk_lce_gather<T>(job, q);
-            if (!status) status = lk_lce_panel_gradient<T, L>(job, q);
-            if (!status) status = lk_lce_dbias<T>(job, q);
-            if (!status && a.dweight) status = lk_lce_dweight<T>(job, q);
-        }
-        const lk_lce_panel q = lk_lce_panel_at(job, 0, panel);
-        if (!status) status = lk_lce_put_dweight<T>(job, q.first_col, q.cols);
-    }
-    return status;
 }
 
 /* The tiles of a panel's columns. */
@@ -2614,7 +2687,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     *p = {};
     p->q = q, p->sums = q.p.w.sums;
     p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
-    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, lk_lce_most_stretches(&c))
+    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, q.p.w.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
@@ -2641,21 +2714,6 @@ template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce
     return status ? status : lk_lce_launch_tiles(job, lk_lce_fused_kernel<false, LK_LCE_STATES>, p.items, p);
 }
 
-/* lk_lce_gradients' lead, for the earliest end. The end of a tile takes as long as about 4 of its steps. */
-LK_HOST int lk_lce_lead(const lk_lce_tiles &dx, const lk_lce_tiles &dweight, int64_t clusters)
-{
-    const int64_t items = (int64_t)dweight.pairs * dweight.cols, late = clusters - (int64_t)dx.pairs * dx.cols % clusters;
-    const int64_t all = dx.steps + 4, each = dweight.steps + 4, most = late < clusters ? items / late + 1 : 0;
-    int64_t best = 0, least = INT64_MAX;
-    for (int64_t lead = 0; lead <= most && lead <= all / each + 1; lead++) {
-        const int64_t rest = items > lead * late ? items - lead * late : 0, rounds = lk_ceil_div(rest, clusters);
-        const int64_t others = rest > late ? lk_ceil_div(rest - late, clusters) : 0, early = all + others * each;
-        const int64_t time = (lead + rounds) * each > early ? (lead + rounds) * each : early;
-        if (time < least) best = lead, least = time;
-    }
-    return (int)best;
-}
-
 /* dx of a panel's columns, and dweight if it has sums of its own. */
 LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel &q, bool dweight)
 {
@@ -2670,7 +2728,6 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel
     if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(q.cols, LK_GEMM_DEPTH)};
     if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
     const int64_t items = (int64_t)p.dx.pairs * p.dx.cols + (int64_t)p.dweight.pairs * p.dweight.cols;
-    p.lead = lk_lce_lead(p.dx, p.dweight, lk_lce_clusters(job, items));
     p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_weight = a.hidden % 8 == 0;
@@ -2689,7 +2746,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
-    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax;
     lk_lce_fused p;
     lk_status status = LK_OK;
     if (kept && (q.first_row == 0 || c.compact)) status = lk_lce_sample<T>(job, q);
@@ -2767,8 +2824,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const int path = job->plan.path;
-    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, twice = path == LK_LINEAR_CROSS_ENTROPY_PANELS_TWICE;
-    const bool fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_status status = LK_OK;
     if (c.rows > 0)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
@@ -2776,9 +2832,8 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
         status = fused   ? lk_lce_run_fused<T>(job, chunk)
                  : whole ? lk_lce_run_chunk<T, L>(job, chunk)
                          : lk_lce_run_panels<T, L>(job, chunk);
-    if (!status && twice && (a.dweight || a.dbias)) status = lk_lce_run_last_pass<T, L>(job);
-    else if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
-    else if (!status) status = lk_lce_put_dweight<T>(job, 0, a.vocab);
+    if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
+    else if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;
     int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
     if (blocks > 2 * job->device.sms) blocks = 2 * job->device.sms;
@@ -2788,7 +2843,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 template <class T>
-LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, int mode, cudaStream_t stream)
+LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
 {
     lk_lce_job job = {};
     size_t least = 0;
@@ -2810,7 +2865,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
-    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= mode && !status; job.mode = job.mode == LK_CUBLAS_RESOLVE ? mode : mode + 1)
+    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++)
         status = a.fast_logits ? lk_lce_run_all<T, T>(&job) : lk_lce_run_all<T, float>(&job);
     return status;
 }
@@ -2852,15 +2907,11 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     return status;
 }
 
-/* The four functions of a direction; LK_EMIT makes two. */
+/* The three functions of a direction; LK_EMIT makes two. */
 #define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
     LK_API lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)                   \
     {                                                                                                                          \
-        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, LK_CUBLAS_LAUNCH, stream);        \
-    }                                                                                                                          \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_tune_##T(const lk_lce_args *args, cudaStream_t stream)              \
-    {                                                                                                                          \
-        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, LK_CUBLAS_TUNE, stream);          \
+        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, stream);                          \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes)         \
     {                                                                                                                          \

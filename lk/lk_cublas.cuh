@@ -3,7 +3,7 @@
  *
  *   d[i,j] = alpha sum_k a[i,k] b[k,j] + bias[i] + beta d[i,j]      i < m, j < n, all column-major, as cuBLASLt has it
  *
- * cuBLASLt has many algorithms for a product, and its heuristic orders them. A context keeps cuBLASLt's handle and the
+ * cuBLASLt has many algorithms for a product, and its heuristic names one first. A context keeps cuBLASLt's handle and the
  * algorithm of each product that it has seen. The same product takes the same algorithm again, so it gives the same bits.
  *
  * Usage      An op keeps a context inside its own, for one device and one host thread at a time:
@@ -18,7 +18,6 @@
  *                status = lk_cublas_multiply(&call, &p);
  *            LK_CUBLAS_RESOLVE launches nothing. It only makes sure that the product has an algorithm. An op that resolves all
  *            its products first has launched nothing when cuBLASLt refuses one.
- *            LK_CUBLAS_TUNE times the heuristic's first algorithms and keeps the fastest. It waits for the GPU.
  * Needs      lk_base.cuh, lk_ptx.cuh; cuBLASLt, linked with -lcublasLt.
  * Repeatable Partial sums are added in float, in a fixed order, with every algorithm that is asked for.
  */
@@ -53,7 +52,6 @@ typedef struct {
 typedef struct {
     lk_cublas_key key;
     cublasLtMatmulAlgo_t algorithm;
-    int64_t tuned;
 } lk_cublas_choice;
 
 #define LK_CUBLAS_CHOICES 64
@@ -66,7 +64,7 @@ typedef struct {
     lk_cublas_choice choices[LK_CUBLAS_CHOICES];
 } lk_cublas_context;
 
-enum { LK_CUBLAS_RESOLVE, LK_CUBLAS_LAUNCH, LK_CUBLAS_TUNE };
+enum { LK_CUBLAS_RESOLVE, LK_CUBLAS_LAUNCH };
 
 typedef struct {
     const char *op;
@@ -74,7 +72,7 @@ typedef struct {
     lk_cublas_context *context;
     void *workspace;
     size_t workspace_bytes;
-    int mode; /* LK_CUBLAS_RESOLVE, .._LAUNCH or .._TUNE */
+    int mode; /* LK_CUBLAS_RESOLVE or .._LAUNCH */
 } lk_cublas_call;
 
 /* A product in cuBLASLt's structs. */
@@ -178,46 +176,11 @@ LK_HOST lk_status lk_cublas_launch(const lk_cublas_call *c, const lk_cublas_prod
     return lk_cublas_status(c->op, "cublasLtMatmul", status);
 }
 
-#define LK_CUBLAS_CANDIDATES 8
-
-/* Times the algorithms and puts the one with the least median of 5 first. Each round runs all of them, so that a clock that
- * falls with heat falls for all. The first round does not count. */
-LK_HOST lk_status lk_cublas_race(const lk_cublas_call *c, const lk_cublas_product *p, lk_cublas_description *s,
-                                 cublasLtMatmulHeuristicResult_t *results, int count)
-{
-    enum { ROUNDS = 5 };
-    cudaEvent_t from = NULL, to = NULL;
-    float times[LK_CUBLAS_CANDIDATES][ROUNDS], best = INFINITY;
-    lk_status status = lk_launched(c->op, cudaEventCreate(&from));
-    if (!status) status = lk_launched(c->op, cudaEventCreate(&to));
-    for (int round = -1; round < ROUNDS; round++)
-        for (int i = 0; i < count && !status; i++) {
-            if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
-            float time = 0.0f;
-            status = lk_launched(c->op, cudaEventRecord(from, c->stream));
-            if (!status) status = lk_cublas_launch(c, p, s, &results[i].algo);
-            if (!status) status = lk_launched(c->op, cudaEventRecord(to, c->stream));
-            if (!status) status = lk_launched(c->op, cudaEventSynchronize(to));
-            if (!status) status = lk_launched(c->op, cudaEventElapsedTime(&time, from, to));
-            int at = round; /* sorted */
-            for (; at > 0 && time < times[i][at - 1]; at--) times[i][at] = times[i][at - 1];
-            if (at >= 0) times[i][at] = time;
-        }
-    int winner = 0;
-    for (int i = 0; i < count && !status; i++)
-        if (results[i].state == CUBLAS_STATUS_SUCCESS && times[i][ROUNDS / 2] < best) best = times[i][ROUNDS / 2], winner = i;
-    if (from) cudaEventDestroy(from);
-    if (to) cudaEventDestroy(to);
-    results[0] = results[winner];
-    return status;
-}
-
 /* A product with the algorithm that the context keeps for it. If there is none yet, cuBLASLt is asked. */
 LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_product *p)
 {
     lk_cublas_context *const c = call->context;
     lk_cublas_key *const key = &p->key;
-    const bool tune = call->mode == LK_CUBLAS_TUNE;
     key->bias = p->bias != NULL, key->scalars_on_device = p->scalars != NULL, key->add = p->add;
     key->align_a = lk_cublas_alignment(p->a), key->align_b = lk_cublas_alignment(p->b);
     key->align_d = lk_cublas_alignment(p->d);
@@ -226,18 +189,17 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     lk_status status = lk_cublas_status(call->op, "a cublasLt attribute", lk_cublas_describe(p, &s));
     int at = 0;
     while (at < c->count && memcmp(&c->choices[at].key, key, sizeof *key)) at++;
-    if (!status && (at == c->count || (tune && !c->choices[at].tuned))) {
-        cublasLtMatmulHeuristicResult_t results[LK_CUBLAS_CANDIDATES];
+    if (!status && at == c->count) {
+        cublasLtMatmulHeuristicResult_t result;
         int count = 0;
         cublasStatus_t found = cublasLtMatmulAlgoGetHeuristic(c->handle, &s.matmul, &s.a, &s.b, &s.d, &s.d, &s.preference,
-                                                              tune ? LK_CUBLAS_CANDIDATES : 1, results, &count);
-        if (!found && (count == 0 || results[0].state)) found = CUBLAS_STATUS_NOT_SUPPORTED;
+                                                              1, &result, &count);
+        if (!found && (count == 0 || result.state)) found = CUBLAS_STATUS_NOT_SUPPORTED;
         status = lk_cublas_status(call->op, "cublasLtMatmulAlgoGetHeuristic", found);
-        if (!status && tune) status = lk_cublas_race(call, p, &s, results, count);
         if (status) return status;
-        if (at == c->count && at == LK_CUBLAS_CHOICES) at--; /* a full table: all later products take its last entry */
-        if (at == c->count) c->count++;
-        c->choices[at] = {*key, results[0].algo, tune};
+        if (at == LK_CUBLAS_CHOICES) at--; /* a full table: all later products take its last entry */
+        else c->count++;
+        c->choices[at] = {*key, result.algo};
     }
     if (status || call->mode == LK_CUBLAS_RESOLVE) return status;
     return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);

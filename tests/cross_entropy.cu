@@ -17,7 +17,8 @@
  *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. Backward's from the lse that is
  *                 given, with lse_low where that is; in sequences, where it is forward's own, against the exact lse with its
  *                 limit besides, with lse_low log sum's alone; and then against forward_backward, with the limits of both sums.
- *                 forward_backward's against the exact lse with log sum's limit: it goes through no rounded lse
+ *                 forward_backward's against the exact lse with log sum's limit: it goes through no rounded lse.
+ *                 dentropy's term is p (log p + entropy): p's error, and 16 of |log p| + entropy besides that of both
  * So forward_backward is as forward, then backward, within the limits of both: each is held against the same formula.
  * Under a softcap z has an error of 16 |z|: tanh's argument has 2, its exponential 6, their quotient 6, the product with
  * softcap 1. Results below 2^-126 may be flushed to 0.
@@ -63,26 +64,27 @@ static bool gives_gradient(int direction) { return direction != FORWARD; }
 
 enum {
     LOGITS, TARGET, WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, ENTROPY, ARGMAX, VALID, WEIGHT_SUM, BAD_COUNT, DLOGITS,
-    LSE_LOW, WORKSPACE, TENSORS = WORKSPACE
+    LSE_LOW, DENTROPY, DENOMINATOR, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"logits", "target",     "class_weight", "upstream", "dlse",
                                           "lse",    "loss",       "z_loss_out",   "entropy",  "argmax",
-                                          "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "lse_low", "workspace"};
+                                          "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "lse_low", "dentropy",
+                                          "denominator", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. HALF: 16-bit dlogits of f32 logits. */
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, WANT_ENTROPY, WANT_ARGMAX, ZERO_WHEN_EMPTY,
-    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, SWITCHES
+    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, HAS_DENTROPY, DIVIDED, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale",
                                           "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
                                           "upstream a row", "one upstream", "dlse", "zero padding", "in place",
-                                          "16-bit dlogits"};
+                                          "16-bit dlogits", "dentropy", "denominator"};
 
 static bool switch_of(int direction, int s)
 {
     if (s >= WANT_ENTROPY && s <= ZERO_WHEN_EMPTY) return gives_loss(direction);
-    return s < WANT_ENTROPY || gives_gradient(direction);
+    return s < WANT_ENTROPY || s == DIVIDED || gives_gradient(direction);
 }
 
 static bool exclude(int s, int t)
@@ -125,6 +127,7 @@ typedef struct {
     int64_t ignore_index;
     int special, where, empty;
     double offset, spread; /* logits are uniform in offset +- spread */
+    double denominator;    /* with DIVIDED */
     double within;         /* not 0: gradients are right to it, relative to their terms */
     uint64_t seed;
 } problem;
@@ -135,7 +138,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
     p.half = TEST_BF16, p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
-    p.has[LOSS] = p.has[LSE] = true, p.spread = 4;
+    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
     return p;
 }
@@ -150,9 +153,12 @@ static void settle_tensors(problem *p)
     p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back;
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
     p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
+    p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
     if (!loss) {
+        p->has[ENTROPY] = p->on[HAS_DENTROPY];
         p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = false; /* and lse_low as it was drawn */
-        p->has[VALID] |= p->on[MEAN] && (!p->on[WEIGHTS] || p->on[Z]), p->has[WEIGHT_SUM] |= p->on[MEAN] && p->on[WEIGHTS];
+        const bool counts = p->on[MEAN] && !p->on[DIVIDED];
+        p->has[VALID] |= counts && (!p->on[WEIGHTS] || p->on[Z]), p->has[WEIGHT_SUM] |= counts && p->on[WEIGHTS];
     }
 }
 
@@ -167,9 +173,11 @@ static const char *describe(const problem *p)
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, "%s %s+%d", t ? "," : ";", tensor_name[t], p->at[t]);
     snprintf(text + n, sizeof text - (size_t)n,
-             "; e=%g k=%g scale=%g softcap=%g ignore=%lld half=%d special=%s at %s empty=%d offset=%g spread=%g seed=0x%llx",
+             "; e=%g k=%g scale=%g softcap=%g ignore=%lld half=%d special=%s at %s empty=%d offset=%g spread=%g "
+             "denominator=%g seed=0x%llx",
              (double)p->smoothing, (double)p->z_loss, (double)p->scale, (double)p->softcap, (long long)p->ignore_index, p->half,
-             special_name[p->special], where_name[p->where], p->empty, p->offset, p->spread, (unsigned long long)p->seed);
+             special_name[p->special], where_name[p->where], p->empty, p->offset, p->spread, p->denominator,
+             (unsigned long long)p->seed);
     return text;
 }
 
@@ -204,8 +212,8 @@ static layout layout_of(const problem *p, int t)
         return {type, test_type_bytes[type], p->rows, vocab, own, p->on[ZERO_PADDING] ? end : vocab};
     }
     if (t == WEIGHT) return {TEST_F32, 4, 1, vocab, vocab, vocab};
-    const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) ||
-                     ((t == LOSS || t == Z_LOSS) && reduced);
+    const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || t == DENOMINATOR ||
+                     (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) || ((t == LOSS || t == Z_LOSS) && reduced);
     const int bytes = t == ARGMAX || t == VALID || (t == TARGET && !p->on[INT32]) ? 8 : 4;
     return {TEST_F32, bytes, one ? 1 : p->rows, 1, 1, 1};
 }
@@ -222,8 +230,11 @@ static void draw_switches(problem *p, uint64_t *r)
 {
     static const float smoothing[] = {0.1f, 0.35f, 1}, z_loss[] = {1e-4f, 0.01f, 0.5f}, scale[] = {0.7f, 3, 0.01f},
                        softcap[] = {5, 30, 0.9f};
-    for (int s = 0; s < SWITCHES; s++) p->on[s] = chance(r, 2);
-    if (chance(r, 2)) p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = false;
+    const uint64_t later = test_hash(*r + 1);
+    for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = chance(r, 2);
+    p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0;
+    if (chance(r, 2))
+        p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     if (chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
     if (chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
     p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)];
@@ -240,7 +251,7 @@ static void draw_switches(problem *p, uint64_t *r)
 /* Leaves out what the plain kernels do not do, and the scales under which a cliff is none. */
 static void make_plain(problem *p)
 {
-    p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[SCALE] = false;
+    p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[SCALE] = p->on[HAS_DENTROPY] = false;
 }
 
 /* How rows lie: packed; packed and all off by as much; with gaps, all rows alike; with one odd stride; each tensor with its own
@@ -253,7 +264,7 @@ static void draw_place(problem *p, uint64_t *r, int place)
     const int64_t full = (p->vocab + 7) / 8 * 8, odd = p->vocab + 1 + 2 * test_below(r, 4);
     int64_t *const strides[] = {&p->logits_stride, &p->dlogits_stride};
     for (int t = 0; t < LSE_LOW; t++) p->at[t] = (int)test_below(r, 4);
-    p->at[LSE_LOW] = (int)(test_hash(*r) % 4);
+    for (int t = LSE_LOW; t < WORKSPACE; t++) p->at[t] = (int)(test_hash(*r + (uint64_t)(t - LSE_LOW)) % 4);
     for (int i = 0; i < 2; i++) {
         *strides[i] = chance(r, 2) ? 0 : p->vocab; /* packed, as 0 or spelt out */
         if (place == GAPS) *strides[i] = full + 8 * (1 + test_below(r, 3));
@@ -402,7 +413,8 @@ static void fill_floats(const problem *p, int t)
             if (t == WEIGHT) v = p->empty == ALL_WEIGHTLESS ? (c % 2 ? -0.0 : 0.0) : chance(&random, 9) ? 0 : 1 + v / 2;
             if (t == UPSTREAM && (p->empty || (row == 2 && p->on[UPSTREAM_ROWS]))) v = NAN;
             if (t == UPSTREAM && row == 3) v = 0;
-            if (row < p->rows && t != WEIGHT && p->on[IGNORE] && laid[t].rows == p->rows && p->rows > 1 &&
+            if (t == DENOMINATOR) v = p->denominator;
+            if (row < p->rows && t != WEIGHT && t != DENOMINATOR && p->on[IGNORE] && laid[t].rows == p->rows && p->rows > 1 &&
                 integer(TARGET, test_buffer_host(&buffers[TARGET]), row) == p->ignore_index)
                 v = NAN;
             test_put(TEST_F32, test_buffer_host(&buffers[t]), row + c, (float)v);
@@ -475,7 +487,11 @@ static void examine_all(const problem *p)
 }
 
 /* What a mean divides the class terms by. */
-static double over_of(const problem *p) { return p->has[WEIGHT] ? weight_sum : (double)valid_rows; }
+static double over_of(const problem *p)
+{
+    return p->on[DIVIDED] ? (double)(float)p->denominator : p->has[WEIGHT] ? weight_sum : (double)valid_rows;
+}
+static double z_over_of(const problem *p) { return p->on[DIVIDED] ? over_of(p) : (double)valid_rows; }
 
 /* What a double is rounded by as a float; 0 where that is not finite. */
 static double low_of(double x)
@@ -489,6 +505,7 @@ static void fill_saved(const problem *p)
         if (!outcomes[row].counted) continue;
         ((float *)test_buffer_host(&buffers[LSE]))[row] = (float)outcomes[row].lse;
         if (p->has[LSE_LOW]) ((float *)test_buffer_host(&buffers[LSE_LOW]))[row] = (float)low_of(outcomes[row].lse);
+        if (p->has[ENTROPY]) ((float *)test_buffer_host(&buffers[ENTROPY]))[row] = (float)outcomes[row].entropy;
     }
     if (p->has[VALID]) *(int64_t *)test_buffer_host(&buffers[VALID]) = valid_rows;
     if (p->has[WEIGHT_SUM]) *(float *)test_buffer_host(&buffers[WEIGHT_SUM]) = (float)weight_sum;
@@ -518,13 +535,15 @@ static void fill_unused(int direction)
 {
     void *const wild = (void *)(uintptr_t)1;
     if (!gives_loss(direction)) {
-        args.loss = args.z_loss_out = args.entropy = (float *)wild, args.argmax = (int64_t *)wild;
+        args.loss = args.z_loss_out = (float *)wild, args.argmax = (int64_t *)wild;
+        if (!args.dentropy) args.entropy = (float *)wild;
         args.workspace = wild, args.workspace_bytes = 3, args.zero_when_empty = 7;
     }
     if (!gives_gradient(direction)) {
-        args.upstream = args.dlse = (const float *)wild, args.dlogits = wild, args.dlogits_stride = -5;
+        args.upstream = args.dlse = args.dentropy = (const float *)wild, args.dlogits = wild, args.dlogits_stride = -5;
         args.upstream_per_row = args.zero_padding = 1, args.dlogits_dtype = 99;
     }
+    if (args.reduction != LK_REDUCTION_MEAN) args.denominator = (const float *)wild;
 }
 
 static void set_args(const problem *p, void *const *at)
@@ -532,6 +551,7 @@ static void set_args(const problem *p, void *const *at)
     args = {};
     args.logits = at[LOGITS], args.target = at[TARGET], args.class_weight = (const float *)at[WEIGHT];
     args.upstream = (const float *)at[UPSTREAM], args.dlse = (const float *)at[DLSE];
+    args.dentropy = (const float *)at[DENTROPY], args.denominator = (const float *)at[DENOMINATOR];
     args.loss = (float *)at[LOSS], args.z_loss_out = (float *)at[Z_LOSS], args.lse = (float *)at[LSE];
     args.lse_low = (float *)at[LSE_LOW], args.entropy = (float *)at[ENTROPY], args.argmax = (int64_t *)at[ARGMAX];
     args.valid_rows = (int64_t *)at[VALID], args.weight_sum = (float *)at[WEIGHT_SUM], args.dlogits = at[DLOGITS];
@@ -554,7 +574,7 @@ static void set_args(const problem *p, void *const *at)
 static void without_tensors(int direction)
 {
     const bool fills_output = gives_loss(direction);
-    args.logits = args.target = NULL, args.dlogits = NULL, args.upstream = args.dlse = NULL;
+    args.logits = args.target = NULL, args.dlogits = NULL, args.upstream = args.dlse = args.dentropy = args.denominator = NULL;
     args.lse = args.lse_low = args.entropy = NULL, args.argmax = args.valid_rows = NULL, args.bad_targets = NULL;
     if (!fills_output) args.loss = args.z_loss_out = args.weight_sum = NULL;
     float **const outputs[] = {&args.loss, &args.z_loss_out, &args.weight_sum};
@@ -583,8 +603,8 @@ static bool setup(const problem *p, int run)
                          run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
     }
     fill_targets(p), fill_logits(p);
-    for (int t = WEIGHT; t <= DLSE; t++)
-        if (p->has[t]) fill_floats(p, t);
+    for (int t = WEIGHT; t <= DENOMINATOR; t++)
+        if (p->has[t] && (t <= DLSE || t >= DENTROPY)) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
     if (run == 0) examine_all(p);
     if (!gives_loss(p->direction)) fill_saved(p);
@@ -694,7 +714,8 @@ static void verify_loss(const problem *p)
         const double nothing = p->on[ZERO_WHEN_EMPTY] ? 0 : NAN;
         loss = loss != loss ? NAN : nothing, z = z != z ? NAN : nothing;
     } else if (mean) {
-        loss /= over_of(p), slack /= over_of(p), z /= (double)valid_rows, z_slack /= (double)valid_rows;
+        const double over = over_of(p), z_over = z_over_of(p);
+        loss /= over, slack /= fabs(over), z = p->on[Z] ? z / z_over : 0, z_slack /= fabs(z_over);
     }
     if (reduced) near(p, LOSS, 0, 0, loss + z, slack + z_slack), near(p, Z_LOSS, 0, 0, z, z_slack);
     equal(p, VALID, 0, valid_rows);
@@ -707,7 +728,7 @@ static void upstream_of(const problem *p, int64_t row, double *f, double *h)
     *f = *h = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0) : 1;
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
-    else *f /= over_of(p), *h /= (double)valid_rows;
+    else *f /= over_of(p), *h /= z_over_of(p);
 }
 
 /* exact: backward was given the lse of a forward, whose error counts: with lse_low only the sum's, as in forward_backward. */
@@ -732,6 +753,8 @@ static void verify_gradient(const problem *p, bool exact)
                      dlse = p->has[DLSE] ? (double)value(DLSE, row, 0) : 0, z_part = 2 * z_loss_of(p) * lse * h,
                      own = z_part + dlse, own_size = fabs(z_part) + fabs(dlse), size = fabs(class_part) + own_size;
         const double own_slack = 2 * z_loss_of(p) * fabs(h) * lse_lost;
+        const double bend = p->has[DENTROPY] ? -(double)value(DENTROPY, row, 0) : 0,
+                     bend_lost = lost + o.z_error + (exact || fused ? o.entropy_slack : u * o.entropy);
         for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
             for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
                 const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
@@ -747,14 +770,17 @@ static void verify_gradient(const problem *p, bool exact)
                                           fabs(class_part) * (rest_slack + 16 * u * rest)
                                     : size * (lost_here + 16 * u * probability) + own_slack * probability;
                 slack += 16 * u * fabs(fall) + (size + fabs(fall)) * 0x1p-126;
+                const double spread = probability > 0 ? fabs(above) + o.entropy : 0;
+                if (probability > 0) want += bend * probability * (above + o.entropy);
+                slack += fabs(bend) * (lost_here * spread + probability * (16 * u * spread + bend_lost) + spread * 0x1p-126);
                 if (p->on[SOFTCAP]) { /* 1 - tanh^2; its relative error grows with its argument's */
                     const double argument = a * x / softcap, root = 1 / cosh(argument), slope = root * root;
                     want *= slope;
                     slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0) +
-                            (size + fabs(fall)) * 0x1p-126;
+                            (size + fabs(fall) + fabs(bend) * spread) * 0x1p-126;
                 }
-                const double terms = pass ? own_size * probability + fabs(class_part) * rest + fabs(fall)
-                                          : size * probability + fabs(fall);
+                const double terms = fabs(bend) * probability * spread + fabs(fall) +
+                                     (pass ? own_size * probability + fabs(class_part) * rest : size * probability);
                 if (p->within != 0) slack = fmin(slack, p->within * terms);
                 near(p, DLOGITS, row, c, a * want, a * slack + 0x1p-126);
             }
@@ -830,7 +856,7 @@ static bool possible(int at, int did)
 static bool short_here(int at) { return gives_gradient(at / PATHS) && at % PATHS <= LK_CROSS_ENTROPY_WARP; }
 static bool short_switch(int s)
 {
-    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != HALF;
+    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != HALF && s != HAS_DENTROPY;
 }
 
 /* Called when the rows are examined. */
@@ -877,7 +903,11 @@ static void count(const problem *p)
     DID(DIRECTIONS, "ignored class", p->ignore_index >= 0 && valid_rows < p->rows);
     DID(DIRECTIONS, "bad target seen", bad_targets > 0);
     DID(DIRECTIONS, "class weights all 0", p->has[WEIGHT] && valid_rows && weight_sum == 0);
-    DID(DIRECTIONS, "mean over nothing", p->on[MEAN] && over_of(p) == 0), DID(DIRECTIONS, "smoothing 1", smoothing_of(p) == 1);
+    DID(DIRECTIONS, "mean over nothing", p->on[MEAN] && over_of(p) == 0 && !p->on[DIVIDED]);
+    DID(DIRECTIONS, "denominator 0", p->on[MEAN] && p->on[DIVIDED] && over_of(p) == 0);
+    DID(DIRECTIONS, "denominator not finite", p->on[MEAN] && p->on[DIVIDED] && !isfinite(over_of(p)));
+    DID(DIRECTIONS, "denominator, no row", p->on[MEAN] && p->on[DIVIDED] && over_of(p) > 0 && valid_rows == 0);
+    DID(DIRECTIONS, "smoothing 1", smoothing_of(p) == 1);
     DID(DIRECTIONS, "smoothing with weights", p->on[SMOOTHING] && p->on[WEIGHTS]);
     DID(FORWARD, "loss NULL", !p->has[LOSS]), DID(FORWARD, "lse NULL", !p->has[LSE]);
     DID(FORWARD, "z_loss_out", p->has[Z_LOSS] && p->on[Z]), DID(FORWARD, "bad_targets NULL", !p->has[BAD_COUNT]);
@@ -896,7 +926,7 @@ static void count(const problem *p)
     for (int s = 1; s < SPECIALS; s++) DID(s == TOWER ? BACKWARD : DIRECTIONS, special_name[s], p->special == s && some);
     for (int w = 0; w < WHERES; w++) DID(DIRECTIONS, where_name[w], p->special && p->special < PLACED && p->where == w && some);
 #undef DID
-    static_assert(TEST_MOST_OPTIONS >= 37 + SPECIALS + WHERES, "the list above");
+    static_assert(TEST_MOST_OPTIONS >= 40 + SPECIALS + WHERES, "the list above");
     counts.option_count = i;
 }
 
@@ -947,15 +977,24 @@ static void check(problem *p)
 
 /* ---- Cases: each on every direction, path and type ------------------------------------------------------------------- */
 
-/* Without rows, and with rows but nothing to divide by. */
+/* Without rows, and with rows but nothing to divide by. Then denominators: 0, what is not finite, and one of no rows. */
 static void empty(int type, int direction, int path)
 {
+    const double denominators[] = {0, INFINITY, NAN, -2.5, 3};
+    for (int i = 0; i < 2 * LENGTH_OF(denominators); i++) {
+        const bool none = denominators[i / 2] == 3;
+        problem p = drawn(type, direction, path, 4, i % 2 ? 72 : 300, 20 + i, i % PLACES);
+        p.denominator = denominators[i / 2], p.empty = none ? ALL_IGNORED : SOME;
+        p.on[MEAN] = p.on[DIVIDED] = p.has[LOSS] = p.has[Z_LOSS] = true, p.on[BAD] = p.on[BAD] && i % 4 == 0;
+        p.on[IGNORE] |= none, p.has[VALID] = p.has[WEIGHT_SUM] = i % 2;
+        check(&p);
+    }
     for (int seed = 0; seed < pick(18, 6); seed++) {
         problem p = drawn(type, direction, path, seed % 3 ? 4 : 0, seed % 2 ? 9 : 300, seed, seed % PLACES);
         p.empty = seed % 3, p.on[MEAN] = seed % 6 < 4, p.on[SUM] = true;
         if (p.empty) p.on[p.empty == ALL_IGNORED ? IGNORE : WEIGHTS] = true;
         if (p.empty == ALL_WEIGHTLESS) p.on[BAD] = p.on[BAD] && seed % 4 == 0; /* a bad target's NaN stays one */
-        p.has[LOSS] = p.has[VALID] = p.has[WEIGHT_SUM] = true;
+        p.has[LOSS] = p.has[VALID] = p.has[WEIGHT_SUM] = true, p.on[DIVIDED] = false;
         check(&p);
     }
     problem p = plain(type, direction, path, 0, 7); /* tensors without elements may be NULL */
@@ -1385,7 +1424,8 @@ static void sequence(problem p)
     p.direction = BACKWARD;
     settle_tensors(&p), settle_place(&p);
     problem f = p;
-    f.direction = FORWARD, f.has[LOSS] = f.has[VALID] = f.has[WEIGHT_SUM] = true, f.has[BAD_COUNT] = false; /* lse_low too */
+    f.direction = FORWARD, f.on[WANT_ENTROPY] = p.on[HAS_DENTROPY];
+    f.has[LOSS] = f.has[VALID] = f.has[WEIGHT_SUM] = true, f.has[BAD_COUNT] = false; /* lse_low too */
     p.has[VALID] = p.has[WEIGHT_SUM] = true;
     settle_tensors(&f);
     setup(&f, 0);
@@ -1502,7 +1542,8 @@ static double objective(const problem *p, int64_t row)
     double f, h;
     const outcome o = examine(p, row);
     upstream_of(p, row, &f, &h);
-    return f * o.class_loss + h * o.z_loss + (p->has[DLSE] ? (double)value(DLSE, row, 0) * o.lse : 0);
+    const double bent = p->has[DENTROPY] ? (double)value(DENTROPY, row, 0) * o.entropy : 0;
+    return f * o.class_loss + h * o.z_loss + (p->has[DLSE] ? (double)value(DLSE, row, 0) * o.lse : 0) + bent;
 }
 
 /* dlogits against central differences, whose own error is about 1e-9 with this step. */
@@ -1513,6 +1554,7 @@ static void differences(int direction)
         if (!path_here(variant)) continue;
         p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
         p.on[WEIGHTS] = variant != 1, p.on[SOFTCAP] = variant != 2, p.on[MEAN] = variant != 3;
+        p.on[HAS_DENTROPY] = true;
         check(&p);
         const double step = 1e-5, limit = 1e-7 + 64 * 0x1p-24; /* float results of up to about 4 in size */
         for (int64_t i = 0; i < p.rows * p.vocab; i++) {
@@ -1773,6 +1815,7 @@ static void good_calls(int type)
     }
     p.seed = 0; /* nothing wild: each case is wrong in one way */
     set_args(&p, at);
+    args.dentropy = args.denominator = NULL; /* with which less or more is required */
     size_t first = 0, second = 0, third = 1;
     if (!test_that(query(type, FORWARD, &first) == LK_OK && first == 128 + 3 * 256 && query(type, BOTH, &second) == LK_OK &&
                    second == first && query(type, BACKWARD, &third) == LK_OK && third == 0))
@@ -1889,6 +1932,9 @@ static void common_errors(int type, int direction)
     BAD_CALL(LK_ERR_ALIGNMENT, "target", (MOVED(a.target, 2), a.target_dtype = LK_TARGET_INT32));
     BAD_CALL(LK_OK, "a target of 4 bytes", (MOVED(a.target, 4), a.target_dtype = LK_TARGET_INT32));
     BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", MOVED(a.class_weight, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "denominator", (a.denominator = a.class_weight, MOVED(a.denominator, 2)));
+    BAD_CALL(LK_OK, "a denominator of no mean",
+             (a.denominator = a.class_weight, MOVED(a.denominator, 2), a.reduction = LK_REDUCTION_SUM));
     BAD_CALL(LK_ERR_ALIGNMENT, "lse", MOVED(a.lse, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "lse_low", MOVED(a.lse_low, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "valid_rows", MOVED(a.valid_rows, 4));
@@ -1963,6 +2009,9 @@ static void gradient_errors(int type, int direction)
     BAD_CALL(LK_ERR_ALIGNMENT, "dlogits", MOVED(a.dlogits, 1));
     BAD_CALL(LK_ERR_ALIGNMENT, "upstream", MOVED(a.upstream, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "dlse", MOVED(a.dlse, 2));
+    BAD_CALL(LK_OK, "dentropy", a.dentropy = a.dlse);
+    BAD_CALL(LK_ERR_ALIGNMENT, "dentropy", (a.dentropy = a.dlse, MOVED(a.dentropy, 2)));
+    BAD_CALL(LK_ERR_SHAPE, "dlogits and dentropy overlap", a.dentropy = (float *)a.dlogits);
     BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", (a.dlogits_stride = 3, a.softcap = -1));
     BAD_CALL(LK_ERR_SHAPE, "dlogits and logits overlap", (a.dlogits = (void *)a.logits, MOVED(a.dlogits, 16)));
     BAD_CALL(LK_ERR_SHAPE, "dlogits and dlse overlap", a.dlogits = (void *)a.dlse);
@@ -1994,6 +2043,9 @@ static void backward_errors(int type)
     BAD_CALL(LK_ERR_NULL, "valid_rows", (a.class_weight = NULL, a.valid_rows = NULL, a.z_loss = 0));
     BAD_CALL(LK_ERR_NULL, "valid_rows", a.valid_rows = NULL);
     BAD_CALL(LK_ERR_NULL, "weight_sum", a.weight_sum = NULL);
+    BAD_CALL(LK_OK, "counts beside a denominator", (a.denominator = a.dlse, a.valid_rows = NULL, a.weight_sum = NULL));
+    BAD_CALL(LK_ERR_NULL, "entropy", (a.dentropy = a.dlse, a.entropy = NULL));
+    BAD_CALL(LK_OK, "entropy without dentropy", a.entropy = NULL);
     BAD_CALL(LK_OK, "counts that a mean does without", (a.z_loss = 0, a.valid_rows = NULL));
     BAD_CALL(LK_OK, "counts that a mean does without", (a.class_weight = NULL, a.weight_sum = NULL));
     BAD_CALL(LK_OK, "inputs that may be NULL",

@@ -370,13 +370,13 @@ def exact_loss(logits, target, weight, options):
     lse = torch.where(counted, torch.logsumexp(z, 1), 0.0)
     extra = o.z_loss * lse**2
     logp = z - torch.logsumexp(z, 1, keepdim=True)
-    entropy = torch.where(counted, -(logp.exp() * logp).sum(1), 0.0).detach()
+    entropy = torch.where(counted, -(logp.exp() * logp).sum(1), 0.0)
     if o.reduction != "none":
         extra = extra.sum() / (max(int(counted.sum()), 1) if o.reduction == "mean" else 1)
     return loss + extra, lse, extra.detach(), entropy
 
 
-def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0):
+def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0, dentropy=None):
     """Errors of loss, lse, z-loss, entropy and of the gradient of the logits, as lk/cross_entropy.cuh states them.
 
     logits: [rows, vocab] in float64, each off by up to logit_error [rows, 1]. up: the upstream gradient of loss."""
@@ -406,7 +406,7 @@ def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0)
         terms = exact_loss(logits, target, weight, {**options, "reduction": "none"})[0].abs().sum()
         extra = (extra.sum() + 16 * U * (o.z_loss * lse**2 * counted).sum()) / count
         loss = ((row * counted).sum() + 16 * U * terms) / divisor + extra
-    if up is None and dlse is None:
+    if up is None and dlse is None and dentropy is None:
         return loss, lse_error, extra, entropy, None
     up = torch.zeros_like(lse) if up is None else up.double().abs().expand(rows)
     f, h = up / divisor * counted, up / count * counted
@@ -418,12 +418,18 @@ def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0)
     # dz[y] is G less the sum of all others, so it has their errors.
     own = error.sum(1) + 16 * U * (spare + f * each * total)
     error = error.scatter(1, y[:, None], own[:, None])
+    bent = 0.0
+    if dentropy is not None:  # p (log p + entropy)
+        size = (z - lse[:, None]).abs() + (p * (z - lse[:, None]).abs()).sum(1, keepdim=True)
+        bent = (dentropy.abs() * counted)[:, None] * p
+        error = error + bent * (size * relative + (lse_error + entropy + 2 * cap)[:, None] + 16 * U * size)
+        bent = bent * size
     slope = 1.0
     if o.softcap:  # the derivative of the softcap, from an exponential
         u = logits * o.logit_scale / o.softcap
         gradient = (rise + spare)[:, None] * (p + torch.zeros_like(p).scatter(1, y[:, None], 1.0)) + (f * each * total)[:, None]
         slope = 1 - torch.tanh(u)**2
-        error = error * slope + gradient * (slope * (5 + u.abs()) * 4 * U + 2 * cap[:, None] / o.softcap)
+        error = error * slope + (gradient + bent) * (slope * (5 + u.abs()) * 4 * U + 2 * cap[:, None] / o.softcap)
     return loss, lse_error, extra, entropy, error * o.logit_scale
 
 
@@ -555,8 +561,8 @@ def stats_case(t, shape, layout, options, weight, outputs):
 
     def bounds(doubles, outs, ups, gradients):
         up = ups[0] if reduced or ups[0] is None else ups[0].reshape(-1)
-        dlse = None if ups[1] is None else ups[1].reshape(-1)
-        *errors, dx = loss_bounds(rows_of(doubles[0]), flat, weight, options, up, dlse)
+        dlse, dentropy = (None if ups[i] is None else ups[i].reshape(-1) for i in (1, 3))
+        *errors, dx = loss_bounds(rows_of(doubles[0]), flat, weight, options, up, dlse, dentropy=dentropy)
         return [e.reshape(a.shape) for e, a in zip(errors, outs)], [as_input(dx, shape)]
     name = case_name(t, shape, options, weight, layout, f"upstream of {outputs}")
     hold(name, ours, exact, [x], bounds, outputs=outputs, dtypes=[F32] * 4, twice=reduced)
@@ -566,7 +572,7 @@ def stats_case(t, shape, layout, options, weight, outputs):
 
 def cross_entropy_stats():
     for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), ((6, 50), (2, 1031), (4, 7, 5), (40,))):
-        for outputs in ((0, 1), rng.choice(((0,), (1,)))):
+        for outputs in ((0, 1, 3), rng.choice(((0,), (1,), (3,)))):
             options, weight = draw_options(shape[0] if len(shape) == 1 else shape[1], reduction)
             stats_case(t, shape, rng.choice(LAYOUTS), options, weight, outputs)
 
@@ -575,8 +581,10 @@ def cross_entropy_stats():
 
 
 def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants=(True, True, True), layout="packed",
-                upstream=None, **more):
-    """x [spread, hidden] times weight [vocab, hidden]; bounds by lk/linear_cross_entropy.cuh."""
+                upstream=None, stats=None, **more):
+    """x [spread, hidden] times weight [vocab, hidden]; bounds by lk/linear_cross_entropy.cuh.
+
+    stats: linear_cross_entropy_stats, with upstream gradients of these of loss, lse, entropy."""
     target = draw_targets(vocab, spread, options.get("ignore_index", -100))
     flat, reduced = target.reshape(-1), options["reduction"] != "none"
     inputs = [leaf(normal(*spread, hidden), t, layout, wants[0]),
@@ -588,7 +596,19 @@ def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants
         return F.linear(x, w, b).reshape(-1, vocab)
 
     def exact(x, w, b=None):
-        return exact_loss(logits_of(x, w, b), flat, weight, options)[0].reshape(() if reduced else spread)
+        loss, lse, _, entropy = exact_loss(logits_of(x, w, b), flat, weight, options)
+        loss = loss.reshape(() if reduced else spread)
+        return (loss, lse.reshape(spread), entropy.reshape(spread)) if stats else loss
+
+    def ours(x, w, b=None):
+        if not stats:
+            return LF.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, **options, **more)
+        out = LF.linear_cross_entropy_stats(x, w, target, linear_bias=b, weight=weight, **options, **more)
+        top = logits_of(x.detach().double(), w.detach().double(), None if b is None else b.detach().double())
+        counted, found = flat != options.get("ignore_index", -100), out.argmax.reshape(-1)
+        near = top.gather(1, found.clamp(min=0)[:, None])[:, 0] >= top.amax(1) - 1e-3
+        verdict("argmax of linear_cross_entropy_stats", bool(torch.where(counted, near, found == -1).all()), f"{found}")
+        return out.loss, out.lse, out.entropy
 
     def bounds(doubles, outs, ups, gradients):
         x, w = doubles[0].reshape(-1, hidden), doubles[1]
@@ -596,22 +616,24 @@ def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants
         up = ups[0] if ups[0] is None or reduced else ups[0].reshape(-1)
         size = x.abs() @ w.abs().t() + (doubles[2].abs() if bias_type else 0.0)
         logit_error = ((2 * hidden + 4) * U * size).amax(1, keepdim=True)
-        loss, *_, dz = loss_bounds(logits.detach(), flat, weight, options, up, logit_error=logit_error)
-        errors = [loss.reshape(outs[0].shape)]
-        if up is None:
+        dlse, dentropy = (None if not stats or u is None else u.reshape(-1) for u in (ups + [None, None])[1:3])
+        loss, lse, _, entropy, dz = loss_bounds(logits.detach(), flat, weight, options, up, dlse, logit_error, dentropy)
+        errors = [e.reshape(o.shape) for e, o in zip((loss, lse, entropy), outs)]
+        if dz is None:
             return errors, []
-        g, = torch.autograd.grad(exact_loss(logits, flat, weight, options)[0], logits, up)
+        loss, lse, _, entropy = exact_loss(logits, flat, weight, options)
+        parts = [(o, u) for o, u in ((loss, up), (lse, dlse), (entropy, dentropy)) if u is not None]
+        g, = torch.autograd.grad([o for o, _ in parts], logits, [u for _, u in parts])
         g = g.nan_to_num().abs()
         # dZ is rounded to T, and by the plan FUSED once more, as are the rows of x; a tail of columns is added in T.
-        dz = dz + (3 if CUDA else 1) * HALF[t] * g
+        dz = dz + (3 if CUDA or more.get("keep") else 1) * HALF[t] * g
         tail = vocab % 8
         dx = dz @ w.abs() + 2 * vocab * U * (g @ w.abs()) + HALF[t] * (g[:, vocab - tail:] @ w[vocab - tail:].abs())
         dw = dz.t() @ x.abs() + 2 * len(x) * U * (g.t() @ x.abs())
         db = dz.sum(0) + 2 * len(x) * U * g.sum(0)
         return errors, [e.view_as(d) for e, d, want in zip((dx, dw, db), doubles, wants) if want]
     hold(case_name(t, (*spread, hidden, vocab), options, weight, f"bias {NAMES.get(bias_type)}, wants {wants}, {layout}", more),
-         lambda x, w, b=None: LF.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, **options, **more), exact,
-         inputs, bounds, upstream, dtypes=[F32], twice=reduced)
+         ours, exact, inputs, bounds, upstream, stats, dtypes=[F32] * (3 if stats else 1), twice=reduced)
 
 
 def linear_cross_entropy():
@@ -621,6 +643,8 @@ def linear_cross_entropy():
         bias_type = rng.choice((None, t, F32))
         linear_case(t, spread, hidden, vocab, options, weight, bias_type, layout=rng.choice(("packed", "gaps", "transposed")),
                     workspace_mib=rng.choice((1, 64, 1024)))
+        for stats in ((0, 1, 2), rng.choice(((0,), (1,), (2,)))):
+            linear_case(t, spread, hidden, vocab, options, weight, bias_type, stats=stats)
     for wants in itertools.product((False, True), repeat=3):
         if any(wants):
             for reduction in ("none", "mean"):
@@ -645,6 +669,56 @@ def linear_cross_entropy():
         for t, spread, hidden, vocab, mib in ((BF16, (512,), 512, 8192, 1024), (BF16, (300,), 256, 50257, 16),
                                               (F16, (256,), 256, 4096, 8), (F32, (128,), 256, 1000, 1024)):
             linear_case(t, spread, hidden, vocab, dict(reduction="mean"), None, workspace_mib=mib)
+    kept_exponentials()
+
+
+def kept_bytes(f):
+    """The bytes of the exponentials that the graph of f() keeps."""
+    found = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+        f()
+    return sum(t.numel() for t in found if t.dtype == torch.uint8)
+
+
+def kept_exponentials():
+    """keep=True against float64, beside keep=False, and in which calls it keeps anything."""
+    able = not CUDA or torch.cuda.get_device_capability() == (9, 0)
+    for spread, hidden, vocab in (((6,), 16, 50), ((3, 4), 24, 101), ((70,), 8, 300), ((), 16, 30)):
+        for mib, layout in itertools.product((1, 1024), ("packed", "gaps")):
+            options, weight = draw_options(vocab, "none")
+            linear_case(BF16, spread, hidden, vocab, {**options, "label_smoothing": 0.0}, weight, rng.choice((None, BF16, F32)),
+                        layout=layout, workspace_mib=mib, keep=True)
+    for wants in itertools.product((False, True), repeat=3):
+        if any(wants):
+            linear_case(BF16, (6,), 16, 40, dict(reduction="none"), None, F32, wants, keep=True)
+    x, w, t = leaf(normal(70, 16), BF16), leaf(normal(50, 16), BF16), classes(50, 70)
+    t[::2] = -100
+    up = normal(70).to(D)
+    for name, more in (("all rows", {}), ("max_counted", dict(max_counted=40))):
+        def run(keep):
+            loss = LF.linear_cross_entropy(x, w, t, reduction="none", keep=keep, **more)
+            return [loss, *torch.autograd.grad(loss, [x, w], up)]
+        close(f"keep beside none, {name}", run(True), run(False), 4 * HALF[BF16])
+        size = kept_bytes(lambda: run(True))
+        rows = more.get("max_counted", 70)
+        verdict(f"the buffer is that of bf16 logits, {name}", not able or 2 * 50 * rows < size < 2 * 128 * 128, f"{size} bytes")
+    module = lk_torch.LinearCrossEntropyLoss(16, 50, device=D, dtype=BF16, reduction="none", keep=True)
+    f32 = [leaf(normal(70, 16)), leaf(normal(50, 16))]
+
+    def cast():
+        with torch.autocast(D, dtype=BF16):
+            return loss(*f32)
+    loss = lambda x, w, **more: LF.linear_cross_entropy(x, w, t, **{"reduction": "none", "keep": True, **more})
+    for name, f, keeps in (
+            ("none", lambda: loss(x, w), True), ("the module", lambda: module(x, t), True), ("autocast", cast, True),
+            ("every other option", lambda: loss(x, w, z_loss=0.1, softcap=5.0, logit_scale=0.5, fast_logits=True), True),
+            ("keep=False", lambda: loss(x, w, keep=False), False), ("no gradient", lambda: loss(x.detach(), w.detach()), False),
+            ("mean", lambda: loss(x, w, reduction="mean"), False), ("sum", lambda: loss(x, w, reduction="sum"), False),
+            ("label_smoothing", lambda: loss(x, w, label_smoothing=0.125), False), ("f32", lambda: loss(*f32), False),
+            ("f16", lambda: loss(*(v.to(F16) for v in f32)), False),
+            ("hidden 12", lambda: loss(x[:, :12], w[:, :12].contiguous()), False)):
+        size = kept_bytes(f)
+        verdict(f"{name}: exponentials are {'' if keeps else 'not '}kept", (size > 0) == (keeps and able), f"{size} bytes")
 
 
 # ---- md_lrpe_cosine ---------------------------------------------------------------------------------------------------------
@@ -749,6 +823,9 @@ def signatures():
         verdict(f"{name}: as PyTorch's", ours == theirs, f"{ours}, not {theirs}")
     stats = [p for p in parameters(LF.cross_entropy_stats)]
     verdict("cross_entropy_stats: as cross_entropy", stats == parameters(LF.cross_entropy), str(stats))
+    stats = parameters(LF.linear_cross_entropy_stats)
+    plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] != "keep"]
+    verdict("linear_cross_entropy_stats: likewise, without keep", stats == plain, str(stats))
     for name in ("RMSNorm", "CrossEntropyLoss"):
         wanted = [p for p in parameters(getattr(torch.nn, name).__init__) if p[0] not in gone]
         found = dict(parameters(getattr(nn, name).__init__))
@@ -812,6 +889,10 @@ def modules():
     verdict("RMSNorm.to(bf16)", half(x.to(BF16)).dtype == BF16 and half.weight.dtype == BF16, str(half.weight.dtype))
 
 
+def sum_of(out):
+    return out.loss.sum() + out.lse.sum() + 0.5 * out.entropy.sum()
+
+
 def functions():
     """name, function of its leaves, and the leaves: each function once, small, in f32."""
     t, th = classes(12, 6), classes(20, 6)
@@ -823,13 +904,22 @@ def functions():
             ("cross_entropy mean", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12))]),
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
-            ("cross_entropy_stats", lambda x: sum(LF.cross_entropy_stats(x, t)[:2]).sum(), [leaf(normal(6, 12))]),
+            ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
+            ("linear_cross_entropy_stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none")),
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("linear_cross_entropy mean", lambda x, w, b: LF.linear_cross_entropy(x, w, th, linear_bias=b),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("linear_cross_entropy none", lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none"),
              [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("md_lrpe_cosine", lambda x, th: LF.md_lrpe_cosine(x, th, (6,), 0, "silu"),
              [leaf(normal(1, 2, 6, 12)), leaf(normal(2, 12))])]
+
+
+def kept():
+    """Likewise, of the function that keeps exponentials for backward, which it does in bf16 alone. x has gaps: it is copied."""
+    t = classes(20, 6)
+    return [("linear_cross_entropy keep", lambda x, w: LF.linear_cross_entropy(x, w, t, reduction="none", keep=True),
+             [leaf(normal(6, 16), BF16, "gaps"), leaf(normal(20, 16), BF16)])]
 
 
 def out_and_gradients(f, leaves):
@@ -852,12 +942,13 @@ def close(name, ours, theirs, tolerance=64 * U):
 
 def autograd_of(name, f, leaves):
     up = lambda out, factor: torch.full_like(out, factor)
+    unit = max(HALF[t.dtype] for t in leaves)
     out = f(*leaves)
     first = torch.autograd.grad(out, leaves, up(out, 1.0), retain_graph=True)
     kept = [g.clone() for g in first]
     second = torch.autograd.grad(out, leaves, up(out, -3.0), retain_graph=True)
     third = torch.autograd.grad(out, leaves, up(out, 1.0))
-    close(f"{name}: another upstream", second, [-3 * g for g in kept], 8 * U)
+    close(f"{name}: another upstream", second, [-3 * g for g in kept], 8 * unit)
     verdict(f"{name}: the same again", all(torch.equal(a, b) for a, b in zip(third, kept)), "other bits")
     same = all(torch.equal(a, b) for a, b in zip(first, kept))
     verdict(f"{name}: earlier gradients are not overwritten", same, "they changed")
@@ -873,14 +964,14 @@ def autograd_of(name, f, leaves):
     for t in leaves:
         t.grad = None
     (out * -2.0).sum().backward()
-    close(f"{name}: .grad sums up", before, [3.5 * g for g in kept], 16 * U)
+    close(f"{name}: .grad sums up", before, [3.5 * g for g in kept], 16 * unit)
     memory = {t.grad.data_ptr() for t in leaves}
     verdict(f"{name}: every .grad has memory of its own", len(memory) == len(leaves), "two share it")
     verdict(f"{name}: a kept .grad is not overwritten", all(torch.equal(a, b) for a, b in zip(held, before)), "it changed")
-    close(f"{name}: .grad of the last backward", [t.grad for t in leaves], [-2 * g for g in kept], 8 * U)
+    close(f"{name}: .grad of the last backward", [t.grad for t in leaves], [-2 * g for g in kept], 8 * unit)
     out = f(*leaves)
     close(f"{name}: two uses of one result", torch.autograd.grad((out * 2 + out * out.detach()).sum(), leaves),
-          torch.autograd.grad(f(*leaves), leaves, (2 + out).detach()), 16 * U)
+          torch.autograd.grad(f(*leaves), leaves, (2 + out).detach()), 16 * unit)
 
     def twice():
         out = f(*leaves).sum()
@@ -889,7 +980,7 @@ def autograd_of(name, f, leaves):
     raises(f"{name}: a gradient of a gradient", twice, "twice", "double", "differentiable", "derivative", "second")
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):  # as offloading has them
         out = f(*leaves)
-    close(f"{name}: saved tensors that were moved", torch.autograd.grad(out, leaves, up(out, 1.0)), kept, 8 * U)
+    close(f"{name}: saved tensors that were moved", torch.autograd.grad(out, leaves, up(out, 1.0)), kept, 8 * unit)
 
     def written(which):
         """Backward after its input or its output was changed in place: PyTorch's error, or the gradients of before."""
@@ -900,7 +991,7 @@ def autograd_of(name, f, leaves):
             found = torch.autograd.grad(out, leaves, up(out, 1.0))
         except RuntimeError as error:
             return verdict(f"{name}: {which} changed in place", "inplace operation" in str(error), str(error))
-        close(f"{name}: {which} changed in place", found, [g * (2.0 if which == "output" else 1.0) for g in kept], 8 * U)
+        close(f"{name}: {which} changed in place", found, [g * (2.0 if which == "output" else 1.0) for g in kept], 8 * unit)
     written("input")
     written("output")
     frozen = [t.detach() for t in leaves]
@@ -908,11 +999,11 @@ def autograd_of(name, f, leaves):
     for i in range(len(leaves)):  # one leaf alone
         alone = [t if j == i else t.detach() for j, t in enumerate(leaves)]
         out = f(*alone)
-        close(f"{name}: gradient of leaf {i} alone", torch.autograd.grad(out, leaves[i], up(out, 1.0))[0], kept[i], 8 * U)
+        close(f"{name}: gradient of leaf {i} alone", torch.autograd.grad(out, leaves[i], up(out, 1.0))[0], kept[i], 8 * unit)
 
 
 def autograd():
-    for name, f, leaves in functions():
+    for name, f, leaves in functions() + kept():
         attempt(name, lambda: autograd_of(name, f, leaves))
     x, t = leaf(normal(6, 12)), classes(12, 6)
     hidden = x * 1.0
@@ -932,7 +1023,7 @@ def autograd():
     verdict("a hook sees and changes the gradient", len(hooked) == 1 and torch.equal(x.grad, hooked[0] * 2), "it does not")
     out = LF.cross_entropy_stats(leaf(normal(6, 12)), t)
     wants = [o.requires_grad for o in out]
-    verdict("cross_entropy_stats: loss and lse alone have gradients", wants == [True, True, False, False, False], str(wants))
+    verdict("cross_entropy_stats: loss, lse, entropy have gradients", wants == [True, True, False, True, False], str(wants))
 
 
 def differences():
@@ -1024,7 +1115,7 @@ def overload(op):
 def opcheck():
     found = []
     x, t = leaf(normal(6, 12), BF16), classes(12, 6)
-    calls = functions() + [
+    calls = functions() + kept() + [
         ("options", lambda x: LF.cross_entropy(x, t, torch.ones(12, device=D), -100, "sum", 0.125, z_loss=0.01, softcap=8.0,
                                                zero_when_empty=True), [x]),
         ("f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12), F16)]),
@@ -1062,6 +1153,8 @@ def opcheck():
             continue
         count[op] += 1
         for test in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"):
+            if test == "test_aot_dispatch_dynamic" and op == torch.ops.lk.linear_cross_entropy_forward.default and args[-1]:
+                continue  # it compares outputs, and the buffer of exponentials has bytes that nothing writes
             def check():
                 given = tuple(map(fresh, args)), {k: fresh(v) for k, v in kwargs.items()}
                 torch.library.opcheck(op, *given, test_utils=test, rtol=2 * HALF[BF16], atol=1e-4)
@@ -1119,7 +1212,7 @@ def compiled():
         attempt(name, check)
     t = classes(12, 6)
     weight = torch.ones(12, device=D)
-    more = functions() + [
+    more = functions() + kept() + [
         ("tuple of dims", lambda x: LF.logsumexp(x, (0, 2), True, scale=0.5), [leaf(normal(2, 3, 4), BF16)]),
         ("keepdim", lambda x: LF.logsumexp(x, 1, True), [leaf(normal(2, 3, 4), BF16)]),
         ("every option", lambda x: LF.cross_entropy(x, t, weight, 3, "sum", 0.125, z_loss=0.01, softcap=8.0, logit_scale=0.5,
@@ -1135,6 +1228,19 @@ def compiled():
                   1e-5 if leaves[0].dtype == F32 else 4 * HALF[BF16])
         torch._dynamo.reset()
         attempt(f"aot_eager, {name}", check)
+
+    def of_any_batch():
+        w = leaf(normal(50, 16), BF16)
+        f = lambda x, t: LF.linear_cross_entropy(x, w, t, reduction="none", keep=True)
+        fast = torch.compile(f, fullgraph=True, dynamic=True)
+        for n in (12, 65, 130):
+            x, t = leaf(normal(n, 16), BF16), classes(50, n)
+            ours, theirs = ([out, *torch.autograd.grad(out.sum(), [x, w])] for out in (fast(x, t), f(x, t)))
+            close(f"kept exponentials, {n} tokens", ours, theirs, 4 * HALF[BF16])
+            sizes = [kept_bytes(lambda: g(x, t)) for g in (fast, f)]
+            verdict(f"kept exponentials, {n} tokens: as many bytes", sizes[0] == sizes[1], str(sizes))
+    attempt("kept exponentials, dynamic", of_any_batch)
+    torch._dynamo.reset()
 
     class Exported(torch.nn.Module):
         def __init__(self):
@@ -1189,7 +1295,7 @@ def training():
 
 def checkpoint():
     from torch.utils.checkpoint import checkpoint as again
-    for name, f, leaves in functions():
+    for name, f, leaves in functions() + kept():
         for reentrant in (False, True):
             def run(out):
                 for t in leaves:
@@ -1229,7 +1335,7 @@ def distributed():
 
 
 def threads():
-    calls = functions()
+    calls = functions() + kept()
     expected = [out_and_gradients(f, leaves) for _, f, leaves in calls]
     if CUDA:
         torch.cuda.synchronize()

@@ -119,26 +119,29 @@ static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits
     return {loss, d};
 }
 
-static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Tensor &logits, const Tensor &target,
-                                     const Maybe &class_weight, const Maybe &lse, const Tensor &state, LK_LOSS_PARAMETERS)
+// lse and entropy: those of cross_entropy_stats. entropy is read with dentropy alone.
+static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &logits,
+                                     const Tensor &target, const Maybe &class_weight, const Maybe &lse, const Maybe &entropy,
+                                     const Tensor &state, LK_LOSS_PARAMETERS)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     const Tensor saved = state.contiguous();
     // No gradient of the loss is 0, but lk's NULL is 1.
     const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, logits.options().dtype(at::kFloat));
-    const Maybe dl = has(dlse) ? Maybe(dlse->contiguous()) : dlse, l = has(lse) ? Maybe(lse->contiguous()) : lse;
+    const Maybe dl = packed(dlse), de = packed(dentropy), l = packed(lse), h = packed(entropy);
     Tensor d = make(logits.sizes(), logits);
     set_state(c.a, saved, l);
     c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_row = has(dloss) && !reduction;
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
+    if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.a.dlogits = d.mutable_data_ptr();
     LK_RUN(lk_cross_entropy_backward, logits, &c.a, c.stream);
     return d;
 }
 
-// Outputs with a gradient: loss, and lse of cross_entropy_stats.
+// Outputs with a gradient: loss, and lse and entropy of cross_entropy_stats.
 struct CrossEntropyBackward : Node {
-    SavedVariable logits, target, weight, lse, state;
+    SavedVariable logits, target, weight, lse, entropy, state;
     bool stats;
     int64_t reduction, ignore_index;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -147,16 +150,19 @@ struct CrossEntropyBackward : Node {
     {
         LK_OP(cross_entropy_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (!up[0].defined() && !(stats && up[1].defined())) return variable_list(1);
+        if (!up[0].defined() && !(stats && (up[1].defined() || up[2].defined()))) return variable_list(1);
         const Tensor x = logits.unpack(), t = target.unpack(), w = weight.unpack(), s = state.unpack();
         const Tensor l = stats ? lse.unpack(shared_from_this()) : Tensor();
+        const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
+        const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Below below;
-        return once({cross_entropy_backward_op.call(maybe(up[0]), stats ? maybe(up[1]) : Maybe(), x, t, maybe(w), maybe(l), s,
+        return once({cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), maybe(l), maybe(h), s,
                                                     LK_LOSS_OPTIONS)}, "cross_entropy");
     }
     void release_variables() override
     {
-        logits.reset_data(), target.reset_data(), weight.reset_data(), lse.reset_data(), state.reset_data();
+        logits.reset_data(), target.reset_data(), weight.reset_data(), lse.reset_data(), entropy.reset_data();
+        state.reset_data();
     }
     void keep(const Tensor &x, const Tensor &t, const Maybe &w, const Tensor &s, LK_LOSS_PARAMETERS)
     {
@@ -214,8 +220,8 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
             cross_entropy_stats_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS);
     }
     if (wanted) {
-        torch::autograd::set_history(loss, node), torch::autograd::set_history(lse, node);
-        node->stats = true, node->lse = SavedVariable(lse, true);
+        for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
+        node->stats = true, node->lse = SavedVariable(lse, true), node->entropy = SavedVariable(entropy, true);
         node->keep(logits, target, class_weight, state, LK_LOSS_OPTIONS);
     }
     return {loss, lse, z, entropy, argmax};
@@ -232,8 +238,8 @@ TORCH_LIBRARY_FRAGMENT(lk, m)
            &cross_entropy_stats_forward);
     kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor)",
            &cross_entropy_forward_backward);
-    kernel(m, "cross_entropy_backward", "(Tensor? dloss, Tensor? dlse, " INPUTS "Tensor? lse, Tensor state, " LK_LOSS_SCHEMA
-           ") -> Tensor", &cross_entropy_backward);
+    kernel(m, "cross_entropy_backward", "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, " INPUTS
+           "Tensor? lse, Tensor? entropy, Tensor state, " LK_LOSS_SCHEMA ") -> Tensor", &cross_entropy_backward);
 }
 
 } // namespace lk_torch

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// linear_cross_entropy: lk/linear_cross_entropy.cuh.
+// linear_cross_entropy and linear_cross_entropy_stats: lk/linear_cross_entropy.cuh.
 #include "lk_torch.h"
 
 #include <map>
@@ -136,6 +136,19 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bo
     return {loss, lse, saved};
 }
 
+// loss, lse, entropy, argmax
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
+    Tensor lse = make(target.sizes(), x, at::kFloat), entropy = make(target.sizes(), x, at::kFloat);
+    Tensor argmax = make(target.sizes(), x, at::kLong);
+    c.a.loss = loss.mutable_data_ptr<float>(), c.a.lse = lse.mutable_data_ptr<float>();
+    c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+    RUN(forward, c, x);
+    return {loss, lse, entropy, argmax};
+}
+
 // loss, and the wanted gradients for an upstream gradient of 1
 static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backward(PARAMETERS, bool want_dx, bool want_dweight,
                                                                                    bool want_dbias)
@@ -149,12 +162,18 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
     return {loss, c.dx, c.dweight, c.dbias};
 }
 
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Tensor &dloss, const Tensor &lse, const Maybe &saved,
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
+                                                                   const Tensor &lse, const Maybe &entropy, const Maybe &saved,
                                                                    PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
-    const Tensor up = dloss.contiguous(), l = lse.contiguous();
-    c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_token = !reduction, c.a.lse = (float *)l.const_data_ptr();
+    // No gradient of the loss is 0, but lk's NULL is 1.
+    const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, x.options().dtype(at::kFloat)), l = lse.contiguous();
+    const Maybe dl = packed(dlse), de = packed(dentropy), h = packed(entropy);
+    c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_token = has(dloss) && !reduction;
+    c.a.lse = (float *)l.const_data_ptr();
+    if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
+    if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
     if (!want_dx && !want_dweight && !want_dbias) return {};
     std::optional<Exponentials> kept;
@@ -167,8 +186,10 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Tensor 
     return {c.dx, c.dweight, c.dbias};
 }
 
+// Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
-    SavedVariable x, weight, target, bias, class_weight, lse, saved;
+    SavedVariable x, weight, target, bias, class_weight, lse, entropy, saved;
+    bool stats;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
     bool zero_when_empty, fast_logits;
@@ -176,19 +197,32 @@ struct LinearCrossEntropyBackward : Node {
     {
         LK_OP(linear_cross_entropy_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (!up[0].defined()) return variable_list(3);
-        const Tensor l = lse.unpack(), in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
+        if (!up[0].defined() && !(stats && (up[1].defined() || up[2].defined()))) return variable_list(3);
+        const Tensor l = stats ? lse.unpack(shared_from_this()) : lse.unpack();
+        const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
+        const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
+        const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
         const Tensor cw = class_weight.unpack(), s = saved.unpack();
         const Below below;
         auto [dx, dweight, dbias] = linear_cross_entropy_backward_op.call(
-            up[0], l, maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS, task_should_compute_output(0),
+            maybe(up[0]), dlse, dentropy, l, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
+            task_should_compute_output(0),
             task_should_compute_output(1), task_should_compute_output(2));
         return once({dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
-        class_weight.reset_data(), lse.reset_data(), saved.reset_data();
+        class_weight.reset_data(), lse.reset_data(), entropy.reset_data(), saved.reset_data();
+    }
+    void keep(PARAMETERS)
+    {
+        this->x = save(x), this->weight = save(weight), this->target = save(target), this->bias = save(bias);
+        this->class_weight = save(class_weight);
+        this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
+        this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
+        this->zero_when_empty = zero_when_empty, this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
+        this->max_counted = max_counted;
     }
 };
 
@@ -242,22 +276,48 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
             keep ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0));
     }
     torch::autograd::set_history(loss, node);
-    node->x = save(x), node->weight = save(weight), node->target = save(target), node->bias = save(bias);
-    node->class_weight = save(class_weight), node->lse = save(lse), node->saved = save(saved);
-    node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
-    node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
-    node->workspace_mib = workspace_mib, node->fast_logits = fast_logits, node->max_counted = max_counted;
+    node->stats = false, node->lse = save(lse), node->saved = save(saved);
+    node->keep(x, weight, target, bias, class_weight, OPTIONS);
     return loss;
 }
 
-// As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
-static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep)
+tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
 {
-    LK_OP(linear_cross_entropy);
+    LK_OP(linear_cross_entropy_stats_forward);
+    check_input(x, "input");
+    const bool wanted = wants_gradient(x, weight, bias);
+    const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
+    Tensor loss, lse, entropy, argmax;
+    {
+        const Below below;
+        std::tie(loss, lse, entropy, argmax) =
+            linear_cross_entropy_stats_forward_op.call(x, weight, target, bias, class_weight, OPTIONS);
+    }
+    if (wanted) {
+        for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
+        node->stats = true, node->lse = SavedVariable(lse, true), node->entropy = SavedVariable(entropy, true);
+        node->keep(x, weight, target, bias, class_weight, OPTIONS);
+    }
+    return {loss, lse, entropy, argmax};
+}
+
+// As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
+template <class Op, class... More> static auto autocast(const Op &op, PARAMETERS, More... more)
+{
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
-    return linear_cross_entropy_op.call(cast(x), cast(weight), target, cast(bias), class_weight, OPTIONS, keep);
+    return op.call(cast(x), cast(weight), target, cast(bias), class_weight, OPTIONS, more...);
+}
+static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep)
+{
+    LK_OP(linear_cross_entropy);
+    return autocast(linear_cross_entropy_op, x, weight, target, bias, class_weight, OPTIONS, keep);
+}
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast(PARAMETERS)
+{
+    LK_OP(linear_cross_entropy_stats);
+    return autocast(linear_cross_entropy_stats_op, x, weight, target, bias, class_weight, OPTIONS);
 }
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
@@ -266,14 +326,19 @@ static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep)
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
     user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ", bool keep) -> Tensor", &linear_cross_entropy);
+    user_op(m, "linear_cross_entropy_stats", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
+            &linear_cross_entropy_stats);
+    kernel(m, "linear_cross_entropy_stats_forward", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_stats_forward);
     kernel(m, "linear_cross_entropy_forward",
            "(" INPUTS SETTINGS ", bool keep, SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
     kernel(m, "linear_cross_entropy_forward_backward", "(" INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_forward_backward);
     kernel(m, "linear_cross_entropy_backward",
-           "(Tensor dloss, Tensor lse, Tensor? saved, " INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)",
-           &linear_cross_entropy_backward);
+           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, Tensor? saved, " INPUTS
+           SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
+    m.impl("linear_cross_entropy_stats", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_autocast));
 }
 
 } // namespace lk_torch

@@ -66,6 +66,10 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                             int64_t max_counted, bool keep);
+tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target,
+                                                                 const Maybe &bias, const Maybe &class_weight,
+                                                                 LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
+                                                                 int64_t max_counted);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, int64_t activation);
 
@@ -87,6 +91,7 @@ Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef 
 
 inline bool has(const Maybe &t) { return t && t->defined(); }
 inline Maybe maybe(const Tensor &t) { return t.defined() ? Maybe(t) : Maybe(); }
+inline Maybe packed(const Maybe &t) { return has(t) ? Maybe(t->contiguous()) : t; }
 
 // Type and device of an op's first tensor; the others must be beside it.
 inline void check_input(const Tensor &x, const char *name)

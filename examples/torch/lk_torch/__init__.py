@@ -2,7 +2,8 @@
 """lk's five ops of language-model training as PyTorch functions and modules. BACKEND is "cuda", or "cpu" for the simulator."""
 import torch  # loads the libraries that _C is linked with
 
-from . import _C, _fake, functional, nn
+from . import _C  # before the others: where it was not built this is an ImportError, which callers expect
+from . import _fake, functional, nn
 from .functional import CrossEntropyOutput
 from .nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, MdLrpeCosine, RMSNorm, SRMSNorm
 

@@ -71,7 +71,7 @@ def cross_entropy_forward_backward(logits, target, class_weight, reduction, *opt
 
 
 @fake
-def cross_entropy_backward(dloss, dlse, logits, *rest):
+def cross_entropy_backward(dloss, dlse, dentropy, logits, *rest):
     return logits.new_empty(logits.shape)
 
 
@@ -93,5 +93,11 @@ def linear_cross_entropy_forward_backward(x, weight, target, bias, class_weight,
 
 
 @fake
-def linear_cross_entropy_backward(dloss, lse, saved, x, weight, target, bias, *options):
+def linear_cross_entropy_stats_forward(x, weight, target, bias, class_weight, reduction, *options):
+    per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32, torch.int64)]
+    return loss(x, target, reduction), *per_token
+
+
+@fake
+def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, entropy, saved, x, weight, target, bias, *options):
     return head(x, weight, bias, *options[-3:])

@@ -13,10 +13,18 @@ _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax
 
 
 class CrossEntropyOutput(NamedTuple):
-    """Of cross_entropy_stats. loss and lse have gradients, the others have none. argmax of an ignored row is -1."""
+    """Of cross_entropy_stats. loss, lse and entropy have gradients, the others have none. argmax of an ignored row is -1."""
     loss: torch.Tensor
     lse: torch.Tensor
     z_loss: torch.Tensor
+    entropy: torch.Tensor
+    argmax: torch.Tensor
+
+
+class LinearCrossEntropyOutput(NamedTuple):
+    """Of linear_cross_entropy_stats, likewise."""
+    loss: torch.Tensor
+    lse: torch.Tensor
     entropy: torch.Tensor
     argmax: torch.Tensor
 
@@ -96,6 +104,14 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
                                      z_loss, softcap, logit_scale, zero_when_empty))
 
 
+def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
+                 softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits, max_counted, *more):
+    op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
+    return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
+              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib,
+              fast_logits, max_counted, *more)
+
+
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                          workspace_mib=1024, fast_logits=False, max_counted=0, keep=False):
@@ -109,10 +125,18 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     freed. Backward then does not compute the logits again: two matmuls, not three. It is for bfloat16 on sm_90a (H100, H200)
     without label_smoothing, with hidden a multiple of 8; anything else is as with keep=False. A mean or sum makes its gradients
     in forward or, in float16, computes the logits again; keep changes neither."""
-    op = _ops.linear_cross_entropy.default if is_compiling() else _C.linear_cross_entropy
-    return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
-              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib,
-              fast_logits, max_counted, keep)
+    return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
+                        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits,
+                        max_counted, keep)
+
+
+def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
+                               ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
+                               zero_when_empty=False, workspace_mib=1024, fast_logits=False, max_counted=0):
+    """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
+    return LinearCrossEntropyOutput(*_linear_loss(
+        "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
+        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits, max_counted))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
