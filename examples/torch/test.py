@@ -702,6 +702,10 @@ def kept_exponentials():
         size = kept_bytes(lambda: run(True))
         rows = more.get("max_counted", 70)
         verdict(f"the buffer is that of bf16 logits, {name}", not able or 2 * 50 * rows < size < 2 * 128 * 128, f"{size} bytes")
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: torch.zeros_like(t) if t.dtype == torch.uint8 else t):
+        without = run(True)[1]
+    same = torch.equal(without, run(True)[1])
+    verdict("backward reads the exponentials", not able or not same, "the same gradient without them")
     module = lk_torch.LinearCrossEntropyLoss(16, 50, device=D, dtype=BF16, reduction="none", keep=True)
     f32 = [leaf(normal(70, 16)), leaf(normal(50, 16))]
 
