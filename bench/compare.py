@@ -14,7 +14,8 @@ Directions forward; backward (autograd.grad, nothing accumulated); forward_backw
            A provider that makes its gradients in forward, as lk_torch does for both cross entropies, has forward_backward. Its
            forward is that of evaluation: inputs that want no gradient, under no_grad. It has no backward of its own. lk has
            one all the same: after the loss per row (reduction="none"), whose forward keeps the lse and whose backward makes
-           the gradients. Its upstream is 1 / rows for each row, so the gradients are those of the mean.
+           the gradients. linear_cross_entropy's forward also keeps the exponentials of all logits there (keep=True), as
+           PyTorch keeps the logits. Its upstream is 1 / rows for each row, so the gradients are those of the mean.
            lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16.
 Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again
            before each provider, since some overwrite them.
@@ -413,10 +414,10 @@ def linear_cross_entropy_providers(env, hidden, vocab):
     # The exact sum of dweight, and chunks of logits of which lk's goals allow as much: far below what torch takes.
     mib = math.ceil((4 * vocab * hidden + 7800 * vocab) / MIB) + 155
 
-    def lk(x, weight, target, reduction="mean"):
-        return env.lk.linear_cross_entropy(x, weight, target, reduction=reduction, workspace_mib=mib)
+    def lk(x, weight, target, **options):
+        return env.lk.linear_cross_entropy(x, weight, target, workspace_mib=mib, **options)
 
-    return [lk_provider(env, lk, functools.partial(lk, reduction="none")),
+    return [lk_provider(env, lk, functools.partial(lk, reduction="none", keep=True)),
             *torch_pair(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target)),
             peer("liger", "liger_kernel.transformers.functional",
                  lambda m: lambda x, weight, target: m.liger_fused_linear_cross_entropy(x, weight, target),

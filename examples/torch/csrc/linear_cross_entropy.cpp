@@ -39,6 +39,19 @@ struct Locked {
         LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted
 #define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted
 
+// lk puts the exponentials at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
+// saved tensors make them, is as good. Where the tensor lies elsewhere, as some do on the CPU, lk gets memory beside it.
+struct Exponentials {
+    Tensor at;
+    explicit Exponentials(const Tensor &saved) : at(saved)
+    {
+        const uintptr_t from = (uintptr_t)saved.const_data_ptr(), room = 256;
+        if (from % room == 0) return;
+        const Tensor wide = make({saved.numel() + (int64_t)room}, saved);
+        at = wide.narrow(0, (int64_t)((room - (uintptr_t)wide.const_data_ptr() % room) % room), saved.numel());
+    }
+};
+
 // The arguments that all calls have, and what keeps their memory.
 struct HeadCall {
     lk_linear_cross_entropy_args a = {};
@@ -68,6 +81,13 @@ struct HeadCall {
         a.fast_logits = fast_logits, a.max_counted = max_counted, budget = (size_t)workspace_mib << 20;
         a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
     }
+    // The matmuls of kept exponentials read rows at multiples of 16 bytes; others are copied.
+    void align()
+    {
+        for (Rows *r : {&rows, &columns})
+            if ((uintptr_t)r->data() % 16 || r->stride % 8) r->t = r->t.clone(at::MemoryFormat::Contiguous), r->stride = 0;
+        a.x = rows.data(), a.x_stride = rows.stride, a.weight = columns.data(), a.weight_stride = columns.stride;
+    }
     void want(const Tensor &x, const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
     {
         if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
@@ -75,25 +95,45 @@ struct HeadCall {
         if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     }
 };
+// With kept exponentials there is one plan alone; the budget, which is for logits, does not rule it out.
 #define RUN(direction, call, x)                                                                                                \
     do {                                                                                                                       \
         lk_linear_cross_entropy_plan plan;                                                                                     \
-        LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, call.budget, &plan);                                    \
-        const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
+        size_t bytes;                                                                                                          \
+        if (call.a.saved) {                                                                                                    \
+            LK_RUN(lk_linear_cross_entropy_##direction##_workspace_bytes, x, &call.a, &bytes);                                 \
+        } else {                                                                                                               \
+            LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, call.budget, &plan);                                \
+            bytes = plan.workspace_bytes;                                                                                      \
+        }                                                                                                                      \
+        const Workspace workspace(call.a.workspace_bytes = bytes);                                                             \
         call.a.workspace = workspace.start;                                                                                    \
         const Locked locked(x);                                                                                                \
         call.a.context = locked.context;                                                                                       \
         LK_RUN(lk_linear_cross_entropy_##direction, x, &call.a, call.stream);                                                  \
     } while (0)
 
-static tuple<Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep)
+// loss; if keep lse; if saved_bytes the exponentials in as many bytes
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse;
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse, saved;
     c.a.loss = loss.mutable_data_ptr<float>();
     if (keep) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
+    if (!saved_bytes) {
+        RUN(forward, c, x);
+        return {loss, lse, saved};
+    }
+    saved = make({saved_bytes}, x, at::kByte);
+    const Exponentials kept(saved);
+    size_t needed = 0;
+    c.align();
+    LK_RUN(lk_linear_cross_entropy_saved_bytes, x, &c.a, &needed);
+    TORCH_CHECK_VALUE((size_t)saved_bytes >= needed, "lk: saved_bytes is ", saved_bytes, "; it must be at least ", needed);
+    c.a.saved = kept.at.mutable_data_ptr();
     RUN(forward, c, x);
-    return {loss, lse};
+    if (!kept.at.is_same(saved)) saved.copy_(kept.at);
+    return {loss, lse, saved};
 }
 
 // loss, lse, entropy, argmax
@@ -123,8 +163,8 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
 }
 
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
-                                                                   const Tensor &lse, const Maybe &entropy, PARAMETERS,
-                                                                   bool want_dx, bool want_dweight, bool want_dbias)
+                                                                   const Tensor &lse, const Maybe &entropy, const Maybe &saved,
+                                                                   PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     // No gradient of the loss is 0, but lk's NULL is 1.
@@ -135,13 +175,20 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
-    if (want_dx || want_dweight || want_dbias) RUN(backward, c, x);
+    if (!want_dx && !want_dweight && !want_dbias) return {};
+    std::optional<Exponentials> kept;
+    if (has(saved)) {
+        kept.emplace(*saved), c.align();
+        if (!kept->at.is_same(*saved)) kept->at.copy_(*saved);
+        c.a.saved = kept->at.mutable_data_ptr();
+    }
+    RUN(backward, c, x);
     return {c.dx, c.dweight, c.dbias};
 }
 
 // Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
-    SavedVariable x, weight, target, bias, class_weight, lse, entropy;
+    SavedVariable x, weight, target, bias, class_weight, lse, entropy, saved;
     bool stats;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -155,17 +202,18 @@ struct LinearCrossEntropyBackward : Node {
         const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
-        const Tensor cw = class_weight.unpack();
+        const Tensor cw = class_weight.unpack(), s = saved.unpack();
         const Below below;
         auto [dx, dweight, dbias] = linear_cross_entropy_backward_op.call(
-            maybe(up[0]), dlse, dentropy, l, maybe(h), in, w, t, maybe(b), maybe(cw), OPTIONS, task_should_compute_output(0),
+            maybe(up[0]), dlse, dentropy, l, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
+            task_should_compute_output(0),
             task_should_compute_output(1), task_should_compute_output(2));
         return once({dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
-        class_weight.reset_data(), lse.reset_data(), entropy.reset_data();
+        class_weight.reset_data(), lse.reset_data(), entropy.reset_data(), saved.reset_data();
     }
     void keep(PARAMETERS)
     {
@@ -178,16 +226,33 @@ struct LinearCrossEntropyBackward : Node {
     }
 };
 
+// The bytes of the buffer in which forward keeps exponentials for backward; 0 where lk cannot. They depend on types, sizes,
+// options and the device alone, which are known while torch.compile traces; the number of tokens may be symbolic. A buffer of
+// lk's for 64 rows, for each 64 rows, is never too small.
+static c10::SymInt saved_bytes(const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
+                               int64_t max_counted)
+{
+    if (x.scalar_type() != at::kBFloat16 || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
+    const Stream on_device(x);
+    lk_linear_cross_entropy_args a = {};
+    size_t bytes = 0;
+    a.tokens = 64, a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__);
+    a.hidden = weight.sym_size(1).guard_int(__FILE__, __LINE__), a.label_smoothing = (float)label_smoothing;
+    if (lk_linear_cross_entropy_saved_bytes_bf16(&a, &bytes) != LK_OK) return 0;
+    const c10::SymInt tokens = target.sym_numel(), rows = max_counted > 0 && tokens > max_counted ? max_counted : tokens;
+    return (rows + 63) / 64 * (int64_t)bytes;
+}
+
 // A reduced loss makes its gradients in forward, which saves the fourth matmul: backward does not compute the logits again. Not
 // in f16, where a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back.
-Tensor linear_cross_entropy(PARAMETERS)
+Tensor linear_cross_entropy(PARAMETERS, bool keep)
 {
-    LK_OP(linear_cross_entropy_forward);
+    LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, c10::SymInt));
     LK_OP(linear_cross_entropy_forward_backward);
     check_input(x, "input");
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
-        return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false));
+        return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
     }
     if (reduction != LK_REDUCTION_NONE && x.scalar_type() != at::kHalf) {
         const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
@@ -203,13 +268,16 @@ Tensor linear_cross_entropy(PARAMETERS)
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
-    Tensor loss, lse;
+    Tensor loss, lse, saved;
     {
         const Below below;
-        std::tie(loss, lse) = linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, true);
+        std::tie(loss, lse, saved) = linear_cross_entropy_forward_op.call(
+            x, weight, target, bias, class_weight, OPTIONS, true,
+            keep ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0));
     }
     torch::autograd::set_history(loss, node);
-    node->stats = false, node->lse = save(lse), node->keep(x, weight, target, bias, class_weight, OPTIONS);
+    node->stats = false, node->lse = save(lse), node->saved = save(saved);
+    node->keep(x, weight, target, bias, class_weight, OPTIONS);
     return loss;
 }
 
@@ -234,17 +302,17 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
 }
 
 // As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
-template <class Op> static auto autocast(const Op &op, PARAMETERS)
+template <class Op, class... More> static auto autocast(const Op &op, PARAMETERS, More... more)
 {
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
-    return op.call(cast(x), cast(weight), target, cast(bias), class_weight, OPTIONS);
+    return op.call(cast(x), cast(weight), target, cast(bias), class_weight, OPTIONS, more...);
 }
-static Tensor linear_cross_entropy_autocast(PARAMETERS)
+static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep)
 {
     LK_OP(linear_cross_entropy);
-    return autocast(linear_cross_entropy_op, x, weight, target, bias, class_weight, OPTIONS);
+    return autocast(linear_cross_entropy_op, x, weight, target, bias, class_weight, OPTIONS, keep);
 }
 static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast(PARAMETERS)
 {
@@ -257,18 +325,18 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
-    user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ") -> Tensor", &linear_cross_entropy);
+    user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ", bool keep) -> Tensor", &linear_cross_entropy);
     user_op(m, "linear_cross_entropy_stats", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
             &linear_cross_entropy_stats);
     kernel(m, "linear_cross_entropy_stats_forward", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_stats_forward);
-    kernel(m, "linear_cross_entropy_forward", "(" INPUTS SETTINGS ", bool keep) -> (Tensor, Tensor)",
-           &linear_cross_entropy_forward);
+    kernel(m, "linear_cross_entropy_forward",
+           "(" INPUTS SETTINGS ", bool keep, SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
     kernel(m, "linear_cross_entropy_forward_backward", "(" INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_forward_backward);
     kernel(m, "linear_cross_entropy_backward",
-           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, " INPUTS SETTINGS WANTS
-           ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
+           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, Tensor? saved, " INPUTS
+           SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
     m.impl("linear_cross_entropy_stats", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_autocast));
 }

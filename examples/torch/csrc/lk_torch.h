@@ -65,7 +65,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS);
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
-                            int64_t max_counted);
+                            int64_t max_counted, bool keep);
 tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target,
                                                                  const Maybe &bias, const Maybe &class_weight,
                                                                  LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,

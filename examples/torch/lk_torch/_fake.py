@@ -82,7 +82,9 @@ def head(x, weight, bias, want_dx, want_dweight, want_dbias):
 
 @fake
 def linear_cross_entropy_forward(x, weight, target, bias, class_weight, reduction, *options):
-    return loss(x, target, reduction), x.new_empty(target.shape, dtype=F32) if options[-1] else None
+    keep, saved_bytes = options[-2:]
+    return (loss(x, target, reduction), x.new_empty(target.shape, dtype=F32) if keep else None,
+            x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
 
 
 @fake
@@ -97,5 +99,5 @@ def linear_cross_entropy_stats_forward(x, weight, target, bias, class_weight, re
 
 
 @fake
-def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, entropy, x, weight, target, bias, *options):
+def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, entropy, saved, x, weight, target, bias, *options):
     return head(x, weight, bias, *options[-3:])

@@ -105,23 +105,29 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
 
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
-                 softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits, max_counted):
+                 softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits, max_counted, *more):
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
               float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib,
-              fast_logits, max_counted)
+              fast_logits, max_counted, *more)
 
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
-                         workspace_mib=1024, fast_logits=False, max_counted=0):
+                         workspace_mib=1024, fast_logits=False, max_counted=0, keep=False):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits. fast_logits stores them in input's type.
-    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows."""
+    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows.
+
+    keep=True is for a loss per token, reduction="none", whose gradients are made in backward. Forward keeps exponentials of all
+    logits for it, in bfloat16: as much memory as the logits in bfloat16 take, whatever workspace_mib says, until the graph is
+    freed. Backward then does not compute the logits again: two matmuls, not three. It is for bfloat16 on sm_90a (H100, H200)
+    without label_smoothing, with hidden a multiple of 8; anything else is as with keep=False. A mean or sum makes its gradients
+    in forward or, in float16, computes the logits again; keep changes neither."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits,
-                        max_counted)
+                        max_counted, keep)
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
