@@ -1260,6 +1260,7 @@ static void far_apart(int type, int direction, int path)
         p.panel = 256, p.chunk = i % 2 ? 4 : 0;
         p.confident = i == 5 || i == 6, p.far = i == 6 ? 300 : 60, p.opposed = p.on[HAS_DLSE] = i == 7;
         if (i == 0) p.hidden = 330; /* more than a ring of stages */
+        p.on[SMOOTHING] = p.on[WEIGHTS] = i == 0 && direction == BACKWARD; /* those of each panel */
         p.on[MASK] = i == 1, p.on[IGNORE] = i == 2, p.on[SOFTCAP] = i == 3, p.on[Z] = i == 4, p.on[UPSTREAM_ROWS] = i == 2;
         if (type == TEST_F16 && (i == 3 || i == 4)) continue; /* its fast logits are not asked for, but x and weight are f16 */
         run_both_ways(p);
@@ -1335,7 +1336,7 @@ static void differences(int direction)
     for (int i = 0; i < 8; i++) {
         problem p = plain(TEST_F32, direction, i % FUSED, 4, 3, 19);
         p.on[i < 4 ? MEAN : SUM] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = true;
-        p.on[WEIGHTS] = i % 2, p.on[SOFTCAP] = i > 4, p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = i % 3 == 0, p.on[IGNORE] = i == 2;
+        p.on[WEIGHTS] = i % 2, p.on[SOFTCAP] = i > 4, p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = i % 4 < 2, p.on[IGNORE] = i == 2;
         p.on[HAS_DENTROPY] = i < 2 || i > 4, p.on[DIVIDED] = i == 1;
         p.chunk = 3, p.panel = 16, p.seed += (uint64_t)i;
         settle_tensors(&p);
@@ -1431,7 +1432,7 @@ static void rounding_alike(int type)
         p.sigma = 0.002, p.on[MEAN] = mean, p.on[SUM] = !mean, p.on[UPSTREAM_ONE] = true, p.one = 1;
         if (i >= PATHS) p.one = (float)((1 + 0.9 * half) * 128 / 127 * (mean ? 60 : 1));
         if (type == TEST_F16) p.one *= 4096; /* else dx would be subnormal */
-        p.on[WANT_DBIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.panel = 48, p.chunk = i % PATHS ? 24 : 0;
+        p.on[WANT_DBIAS] = true, p.on[DWEIGHT_F32] = (i / PATHS + i) % 2, p.panel = 48, p.chunk = i % PATHS ? 24 : 0;
         keep_columns(&p);
         settle_tensors(&p);
         if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
@@ -1530,6 +1531,13 @@ static void some_columns_kept(void)
     }
     if (!test_that(none && some && lent > some && all))
         test_detail("kept: none %d, some %d, in dweight %d, all %d", none, some, lent, all);
+    for (int i = 0; i < 2; i++) { /* dweight of columns that are kept and of others; what is added to lends nothing */
+        problem p = plain(TEST_BF16, BOTH, FUSED, 20, 16, 12000);
+        p.on[MEAN] = p.on[WANT_DBIAS] = true, p.on[ACCUMULATE] = i, p.budget = 250000;
+        run(p);
+        if (!test_that((plan.lent_vocab > 0) == !i && plan.kept_vocab > plan.lent_vocab && plan.kept_vocab < p.vocab))
+            test_detail("%s", plan.text);
+    }
 }
 
 /* forward leaves its exponentials, and backward makes the gradients from them, twice: it only reads them. */
@@ -1542,6 +1550,11 @@ static void saved_exponentials(void)
                              vocab[seed / 2 % 4], seed);
         leave_open(&back);
         back.on[SMOOTHING] = false, back.over = seed % 5 == 0, back.sigma = seed % 7 == 3 ? 64 : 1.3;
+        if (seed == 6) { /* where p - 1 has few digits, or none */
+            back = plain(TEST_BF16, BACKWARD, FUSED, 9, 16, 85), back.sigma = 0.1;
+            back.confident = back.on[HAS_BIAS] = back.on[BIAS_F32] = back.on[WANT_DBIAS] = back.on[DBIAS_F32] = true;
+            back.on[DWEIGHT_F32] = true;
+        }
         problem there = back;
         there.direction = FORWARD, there.budget = 0;
         size_t bytes = 0;
