@@ -100,8 +100,8 @@
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
  *            FUSED (bf16 on sm_90a, own kernels by lk_gemm.cuh): the logits themselves are not stored. forward stores 16 bytes
  *            per token and piece of the columns, 32 with entropy or argmax. forward_backward keeps exp(z - reference) in bf16,
- *            of as many columns as fit: that is dZ but for a factor per row. With all columns it has 3 matmuls. The logits of
- *            other columns are made again, a panel at a time, when lse is known: 4 matmuls for those columns. backward makes
+ *            of as many columns as fit: that is dZ except for a factor per row. With all columns it has 3 matmuls. The logits
+ *            of other columns are made again, a panel at a time, when lse is known: 4 matmuls for those columns. backward makes
  *            all of them, 3 matmuls, or none with saved. Where dweight may be scratch (packed, at a multiple of 256 bytes, no
  *            accumulate), FUSED keeps exponentials in it, too, until dweight's rows are written.
  *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
@@ -356,7 +356,7 @@ typedef struct {
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
     int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
-    lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, the exponentials of the first columns; logits has the others' */
+    lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
     float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
     void *cublas;
     int64_t stretches;     /* fused: the most of a row that sums has room for */
@@ -514,7 +514,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
-    for (int64_t col = thread; (w.states || w.hit) && a.class_weight && a.label_smoothing > 0.0f && col < a.vocab; col += LK_LCE_THREADS)
+    const bool sums_weights = (w.states || w.hit) && a.class_weight && a.label_smoothing > 0.0f;
+    for (int64_t col = thread; sums_weights && col < a.vocab; col += LK_LCE_THREADS)
         all.weight += a.class_weight[col] * (w.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
     all = lk_lce_tally_block(all);
@@ -778,7 +779,8 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
                 x[j] = slope * fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
                 if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, w.others[row], slope) : NAN;
-                if (w.dentropy) x[j] += slope * bend * (p * fmaxf(fmaf(scale, v[j], center), -FLT_MAX)); /* 0 times -inf counts 0 */
+                if (w.dentropy) /* 0 times -inf counts 0 */
+                    x[j] += slope * bend * (p * fmaxf(fmaf(scale, v[j], center), -FLT_MAX));
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -1007,8 +1009,8 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
 /* Writes a row's dZ of a tile. Returns the thread's sum of p. lse2: lse log2(e). weights: of the thread's first column, or
  * NULL. */
 template <bool plain>
-LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, float lse2, int room,
-                                   lk_bf16 *out, const float *weights, const lk_lce_args &a)
+LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, float lse2,
+                                   int room, lk_bf16 *out, const float *weights, const lk_lce_args &a)
 {
     const float rate = lk_lce_scale(a) * LK_LOG2E;
     float sum = 0.0f;
@@ -1126,8 +1128,9 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                         const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
                         s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], room, out, smooth, a);
                     } else {
-                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], tile < p.kept,
-                                                                  room, out, w.references + at * p.kept + tile, a);
+                        float *const reference = w.references + at * p.kept + tile;
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r],
+                                                                  tile < p.kept, room, out, reference, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
                     }
                 }
@@ -1240,6 +1243,18 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (w.base) w.base[at] = base;
 }
 
+/* backward: the target's dZ of a row, from its logit and the saved lse. */
+LK_DEVICE float lk_lce_hit_by_lse(const lk_lce_work &p, int64_t row, int y, const lk_lce_terms &t, float others)
+{
+    const lk_lce_args &a = p.c.a;
+    const float lse = p.w.lse[row];
+    if (y < 0) return 0.0f;
+    if (!lk_is_finite(lse)) return NAN;
+    float slope = 1.0f, value = p.w.logit[row];
+    if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
+    return lk_lce_hit(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), others, slope);
+}
+
 /* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __grid_constant__ lk_lce_work p)
 {
@@ -1248,47 +1263,38 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     lk_griddepcontrol_wait();
     if (row >= p.c.rows) return;
     const int y = w.target[row];
-    const float scale = lk_lce_scale(p.c.a), lse = w.lse[row];
-    float slope = 1.0f, value = y < 0 ? 0.0f : w.logit[row];
-    if (y >= 0 && p.c.a.softcap > 0.0f) value = lk_ce_cap(value, p.c.a.logit_scale, p.c.a.softcap, &slope);
-    const lk_lce_terms t = lk_lce_terms_of(p, row, y, lse);
-    const bool proper = y < 0 || lk_is_finite(lse);
-    w.hit[row] = y < 0 ? 0.0f : proper ? lk_lce_hit(t, lk_exp(fmaf(scale, value, -lse)), w.others[row], slope) : NAN;
-    w.scale[row] = y < 0 ? 0.0f : t.rise * (w.base[row] > -INFINITY ? lk_exp(fmaf(scale, w.base[row], -lse)) : 0.0f);
+    const lk_lce_terms t = lk_lce_terms_of(p, row, y, w.lse[row]);
+    const float unit = w.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.c.a), w.base[row], -w.lse[row])) : 0.0f;
+    w.hit[row] = lk_lce_hit_by_lse(p, row, y, t, w.others[row]);
+    w.scale[row] = y < 0 ? 0.0f : t.rise * unit;
 }
 
 /* backward: a warp owns a row and adds a panel's sums of p to w.others. last: then it finds the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
     const lk_lce_workspace &w = q.p.w;
     const int lane = (int)threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
     lk_griddepcontrol_wait();
     if (row >= q.rows) return;
-    float others = 0.0f, slope = 1.0f;
+    float others = 0.0f;
     for (int stretch = lane; stretch < p.stretches; stretch += 32) others += p.sums[row * p.stretches + stretch].sum;
-    others = lk_sum_warp(others, 32) + (q.first ? 0.0f : w.others[at]);
-    if (lane != 0) return;
+    others = lk_sum_warp(others, 32);
+    if (lane != 0) return; /* the other lanes would read w.others while this one writes it */
+    if (!q.first) others += w.others[at];
     w.others[at] = others;
-    if (!q.last) return;
     const int y = w.target[at];
-    const float lse = w.lse[at];
-    float value = y < 0 ? 0.0f : w.logit[at];
-    if (y >= 0 && a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
-    const float p_hit = lk_exp(fmaf(lk_lce_scale(a), value, -lse));
-    w.hit[at] = y < 0 || lk_is_finite(lse) ? lk_lce_hit(lk_lce_terms_of(q.p, at, y, lse), p_hit, others, slope) : NAN;
+    if (q.last) w.hit[at] = lk_lce_hit_by_lse(q.p, at, y, lk_lce_terms_of(q.p, at, y, w.lse[at]), others);
 }
 
-/* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch makes
- * both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k by 64.
- * The last panel's tiles add the target's dZ times its row of weight.
+/* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
+ * makes both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k
+ * by 64. The last panel's tiles add the target's dZ times its row of weight.
  *
  * A sum over launches, dx's over panels or dweight's over chunks, is kept in the caller's bf16, rounded, and in one byte per
- * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and nothing to
- * do after the last launch. Any other dweight is cuBLASLt's, which is faster.
- */
+ * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and nothing
+ * is left to do after the last launch. Any other dweight is cuBLASLt's, which is faster. */
 
 #define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above */
 
@@ -1384,7 +1390,7 @@ template <int AHEAD> LK_DEVICE void lk_lce_put_sums(const lk_lce_out &o, const f
 {
     const bool adds = __any_sync(0xffffffffu, o.more[0] || o.more[1]);
 #pragma unroll
-    for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, whose loads are in flight together */
+    for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, loaded together */
         uint4 high[AHEAD][2], beyond[AHEAD], more[AHEAD][2];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -1552,7 +1558,10 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             }
             if (!__syncthreads_or(some)) continue; /* orders the words before their reads; most windows have no such row */
             int count = 0, before = 0;
-            for (int i = 0; i < WINDOW / 32; i++) before += i < (int)threadIdx.x ? __popc(same[i]) : 0, count += __popc(same[i]);
+            for (int i = 0; i < WINDOW / 32; i++) {
+                before += i < (int)threadIdx.x ? __popc(same[i]) : 0;
+                count += __popc(same[i]);
+            }
             for (unsigned left_over = threadIdx.x < WINDOW / 32 ? same[threadIdx.x] : 0; left_over; left_over &= left_over - 1)
                 list[before++] = (int)threadIdx.x * 32 + __ffs((int)left_over) - 1;
             __syncthreads(); /* orders the list before its reads, and the reads of words before the next ones */
@@ -1880,7 +1889,7 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
     const double times = (double)each / (double)row;
     int64_t first = 0, free = (int64_t)((double)a.vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
     if (!lk_lce_lends(c)) free = 0;
-    for (lk_lce_loan &loan : loans) { /* rows of dweight from `free` on hold exponentials; those of columns from `first` on wait */
+    for (lk_lce_loan &loan : loans) { /* rows of dweight before `free` hold no exponentials; columns before `first` are lent */
         const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(a.vocab - free) / times)) / tile * tile;
         loan = {first, free > 0 && cols > 0 ? cols : 0, (char *)a.dweight + free * row};
         first += loan.cols, free += lk_ceil_div(loan.cols * each, 256 * row) * 256;
@@ -2018,11 +2027,12 @@ LK_HOST bool lk_lce_keeps(const lk_lce_call *c)
     return c->gradient && c->gives_loss && c->a.label_smoothing == 0.0f && !c->a.panel_vocab;
 }
 
-/* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all clusters
- * for the logits and for dweight, times the length of their sums, and about a round and a half for a panel's own costs. */
+/* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all
+ * clusters for the logits and for dweight, times the length of their sums, and a round and a half for a panel's own costs. */
 LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t most)
 {
-    const int64_t hidden = c->a.hidden, pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(hidden, LK_GEMM_COLS);
+    const int64_t hidden = c->a.hidden, cols = lk_ceil_div(hidden, LK_GEMM_COLS);
+    const int64_t pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS);
     int64_t best = most;
     double least = INFINITY;
     if (most >= tiles) return tiles * LK_GEMM_COLS;
@@ -2080,7 +2090,7 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_li
 }
 
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
- * sums of dweight: about 60 / C of the time in f32, 170 / C in 24 bits. */
+ * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates (choices.md). */
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
 {
     const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
@@ -2093,7 +2103,8 @@ LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narr
         if (least > budget) return false;
         const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
         const int64_t more = (int64_t)((budget - least) / each / (size_t)rows);
-        if (!c->saves && !given) plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
+        if (!c->saves && !given)
+            plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
         return true;
     }
     const bool must_chunk = lk_lce_keeps(c) && c->a.chunk_tokens && c->a.chunk_tokens < rows;
@@ -2112,13 +2123,12 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
     const int64_t given = c->a.chunk_tokens, vocab = c->a.vocab, tile = LK_GEMM_COLS;
     if (!lk_lce_may_be(c, path)) return SIZE_MAX;
     if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
-        const int64_t few = given ? given : lk_lce_min(c->rows, 2 * LK_GEMM_ROWS), own = lk_lce_round_up(c->a.panel_vocab, tile);
-        const int64_t panel = lk_lce_min(own ? own : tile, vocab);
-        const bool keeps = lk_lce_keeps(c), alone = c->saves || !c->gradient, must_chunk = keeps && given && given < c->rows;
+        const int64_t few = given ? given : lk_lce_min(c->rows, 2 * LK_GEMM_ROWS);
+        const int64_t own = lk_lce_round_up(c->a.panel_vocab, tile), stretch = own ? own : lk_lce_round_up(vocab, tile);
+        const bool keeps = lk_lce_keeps(c), must_chunk = keeps && given && given < c->rows;
         const lk_linear_cross_entropy_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
-        const int64_t stretch = own ? own : lk_lce_round_up(vocab, tile);
-        const lk_linear_cross_entropy_plan once = alone ? lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, c->saves ? vocab : stretch)
-                                                        : lk_lce_fused_plan(c->rows, 0, 0, panel);
+        const int64_t panel = c->saves ? vocab : c->gradient ? lk_lce_min(own ? own : tile, vocab) : stretch;
+        const lk_linear_cross_entropy_plan once = lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, panel);
         const size_t in_chunks = keeps ? lk_lce_fused_need(c, &chunk) : SIZE_MAX;
         const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_fused_need(c, &once);
         return in_chunks < at_once ? in_chunks : at_once;
@@ -2700,7 +2710,8 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     const T *const weight = (const T *)a.weight + q.first_col * a.weight_stride;
     const int64_t left = a.vocab - q.first_col;
-    const lk_status status = lk_gemm_map(job->op, &p->x, lk_lce_x<T>(job, q), q.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
+    const void *const x = lk_lce_x<T>(job, q);
+    const lk_status status = lk_gemm_map(job->op, &p->x, x, q.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
@@ -2757,9 +2768,9 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
     if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.lent = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
-    void (*const states)(lk_lce_fused) = plain ? lk_lce_fused_kernel<true, LK_LCE_STATES> : lk_lce_fused_kernel<false, LK_LCE_STATES>;
-    void (*const keep)(lk_lce_fused) = plain ? lk_lce_fused_kernel<true, LK_LCE_KEEP> : lk_lce_fused_kernel<false, LK_LCE_KEEP>;
-    status = lk_lce_launch_tiles(job, kept ? keep : states, p.items, p);
+    void (*const states[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>, lk_lce_fused_kernel<true, LK_LCE_STATES>};
+    void (*const keep[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>, lk_lce_fused_kernel<true, LK_LCE_KEEP>};
+    status = lk_lce_launch_tiles(job, (kept ? keep : states)[plain], p.items, p);
     return status ? status : lk_lce_launch(job, c.gradient || kept ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
 }
 

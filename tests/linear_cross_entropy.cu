@@ -1007,7 +1007,7 @@ static void options_drawn(int type, int direction, int path)
 /* What the draws may miss. */
 static void corners(int type, int direction, int path)
 {
-    for (int i = 0; i < 35; i++) {
+    for (int i = 0; i < 36; i++) {
         problem p = plain(type, direction, path, 9, 10, 37);
         const double denominators[] = {0, INFINITY, NAN, -2.5, 3};
         const bool slices = i >= 20 && i <= 26, few = i == 19 || i == 27, bf16_only = i == 15 || i == 17;
@@ -1058,6 +1058,7 @@ static void corners(int type, int direction, int path)
         if (i == 33) p.sigma = 0, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true, p.vocab = 530, p.panel = 256, p.aim = 1;
         if (i == 34) p.tokens = 130, p.vocab = 1100, p.panel = 256, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true;
         if (i == 34) p.on[IGNORE] = p.on[HAS_DENTROPY] = true;
+        if (i == 35) p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = true, p.tokens = 20; /* a loss per token, NaN of a bad one */
         if (i == 13) p.chunk = p.panel = 0, p.vocab = 515, p.tokens = pick(40, 9), p.budget = 1 << 16;
         run(p);
     }
@@ -1467,7 +1468,7 @@ static void sums_of_24_bits(void)
             error += off * off, size += want * want;
         }
         if (!test_that(plan.chunks == 24 && strstr(plan.text, "24 bits"))) test_detail("%s", plan.text);
-        if (!test_within(sqrt(error / size), 2.4e-3)) test_detail("dweight has %g; %s", sqrt(error / size), describe(&p));
+        if (!test_within(sqrt(error / size), 1.8e-3)) test_detail("dweight has %g; %s", sqrt(error / size), describe(&p));
     }
     free(exact);
 }
