@@ -8,10 +8,10 @@ bf16, x ~ N(0, 1), weight ~ N(0, 1 / hidden), uniform targets, mean loss. A call
 All run in one process on the same tensors.
 
 Providers  matmuls: the bare products by torch, the yardstick: forward's one, and all three. They are always measured.
-           lk 128, ..., lk 3300: lk_torch with so many MiB of workspace; one call makes loss and gradients. lk apart 128, ...:
-           the loss per token, then its mean by torch. Its backward makes the logits again, with the lse that forward kept. A
-           budget whose plan is that of a smaller one is left out. To save time, only the first and the last case have lk
-           apart, unless --provider names it.
+           lk 128, ..., lk 3300: lk_torch with so many MiB of workspace; one call makes loss and gradients. lk separate 128,
+           ..., lk separate 3300: the loss per token, then its mean by torch. Its backward makes the logits again, with the
+           lse that forward kept. A budget whose plan is that of a smaller one is left out. To save time, only the first and
+           the last case have lk separate, unless --provider names it.
            liger FLSCE, liger FLCE: Liger's CuTe DSL kernels for Hopper. FLSCE makes the logits again too, and its mean is
            torch's; its check of the targets, which waits for the GPU, is off. FLCE keeps bf16 logits.
            liger Triton, quack, torch and torch.compile as in compare.py. bench/requirements.txt has their versions.
@@ -44,7 +44,7 @@ import liblk  # noqa: E402: lk's functions by ctypes, for the plans, which lk_to
 COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "burst_ms", "sustained_ms", "of_matmuls", "errors",
            "extra_mb", "workspace_mb", "plan", "note", "gpu", "commit")
 SHAPES = ((8192, 4096, 131072), (8192, 4096, 128256), (4096, 4096, 128256), (16384, 2048, 131072), (4096, 4096, 32768))
-APART = SHAPES[0], SHAPES[-1]  # the cases with lk apart
+SEPARATE = SHAPES[0], SHAPES[-1]  # the cases with lk separate
 ERRORS_ALONE = SHAPES[-1]
 BUDGETS = (128, 256, 512, 700, 1200, 2200, 3300)  # MiB
 REST, CALLS, TURNS, SECONDS = 0.1, 3, 2, 1.0
@@ -88,7 +88,7 @@ class Run:
 
 
 def plan_of(env, shape, mib, name):
-    """(workspace_mb, plan) of lk with so many MiB; of "lk apart" both calls' plans, and the larger workspace."""
+    """(workspace_mb, plan) of lk with so many MiB; of "lk separate" both calls' plans, and the larger workspace."""
     structs, library = env.library.structs, env.library.lk
     sizes, texts = [], []
     for direction in [BOTH] if name == "lk" else ["forward", "backward"]:
@@ -108,15 +108,15 @@ def plan_of(env, shape, mib, name):
 
 def lk_providers(env, shape):
     """lk at each budget, in both ways: (provider, (workspace_mb, plan))."""
-    found, seen, both_ways = [], set(), env.smoke or shape in APART or "apart" in env.options.provider
+    found, seen, both_ways = [], set(), env.smoke or shape in SEPARATE or "separate" in env.options.provider
     for mib in [1, 4] if env.smoke else BUDGETS:
         def together(x, weight, target, reduction="mean", mib=mib):
             return env.lk.linear_cross_entropy(x, weight, target, reduction=reduction, workspace_mib=mib)
 
-        def apart(x, weight, target, together=together):
+        def separate(x, weight, target, together=together):
             return together(x, weight, target, reduction="none").mean()
 
-        for name, call in (("lk", together), ("lk apart", apart))[:1 + both_ways]:
+        for name, call in (("lk", together), ("lk separate", separate))[:1 + both_ways]:
             plan = plan_of(env, shape, mib, name)
             if (name, plan) in seen:
                 print(f"{name} {mib}: its plan is that of a smaller budget")
@@ -138,7 +138,8 @@ def peers(env, shape):
     known = {p.name: p for p in compare.linear_cross_entropy_providers(env, *shape[1:])}
     flsce = liger_kernel("FLSCE", "fused_scaled_cross_entropy_sm90", lambda m: lambda x, weight, target:
                          m.LigerFusedScaledCrossEntropySM90Function.apply(x, weight, target).mean())
-    flce = liger_kernel("FLCE", "fused_linear_cross_entropy_sm90", lambda m: m.liger_fused_linear_cross_entropy_sm90)
+    flce = liger_kernel("FLCE", "fused_linear_cross_entropy_sm90", lambda m: lambda x, weight, target:
+                        m.liger_fused_linear_cross_entropy_sm90(x, weight, target))
     triton = dataclasses.replace(known["liger"], name="liger Triton")
     chosen = [flsce, flce, known["quack"], known["torch"], known["torch.compile"], triton]
     return [(provider, ("", "")) for provider in ([known["torch"]] if env.smoke else chosen)]

@@ -118,7 +118,7 @@ STYLES = {  # colour on light, colour on dark, mark
     "liger": ("#15803d", "#4ade80", "D"),
     "fla": ("#9333a8", "#d38bea", "P"),
     "quack": ("#c2185b", "#ff7eb6", "<"),
-    "lk apart": ("#e59a7a", "#a85c3f", "o"),
+    "lk separate": ("#e59a7a", "#a85c3f", "o"),
     "liger Triton": ("#15803d", "#4ade80", "D"),
     "liger FLSCE": ("#0f766e", "#2dd4bf", "d"),
     "liger FLCE": ("#65a30d", "#a3e635", "h"),
@@ -247,7 +247,7 @@ def draw_frontier(plt, ticker, gpu, found, theme, path):
         panel.set_xlabel("MiB beyond inputs and results")
         panel.set_ylabel("time / time of the three matmuls alone")
         names = []  # what is written, where, in which colour
-        for provider in ("lk apart", "lk"):
+        for provider in ("lk separate", "lk"):
             line = sorted(point for name, point in points.items() if name.rpartition(" ")[0] == provider)
             if line:
                 panel.plot(*zip(*line), "o-", color=STYLES[provider][dark], markersize=5.5, linewidth=2.4, zorder=3)
@@ -476,7 +476,7 @@ def frontier_lines(path):
     stem = path.replace("-compare.csv", "-frontier")
     if os.path.exists(f"{stem}.svg"):
         yield "linear_cross_entropy runs in almost any amount of memory. Lower is faster, further left takes less memory."
-        yield "Each of lk's points is a budget of workspace. *lk*: loss and gradients in one call; *lk apart*: forward, and a"
+        yield "Each of lk's points is a budget of workspace. *lk*: loss and gradients in one call; *lk separate*: forward, and a"
         yield "backward that makes the logits again."
         yield f"[All shapes, errors and lk's plans]({stem}.md), measured at {commits_of(read(f'{stem}.csv'))}."
         yield ""
