@@ -2388,12 +2388,15 @@ static void plans_again(void)
     }
     if (!test_that(!fused_here || (fused > 100 && kept > 100))) test_detail("%d plans fused, %d not", fused, kept);
     args_t a = {};
-    plan_t of = {}; /* 2^64 bytes of panels and of sums of dx are more than any budget, and no fewer when they wrap around */
+    plan_t of = {}; /* 2^63 bytes of panels and as many for sums of dx are more than any budget, and no fewer when they wrap */
     a.x = a.weight = a.target = a.dx = dummy, a.tokens = INT32_MAX, a.hidden = a.vocab = 1 << 30;
     a.path = LK_LINEAR_CROSS_ENTROPY_PANELS;
     const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, (size_t)1 << 42, &of);
     if (!test_that(!status && 4.0 * (double)of.chunk_tokens * (double)(a.hidden + of.panel_vocab) <= 0x1p42))
         test_detail("%s: %s", lk_status_string(status), of.text);
+    a.chunk_tokens = INT32_MAX, a.panel_vocab = 1 << 30;
+    const lk_status whole = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, (size_t)1 << 42, &of);
+    if (!test_that(whole == LK_ERR_WORKSPACE)) test_detail("%s: %s", lk_status_string(whole), of.text);
 }
 
 /* ---- Tensors of more than 2^31 elements (small ones on the simulator), and a busy device ------------------------------- */
