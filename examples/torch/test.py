@@ -350,7 +350,7 @@ def norms():
 # ---- cross_entropy ----------------------------------------------------------------------------------------------------------
 
 PLAIN = dict(reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
-             zero_when_empty=False)
+             zero_when_empty=False, denominator=None)
 
 
 def capped(x, o):
@@ -363,8 +363,11 @@ def exact_loss(logits, target, weight, options):
     o = types.SimpleNamespace(**{**PLAIN, **options})
     z, counted, target = capped(logits, o), target != o.ignore_index, target.long()
     weight = None if weight is None else weight.double()
-    loss = F.cross_entropy(z, target, weight, ignore_index=o.ignore_index, reduction=o.reduction,
+    divided = o.denominator is not None and o.reduction == "mean"
+    loss = F.cross_entropy(z, target, weight, ignore_index=o.ignore_index, reduction="sum" if divided else o.reduction,
                            label_smoothing=o.label_smoothing)
+    if divided:
+        loss = loss / o.denominator.double().reshape(())
     if o.zero_when_empty and not counted.any():
         loss = z.sum() * 0
     lse = torch.where(counted, torch.logsumexp(z, 1), 0.0)
@@ -372,7 +375,8 @@ def exact_loss(logits, target, weight, options):
     logp = z - torch.logsumexp(z, 1, keepdim=True)
     entropy = torch.where(counted, -(logp.exp() * logp).sum(1), 0.0)
     if o.reduction != "none":
-        extra = extra.sum() / (max(int(counted.sum()), 1) if o.reduction == "mean" else 1)
+        extra = extra.sum() / (o.denominator.double().reshape(()) if divided else
+                               max(int(counted.sum()), 1) if o.reduction == "mean" else 1)
     return loss + extra, lse, extra.detach(), entropy
 
 
@@ -402,6 +406,8 @@ def loss_bounds(logits, target, weight, options, up, dlse=None, logit_error=0.0,
     divisor = count = 1.0
     if o.reduction == "mean":
         divisor, count = (w_y * counted).sum().clamp(min=1e-30), counted.sum().clamp(min=1)
+        if o.denominator is not None:
+            divisor = count = o.denominator.double().reshape(())
     if o.reduction != "none":
         terms = exact_loss(logits, target, weight, {**options, "reduction": "none"})[0].abs().sum()
         extra = (extra.sum() + 16 * U * (o.z_loss * lse**2 * counted).sum()) / count
@@ -450,6 +456,8 @@ def draw_options(vocab, reduction):
     options["softcap"] = rng.choice((0.0, 0.0, 8.0))
     options["logit_scale"] = rng.choice((1.0, 0.5, 1.5))
     options["ignore_index"] = rng.choice((-100, -100, min(2, vocab - 1)))
+    if reduction == "mean" and rng.random() < 0.4:  # in any shape and type of one number
+        options["denominator"] = rng.choice((torch.tensor(5.0), torch.tensor([3.5]), torch.tensor(7))).to(D)
     weight = None
     if rng.random() < 0.4:
         weight = leaf(torch.rand(vocab, generator=generator) + 0.25, F32, rng.choice(("packed", "second rows")), False)
@@ -670,6 +678,7 @@ def linear_cross_entropy():
                                               (F16, (256,), 256, 4096, 8), (F32, (128,), 256, 1000, 1024)):
             linear_case(t, spread, hidden, vocab, dict(reduction="mean"), None, workspace_mib=mib)
     kept_exponentials()
+    batch_invariant()
 
 
 def kept_bytes(f):
@@ -723,6 +732,29 @@ def kept_exponentials():
             ("hidden 12", lambda: loss(x[:, :12], w[:, :12].contiguous()), False)):
         size = kept_bytes(f)
         verdict(f"{name}: exponentials are {'' if keeps else 'not '}kept", (size > 0) == (keeps and able), f"{size} bytes")
+
+
+def batch_invariant():
+    """The bits of a token's results for other numbers of tokens and other places among them. For sm_90a, which the simulator is
+    too; elsewhere it is refused."""
+    x, w, t = leaf(normal(300, 64), BF16), leaf(normal(3000, 64), BF16), classes(3000, 300)
+    options = dict(reduction="none", batch_invariant=True)
+    if CUDA and torch.cuda.get_device_capability() != (9, 0):
+        return
+    whole = LF.linear_cross_entropy(x, w, t, **options)
+    stats = LF.linear_cross_entropy_stats(x, w, t, **options)
+    for first, tokens in ((0, 1), (5, 1), (131, 128), (40, 260)):
+        part = slice(first, first + tokens)
+        loss = LF.linear_cross_entropy(x[part], w, t[part], **options)
+        verdict(f"batch_invariant: {tokens} tokens from {first}", torch.equal(loss, whole[part]), f"{loss - whole[part]}")
+        out = LF.linear_cross_entropy_stats(x[part], w, t[part], **options)
+        verdict(f"batch_invariant, stats: {tokens} tokens from {first}",
+                all(torch.equal(a, b[part]) for a, b in zip(out, stats)))
+    linear_case(BF16, (70,), 64, 300, dict(reduction="none"), None, batch_invariant=True)
+    linear_case(BF16, (70,), 64, 300, dict(reduction="mean"), None, F32, batch_invariant=True)
+    linear_case(BF16, (70,), 64, 300, dict(reduction="none"), None, stats=(0, 1, 2), batch_invariant=True)
+    size = kept_bytes(lambda: LF.linear_cross_entropy(x, w, t, keep=True, **options))
+    verdict("batch_invariant: no exponentials are kept", size == 0, f"{size} bytes")
 
 
 # ---- md_lrpe_cosine ---------------------------------------------------------------------------------------------------------
@@ -906,6 +938,11 @@ def functions():
              [leaf(normal(6, 12)), leaf(normal(6, 12)), leaf(normal(12))]),
             ("srms_norm", lambda x: LF.srms_norm(x), [leaf(normal(6, 12))]),
             ("cross_entropy mean", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12))]),
+            ("cross_entropy mean, denominator", lambda x: LF.cross_entropy(x, t, denominator=torch.full((), 5, device=D)),
+             [leaf(normal(6, 12))]),
+            ("linear_cross_entropy mean, denominator",
+             lambda x, w: LF.linear_cross_entropy(x, w, th, denominator=torch.full((1,), 5.0, device=D)),
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
@@ -1425,6 +1462,12 @@ def mistakes():
                 ("cross_entropy: softcap", lambda: ce(a, t, softcap=-1.0), "softcap"),
                 ("cross_entropy: logit_scale", lambda: ce(a, t, logit_scale=NAN), "logit_scale"),
                 ("cross_entropy: logit_scale below 0", lambda: ce(a, t, logit_scale=-1.0), "logit_scale"),
+                ("cross_entropy: denominator of a sum", lambda: ce(a, t, reduction="sum", denominator=zeros()), "denominator",
+                 "mean"),
+                ("cross_entropy: shape of denominator", lambda: ce(a, t, denominator=zeros(2)), "denominator"),
+                ("cross_entropy: denominator of Python", lambda: ce(a, t, denominator=3.0), "denominator"),
+                ("cross_entropy: gradient of denominator", lambda: ce(a, t, denominator=zeros(1).requires_grad_()),
+                 "denominator"),
                 ("cross_entropy: ignore_index", lambda: ce(a, t, ignore_index=0.5), "ignore_index", "int"),
                 ("cross_entropy: another name", lambda: ce(a, t, smoothing=0.1), "smoothing"),
                 ("cross_entropy_stats: reduction", lambda: LF.cross_entropy_stats(a, t, reduction="average"), "reduction"),
@@ -1437,6 +1480,9 @@ def mistakes():
                 ("linear_cross_entropy: targets", lambda: lce(a, b, t[:3]), "target"),
                 ("linear_cross_entropy: targets of float", lambda: lce(a, b, t.float()), "target"),
                 ("linear_cross_entropy: workspace_mib", lambda: lce(a, b, t, workspace_mib=-1), "workspace"),
+                ("linear_cross_entropy: denominator", lambda: lce(a, b, t, denominator=zeros(2)), "denominator"),
+                ("linear_cross_entropy: batch_invariant in float32", lambda: lce(a, b, t, batch_invariant=True),
+                 "batch_invariant"),
                 ("linear_cross_entropy: label_smoothing", lambda: lce(a, b, t, label_smoothing=-0.5), "label_smoothing"),
                 ("md_lrpe_cosine: 3 dimensions", lambda: lrpe(cube[0], theta, (6,)), "x", "dim"),
                 ("md_lrpe_cosine: heads of theta", lambda: lrpe(cube, zeros(3, 8), (6,)), "theta"),

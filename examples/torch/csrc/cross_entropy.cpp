@@ -46,11 +46,12 @@ struct LossCall {
     lk_cross_entropy_args a = {};
     Stream stream;
     Rows logits;
-    Tensor target, weight;
+    Tensor target, weight, divisor;
     LossCall(const Tensor &x, const Tensor &t, const Maybe &w, LK_LOSS_PARAMETERS)
-        : stream((check_input(x, "input"), check_device(x, t, "target"), check_device(x, w, "weight"), x)), logits(x, "input")
+        : stream((check_input(x, "input"), check_device(x, t, "target"), check_device(x, w, "weight"),
+                  check_device(x, denominator, "denominator"), x)), logits(x, "input")
     {
-        fill_loss(a, x, t, w, logits.cols, &target, &weight, LK_LOSS_OPTIONS);
+        fill_loss(a, x, t, w, logits.cols, &target, &weight, &divisor, LK_LOSS_OPTIONS);
         a.logits = logits.data(), a.logits_stride = logits.stride, a.rows = logits.rows, a.vocab = logits.cols;
     }
 };
@@ -141,7 +142,7 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
 
 // Outputs with a gradient: loss, and lse and entropy of cross_entropy_stats.
 struct CrossEntropyBackward : Node {
-    SavedVariable logits, target, weight, lse, entropy, state;
+    SavedVariable logits, target, weight, lse, entropy, state, divisor;
     bool stats;
     int64_t reduction, ignore_index;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -155,6 +156,7 @@ struct CrossEntropyBackward : Node {
         const Tensor l = stats ? lse.unpack(shared_from_this()) : Tensor();
         const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
+        const Maybe denominator = maybe(divisor.unpack());
         const Below below;
         return once({cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), maybe(l), maybe(h), s,
                                                     LK_LOSS_OPTIONS)}, "cross_entropy");
@@ -162,14 +164,14 @@ struct CrossEntropyBackward : Node {
     void release_variables() override
     {
         logits.reset_data(), target.reset_data(), weight.reset_data(), lse.reset_data(), entropy.reset_data();
-        state.reset_data();
+        state.reset_data(), divisor.reset_data();
     }
     void keep(const Tensor &x, const Tensor &t, const Maybe &w, const Tensor &s, LK_LOSS_PARAMETERS)
     {
         logits = save(x), target = save(t), weight = save(w), state = save(s);
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
         this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
-        this->zero_when_empty = zero_when_empty;
+        this->zero_when_empty = zero_when_empty, divisor = save(denominator);
     }
 };
 

@@ -36,8 +36,8 @@ struct Locked {
 
 #define PARAMETERS                                                                                                             \
     const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias, const Maybe &class_weight,                 \
-        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted
-#define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted
+        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted, bool batch_invariant
+#define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted, batch_invariant
 
 // lk puts the exponentials at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
 // saved tensors make them, is as good. Where the tensor lies elsewhere, as some do on the CPU, lk gets memory beside it.
@@ -57,11 +57,12 @@ struct HeadCall {
     lk_linear_cross_entropy_args a = {};
     Stream stream;
     Rows rows, columns;
-    Tensor t, b, w, dx, dweight, dbias;
+    Tensor t, b, w, d, dx, dweight, dbias;
     size_t budget;
     HeadCall(PARAMETERS)
         : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target, "target"),
-                  check_device(x, bias, "linear_bias"), check_device(x, class_weight, "weight"), x)),
+                  check_device(x, bias, "linear_bias"), check_device(x, class_weight, "weight"),
+                  check_device(x, denominator, "denominator"), x)),
           rows(x, "input"), columns(weight, "linear_weight")
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
@@ -69,7 +70,7 @@ struct HeadCall {
         TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib > 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
-        fill_loss(a, x, target, class_weight, columns.rows, &t, &w, LK_LOSS_OPTIONS);
+        fill_loss(a, x, target, class_weight, columns.rows, &t, &w, &d, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");
@@ -78,7 +79,8 @@ struct HeadCall {
         }
         a.x = rows.data(), a.x_stride = rows.stride, a.tokens = rows.rows, a.hidden = rows.cols;
         a.weight = columns.data(), a.weight_stride = columns.stride, a.vocab = columns.rows;
-        a.fast_logits = fast_logits, a.max_counted = max_counted, budget = (size_t)workspace_mib << 20;
+        a.fast_logits = fast_logits, a.max_counted = max_counted, a.batch_invariant = batch_invariant;
+        budget = (size_t)workspace_mib << 20;
         a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
     }
     // The matmuls of kept exponentials read rows at multiples of 16 bytes; others are copied.
@@ -188,11 +190,11 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
 
 // Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
-    SavedVariable x, weight, target, bias, class_weight, lse, entropy, saved;
+    SavedVariable x, weight, target, bias, class_weight, lse, entropy, saved, divisor;
     bool stats;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
-    bool zero_when_empty, fast_logits;
+    bool zero_when_empty, fast_logits, batch_invariant;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(linear_cross_entropy_backward);
@@ -203,6 +205,7 @@ struct LinearCrossEntropyBackward : Node {
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
         const Tensor cw = class_weight.unpack(), s = saved.unpack();
+        const Maybe denominator = maybe(divisor.unpack());
         const Below below;
         auto [dx, dweight, dbias] = linear_cross_entropy_backward_op.call(
             maybe(up[0]), dlse, dentropy, l, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
@@ -214,6 +217,7 @@ struct LinearCrossEntropyBackward : Node {
     {
         x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
         class_weight.reset_data(), lse.reset_data(), entropy.reset_data(), saved.reset_data();
+        divisor.reset_data();
     }
     void keep(PARAMETERS)
     {
@@ -222,7 +226,7 @@ struct LinearCrossEntropyBackward : Node {
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
         this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
         this->zero_when_empty = zero_when_empty, this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
-        this->max_counted = max_counted;
+        this->max_counted = max_counted, this->batch_invariant = batch_invariant, divisor = save(denominator);
     }
 };
 
@@ -244,7 +248,8 @@ static c10::SymInt saved_bytes(const Tensor &x, const Tensor &weight, const Tens
 }
 
 // A reduced loss makes its gradients in forward, which saves the fourth matmul: backward does not compute the logits again. Not
-// in f16, where a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back.
+// in f16, where a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back. And not
+// with batch_invariant, which forward alone promises.
 Tensor linear_cross_entropy(PARAMETERS, bool keep)
 {
     LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, c10::SymInt));
@@ -254,7 +259,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
         const Below below;
         return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
     }
-    if (reduction != LK_REDUCTION_NONE && x.scalar_type() != at::kHalf) {
+    if (reduction != LK_REDUCTION_NONE && x.scalar_type() != at::kHalf && !batch_invariant) {
         const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
         Tensor loss, dx, dweight, dbias;
         {
@@ -273,7 +278,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
         const Below below;
         std::tie(loss, lse, saved) = linear_cross_entropy_forward_op.call(
             x, weight, target, bias, class_weight, OPTIONS, true,
-            keep ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0));
+            keep && !batch_invariant ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0));
     }
     torch::autograd::set_history(loss, node);
     node->stats = false, node->lse = save(lse), node->saved = save(saved);
@@ -321,7 +326,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast
 }
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
-#define SETTINGS LK_LOSS_SCHEMA ", int workspace_mib, bool fast_logits, int max_counted"
+#define SETTINGS LK_LOSS_SCHEMA ", int workspace_mib, bool fast_logits, int max_counted, bool batch_invariant"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {

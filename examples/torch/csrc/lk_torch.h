@@ -55,21 +55,22 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
-        bool zero_when_empty
-#define LK_LOSS_OPTIONS reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty
+        bool zero_when_empty, const Maybe &denominator
+#define LK_LOSS_OPTIONS                                                                                                        \
+    reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator
 #define LK_LOSS_SCHEMA                                                                                                         \
     "int reduction, int ignore_index, float label_smoothing, float z_loss, float softcap, float logit_scale, "                 \
-    "bool zero_when_empty"
+    "bool zero_when_empty, Tensor? denominator"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS);
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
-                            int64_t max_counted, bool keep);
+                            int64_t max_counted, bool batch_invariant, bool keep);
 tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target,
                                                                  const Maybe &bias, const Maybe &class_weight,
                                                                  LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
-                                                                 int64_t max_counted);
+                                                                 int64_t max_counted, bool batch_invariant);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, int64_t activation);
 
@@ -180,10 +181,10 @@ struct Rows {
     const void *data() const { return t.const_data_ptr(); }
 };
 
-// What cross_entropy and linear_cross_entropy share of their arguments. t and w keep the memory of copies.
+// What cross_entropy and linear_cross_entropy share of their arguments. t, w and d keep the memory of copies.
 template <class Args>
 void fill_loss(Args &a, const Tensor &x, const Tensor &target, const Maybe &weight, int64_t vocab, Tensor *t, Tensor *w,
-               LK_LOSS_PARAMETERS)
+               Tensor *d, LK_LOSS_PARAMETERS)
 {
     TORCH_CHECK_VALUE(target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, x.dim() - 1), "lk: target has shape ",
                       target.sizes(), "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
@@ -199,6 +200,15 @@ void fill_loss(Args &a, const Tensor &x, const Tensor &target, const Maybe &weig
                          c10::toString(weight->scalar_type()));
         *w = weight->to(at::kFloat).contiguous();
         a.class_weight = w->const_data_ptr<float>();
+    }
+    if (has(denominator)) {
+        TORCH_CHECK_VALUE(reduction == LK_REDUCTION_MEAN, "lk: denominator is what a mean divides by; reduction must be mean");
+        TORCH_CHECK_VALUE(denominator->numel() == 1, "lk: denominator has shape ", denominator->sizes(),
+                          "; it must be one number");
+        TORCH_CHECK_TYPE(!denominator->is_complex(), "lk: denominator must be a real number");
+        TORCH_CHECK_VALUE(!denominator->requires_grad(), "lk: denominator requires a gradient, and gets none; detach it");
+        *d = denominator->to(at::kFloat);
+        a.denominator = d->const_data_ptr<float>();
     }
     a.reduction = (int)reduction, a.use_ignore_index = 1, a.ignore_index = ignore_index;
     a.label_smoothing = (float)label_smoothing, a.z_loss = (float)z_loss, a.softcap = (float)softcap;

@@ -82,43 +82,51 @@ def srms_norm(input, eps=1e-6):
     return rms_norm(input, input.shape[-1:], None, eps)
 
 
-def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
+def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
+          denominator):
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
-              float(z_loss), float(softcap), float(logit_scale), zero_when_empty)
+              float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator)
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                  softcap=0.0, logit_scale=1.0, zero_when_empty=False):
-    """F.cross_entropy of class numbers; the loss is float32. lk/cross_entropy.cuh has the formulas of all options."""
+                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
+    """F.cross_entropy of class numbers; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+
+    denominator, a tensor of one number, is what a mean divides by, instead of its own count (or sum of weights): the targets of
+    all micro-batches, say. It gets no gradient."""
     return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
-                 zero_when_empty)
+                 zero_when_empty, denominator)
 
 
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                        softcap=0.0, logit_scale=1.0, zero_when_empty=False):
+                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
     return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
-                                     z_loss, softcap, logit_scale, zero_when_empty))
+                                     z_loss, softcap, logit_scale, zero_when_empty, denominator))
 
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
-                 softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits, max_counted, *more):
+                 softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted, batch_invariant,
+                 *more):
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
-              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, workspace_mib,
-              fast_logits, max_counted, *more)
+              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator,
+              workspace_mib, fast_logits, max_counted, batch_invariant, *more)
 
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
-                         workspace_mib=1024, fast_logits=False, max_counted=0, keep=False):
+                         denominator=None, workspace_mib=1024, fast_logits=False, max_counted=0, batch_invariant=False,
+                         keep=False):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits. fast_logits stores them in input's type.
-    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows.
+    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator: as in
+    cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a;
+    gradients are then made in backward.
 
     keep=True is for a loss per token, reduction="none", whose gradients are made in backward. Forward keeps exponentials of all
     logits for it, in bfloat16: as much memory as the logits in bfloat16 take, whatever workspace_mib says, until the graph is
@@ -126,17 +134,19 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     without label_smoothing, with hidden a multiple of 8; anything else is as with keep=False. A mean or sum makes its gradients
     in forward or, in float16, computes the logits again; keep changes neither."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
-                        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits,
-                        max_counted, keep)
+                        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits,
+                        max_counted, batch_invariant, keep)
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
-                               zero_when_empty=False, workspace_mib=1024, fast_logits=False, max_counted=0):
+                               zero_when_empty=False, denominator=None, workspace_mib=1024, fast_logits=False, max_counted=0,
+                               batch_invariant=False):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
     return LinearCrossEntropyOutput(*_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
-        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, workspace_mib, fast_logits, max_counted))
+        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted,
+        batch_invariant))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):

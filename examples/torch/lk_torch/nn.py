@@ -45,8 +45,8 @@ class CrossEntropyLoss(torch.nn.Module):
         self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
                             softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty)
 
-    def forward(self, input, target):
-        return LF.cross_entropy(input, target, self.weight, **self.options)
+    def forward(self, input, target, denominator=None):
+        return LF.cross_entropy(input, target, self.weight, denominator=denominator, **self.options)
 
     def extra_repr(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -57,7 +57,8 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
         super().__init__()
-        unknown = set(options) - set(LF.linear_cross_entropy.__kwdefaults__) | set(options) & {"linear_bias", "weight"}
+        unknown = set(options) - set(LF.linear_cross_entropy.__kwdefaults__)
+        unknown |= set(options) & {"linear_bias", "weight", "denominator"}
         if unknown:
             raise TypeError(f"lk: LinearCrossEntropyLoss has no option {', '.join(sorted(unknown))}")
         self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
@@ -71,9 +72,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         for p in self.parameters():
             torch.nn.init.uniform_(p, -bound, bound)
 
-    def forward(self, input, target):
+    def forward(self, input, target, denominator=None):
         return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
-                                       **self.options)
+                                       denominator=denominator, **self.options)
 
     def extra_repr(self):
         sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
