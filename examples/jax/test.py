@@ -97,7 +97,7 @@ def calls_in(f, *args):
 
 
 def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
-                  logit_scale=1.0, class_weight=None, zero_when_empty=False):
+                  logit_scale=1.0, class_weight=None, zero_when_empty=False, denominator=None):
     """(loss, {aux}) by the formulas at the top of lk/cross_entropy.cuh."""
     vocab = logits.shape[-1]
     z = logits * logit_scale
@@ -115,7 +115,10 @@ def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_sm
     valid, weight_sum = counted.sum(), jnp.where(good, w[y], 0).sum()
     aux = {"lse": jnp.where(counted, lse, 0), "entropy": jnp.where(counted, lse - (p * z).sum(-1), 0),
            "argmax": jnp.where(counted, jnp.argmax(z, -1), -1), "valid_rows": valid, "weight_sum": weight_sum}
-    if reduction == "mean":
+    if denominator is not None:
+        aux["z_loss"] = z_rows.sum() / denominator
+        loss = (rows + z_rows).sum() / denominator
+    elif reduction == "mean":
         divisor = valid if class_weight is None else weight_sum
         empty = 0.0 if zero_when_empty else jnp.nan
         aux["z_loss"] = jnp.where(valid > 0, z_rows.sum() / jnp.maximum(valid, 1), empty)
@@ -164,9 +167,9 @@ def logsumexp():
     close("-inf and inf", lk.logsumexp(jnp.array([[-jnp.inf, 1], [jnp.inf, 1], [-jnp.inf, -jnp.inf]]), 1), [1, np.inf, -np.inf])
 
 
-def with_lse(result):
+def with_aux(result):
     loss, aux = result
-    return loss, aux["lse"]
+    return loss, aux["lse"], aux["entropy"]
 
 
 def entropy_options(vocab):
@@ -206,12 +209,20 @@ def cross_entropy():
                     if dtype != "bfloat16" and "softcap" not in full:  # others have equal logits
                         check(f"{name} argmax", np.array_equal(aux["argmax"], expected["argmax"]))
                     if vocab == 50 and reduction != "sum":
-                        ours = lambda v: with_lse(lk.cross_entropy(v, targets, **full, aux=("lse",)))
-                        exact = lambda v: with_lse(exact_entropy(v, targets, **full))
-                        compare(f"{name} with lse", ours, exact, [x], (up, 512 * normal(7, *shape)), 2)
-                        if not options:
-                            only = lambda f: lambda v: f(v)[1]
-                            compare(f"{name} lse alone", only(ours), only(exact), [x], 512 * normal(7, *shape), 2)
+                        ours = lambda v: with_aux(lk.cross_entropy(v, targets, **full, aux=("entropy", "lse")))
+                        exact = lambda v: with_aux(exact_entropy(v, targets, **full))
+                        ups = up, 512 * normal(7, *shape), 512 * normal(9, *shape)
+                        compare(f"{name} with lse and entropy", ours, exact, [x], ups, 2)
+                        for i, only in ((1, "lse"), (2, "entropy")):
+                            if not options:
+                                compare(f"{name} {only} alone", lambda v: ours(v)[i], lambda v: exact(v)[i], [x], ups[i], 2)
+                                alone = lambda v: lk.cross_entropy(v, targets, **full, aux=(only,))[1][only]
+                                compare(f"{name} aux={only}", alone, lambda v: exact(v)[i], [x], ups[i], 2)
+                    if vocab == 50 and reduction == "mean":
+                        for d in (7, 2.5, jnp.float32(3), jnp.array([3.0])):
+                            ours = lambda v: lk.cross_entropy(v, targets, **full, denominator=d)
+                            exact = lambda v: exact_entropy(v, targets, **full, denominator=float(jnp.reshape(d, ())))[0]
+                            compare(f"{name} denominator {d}", ours, exact, [x], up, 2)
     x, ignored = normal(4, 3, 8), jnp.full(3, -100)
     check("mean over nothing", bool(jnp.isnan(lk.cross_entropy(x, ignored))))
     check("zero_when_empty", float(lk.cross_entropy(x, ignored, zero_when_empty=True)) == 0)
@@ -264,15 +275,36 @@ def linear_cross_entropy():
                         like = "float16" if "tf32" in full and dtype == "float32" else None  # TF32 has as many digits
                         compare(name, ours, exact, arrays, up, 3, jit=reduction == "sum", like=like)
     x, m, t = normal(7, 2, 3, hidden), weights, jnp.asarray(targets[:6]).reshape(2, 3)
-    known = ("lse", "z_loss", "valid_rows", "weight_sum")
+    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
     loss, aux = lk.linear_cross_entropy(x, m, t, z_loss=0.01, aux=known)
     with jax.enable_x64(True):
         expected = exact_entropy(np.asarray(x, np.float64) @ np.asarray(m, np.float64).T, np.asarray(t), z_loss=0.01)[1]
     for n in known:
         close(f"aux {n}", aux[n].astype(jnp.float32), expected[n], 2)
-    ours = lambda v, m: with_lse(lk.linear_cross_entropy(v, m, t, aux=("lse",)))
-    exact = lambda v, m: with_lse(exact_entropy(v @ m.T, np.asarray(t)))
-    compare("with a gradient of lse", ours, exact, [x, m], (jnp.float32(3), normal(1, 2, 3)), 3)
+    for dtype in DTYPES:
+        arrays = [x.astype(dtype), m.astype(dtype)]
+        for options in ({}, {"softcap": 5.0}, {"label_smoothing": 0.1, "logit_scale": 0.5}):
+            ours = lambda v, m: with_aux(lk.linear_cross_entropy(v, m, t, **options, aux=("lse", "entropy")))
+            exact = lambda v, m: with_aux(exact_entropy(v @ m.T, np.asarray(t), **options))
+            ups = 512 * jnp.float32(3), 512 * normal(1, 2, 3), 512 * normal(2, 2, 3)
+            compare(f"{dtype} {options} with lse and entropy", ours, exact, arrays, ups, 3)
+            if not options:
+                for i in (1, 2):
+                    compare(f"{dtype} aux {i} alone", lambda *a: ours(*a)[i], lambda *a: exact(*a)[i], arrays, ups[i], 3)
+            ours = lambda v, m: lk.linear_cross_entropy(v, m, t, **options, denominator=jnp.float32(11))
+            exact = lambda v, m: exact_entropy(v @ m.T, np.asarray(t), **options, denominator=11.0)[0]
+            compare(f"{dtype} {options} denominator", ours, exact, arrays, 4096 * jnp.float32(1), 3)
+    if jax.default_backend() == "cpu" or jax.devices()[0].compute_capability == "9.0":
+        v, n, k = normal(1, 300, 64, dtype="bfloat16"), normal(2, 3000, 64, dtype="bfloat16", scale=0.3), integers(3, 3000, 300)
+        options = dict(reduction="none", batch_invariant=True, aux=known)
+        all_ = lk.linear_cross_entropy(v, n, k, **options)
+        for first, end in ((0, 1), (5, 6), (131, 259), (40, 300)):
+            some = lk.linear_cross_entropy(v[first:end], n, k[first:end], **options)
+            same = [np.array_equal(some[0], all_[0][first:end])]
+            same += [np.array_equal(some[1][i], all_[1][i][first:end]) for i in ("lse", "entropy", "argmax")]
+            check(f"batch_invariant: tokens {first} to {end}", all(same), same)
+        ours = lambda v, n: lk.linear_cross_entropy(v, n, k, batch_invariant=True)
+        compare("batch_invariant", ours, lambda v, n: exact_entropy(v @ n.T, k)[0], [v, n], 4096 * jnp.float32(1), 3)
     name = "linear_cross_entropy_forward_backward_f32"
     for wanted, made in [(0, "dx"), (1, "dweight"), ((0, 1), "dx dweight")]:
         calls = calls_in(jax.grad(lambda v, m: lk.linear_cross_entropy(v, m, t), wanted), x, m)
@@ -340,6 +372,9 @@ def functions():
         "cross_entropy none": (lambda x, t: lk.cross_entropy(x, t, reduction="none"), (x, t), ()),
         "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
         "cross_entropy mean": (lambda x, t: lk.cross_entropy(x, t, label_smoothing=0.1), (x, t), ()),
+        "cross_entropy mean denominator": (lambda x, t, d: lk.cross_entropy(x, t, denominator=d), (x, t), (jnp.int32(5),)),
+        "linear entropy": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy", "argmax")),
+                           (x, t), (m,)),
         "linear none": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none"), (x, t), (m,)),
         "linear mean": (lambda x, t, m: lk.linear_cross_entropy(x, m, t), (x, t), (m,)),
         "md_lrpe_cosine": (lambda x, theta: lk.md_lrpe_cosine(x, theta, 2, activation="silu"), (x.reshape(4, 3, 2, 16),),
@@ -433,7 +468,11 @@ def mistakes():
         ("weight is float16; it must be float32", lambda: lk.linear_cross_entropy(x, m.astype(jnp.float16), t)),
         ("bias has the shape (8,); it must have (6,)", lambda: lk.linear_cross_entropy(x, m, t, bias=w)),
         ("max_counted is -1", lambda: lk.linear_cross_entropy(x, m, t, max_counted=-1)),
-        ("aux has 'entropy'", lambda: lk.linear_cross_entropy(x, m, t, aux=("entropy",))),
+        ("aux has 'rank'", lambda: lk.linear_cross_entropy(x, m, t, aux=("rank",))),
+        ("batch_invariant needs", lambda: lk.linear_cross_entropy(x, m, t, batch_invariant=True)),
+        ("reduction is 'sum'; with a denominator it must be 'mean'",
+         lambda: lk.cross_entropy(x, t, reduction="sum", denominator=3)),
+        ("denominator has the shape (8,)", lambda: lk.cross_entropy(x, t, denominator=w)),
         ("budget", lambda: lk.linear_cross_entropy(x, m, t, workspace_bytes=1)),
         ("axis 2 does not exist", lambda: lk.logsumexp(x, 2)),
         ("axis is (0, 2); lk sums over axes that are neighbours", lambda: lk.logsumexp(z, (0, 2))),

@@ -85,6 +85,17 @@ def _given(cotangent):
     return None if type(cotangent) is SymbolicZero else cotangent
 
 
+def _upstream(cotangents):
+    """Of a cross entropy: the gradients of loss, lse and entropy."""
+    loss, aux = cotangents
+    return _given(loss), *(_given(aux[n]) if n in aux else None for n in _SMOOTH)
+
+
+def _saved(saved, dentropy):
+    """What backward reads. lk takes the entropy together with its gradient."""
+    return {n: a for n, a in saved.items() if n != "entropy" or dentropy is not None}
+
+
 def _scaled(gradient, factor):
     """gradient times the upstream gradient of a reduced loss. Where that is the constant 1 XLA removes all of it."""
     return None if gradient is None else (gradient.astype(_f32) * factor).astype(gradient.dtype)
@@ -159,6 +170,9 @@ def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logi
                 zero_when_empty=int(zero_when_empty))
 
 
+_SMOOTH = ("lse", "entropy")  # what in aux has a gradient
+
+
 def _result(aux, found):
     """The loss, and the results named in aux, of a call's outputs."""
     found = {"z_loss" if n == "z_loss_out" else n: a for n, a in found.items()}
@@ -178,16 +192,25 @@ def _loss_outputs(aux, known, reduced, shape):
 
 def _shared(reduced):
     """The inputs and outputs that have no rows."""
-    return ("weight", "bias", "class_weight", "valid_rows", "weight_sum", "dweight", "dbias",
+    return ("weight", "bias", "class_weight", "denominator", "valid_rows", "weight_sum", "dweight", "dbias",
             *(("loss", "z_loss_out", "upstream") if reduced else ()))
 
 
 def _loss_result(aux, loss, found):
-    """What the user gets: the loss, with aux also {name: array}. Only loss and lse have gradients."""
+    """What the user gets: the loss, with aux also {name: array}. Only loss, lse and entropy have gradients."""
     if not aux:
         return loss
     halves = {name: found[name][..., 0] for name in ("argmax", "valid_rows") if name in aux}
-    return loss, {n: found[n] if n == "lse" else jax.lax.stop_gradient(halves.get(n, found[n])) for n in aux}
+    return loss, {n: found[n] if n in _SMOOTH else jax.lax.stop_gradient(halves.get(n, found[n])) for n in aux}
+
+
+def _denominator(denominator, reduction):
+    if denominator is None:
+        return None
+    _demand(reduction == "mean", f"reduction is {reduction!r}; with a denominator it must be 'mean'")
+    denominator = jnp.asarray(denominator, _f32)
+    _demand(denominator.size == 1, f"denominator has the shape {denominator.shape}; it must be one number")
+    return jax.lax.stop_gradient(denominator.reshape(()))
 
 
 def _class_weight(class_weight, vocab):
@@ -199,16 +222,18 @@ def _class_weight(class_weight, vocab):
 
 
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
-                  logit_scale=1.0, class_weight=None, zero_when_empty=False, in_place=False, aux=()):
+                  logit_scale=1.0, class_weight=None, zero_when_empty=False, denominator=None, in_place=False, aux=()):
     """Softmax cross entropy of logits [..., vocab] with integer targets [...], float32.
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
     ignore_index: such targets count nowhere; None: none. z_loss k adds k lse^2. softcap s makes logits s tanh(logits / s); 0 or
-    None is off. class_weight [vocab]: a factor per class. zero_when_empty: a mean over nothing is 0, not NaN.
+    None is off. class_weight [vocab]: a factor per class. zero_when_empty: a mean over nothing is 0, not NaN. denominator: what
+    a mean divides by instead of its own count, the targets of all micro-batches, say; it may be traced.
     in_place: the gradient takes the memory of the logits. That saves as much where the logits come from the same jit and
     nothing else reads them; where they are an argument of jit, or are read again, XLA copies them before.
     aux: names of more results, which are then returned as a dictionary beside the loss: "lse", "z_loss" (its part of the
-    loss), "entropy", "argmax", "valid_rows" (the number of targets that count), "weight_sum". Of them lse has a gradient.
+    loss), "entropy", "argmax", "valid_rows" (the number of targets that count), "weight_sum". Of them lse and entropy have
+    gradients.
     A target outside [0, vocab) that is not ignored makes the loss NaN.
     """
     logits = _array(logits, "logits", 1)
@@ -217,7 +242,7 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     aux = tuple(aux)
     _loss_outputs(aux, ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum"), False, shape)
-    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab))
+    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), _denominator(denominator, reduction))
     return _loss_result(aux, *_cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays))
 
 
@@ -225,64 +250,68 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
 def _cross_entropy(options, in_place, aux):
     options = dict(options)
     reduced = bool(options["reduction"])
+    smooth = [n for n in _SMOOTH if n in aux]
 
-    def run(direction, logits, targets, class_weight, inputs, outputs):
+    def run(direction, arrays, inputs, outputs):
+        logits, targets, class_weight, denominator = arrays
         fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32))
         if direction == "backward":
             fields["upstream_per_row"] = int(not reduced)
         return call(f"cross_entropy_{direction}_{TYPES[logits.dtype.name]}",
-                    {"logits": logits, "target": targets, "class_weight": class_weight, **inputs}, outputs, fields, "rows",
-                    _shared(reduced), [("logits", "dlogits")] if in_place and "dlogits" in outputs else [])
+                    {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator, **inputs},
+                    outputs, fields, "rows", _shared(reduced),
+                    [("logits", "dlogits")] if in_place and "dlogits" in outputs else [])
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
         return _loss_outputs(names, names, reduced, targets.shape)
 
     @jax.custom_vjp
-    def f(logits, targets, class_weight):
-        return _result(aux, run("forward", logits, targets, class_weight, {}, outputs(targets)))
+    def f(*arrays):
+        return _result(aux, run("forward", arrays, {}, outputs(arrays[1])))
 
-    def fwd(logits, targets, class_weight):
-        logits, targets, class_weight = _values(logits, targets, class_weight)
+    def fwd(*primals):
+        arrays = logits, targets, class_weight, _ = _values(*primals)
         # A reduced loss has one upstream gradient, almost always 1. So the gradient is made together with the loss, and
         # multiplied later: the logits are read once and not twice. Not for float16, whose gradients need a loss scale before
-        # they are rounded, and not where lse has a gradient of its own.
-        if reduced and logits.dtype != jnp.float16 and "lse" not in aux:
-            found = run("forward_backward", logits, targets, class_weight, {}, {**outputs(targets), "dlogits": _like(logits)})
+        # they are rounded, and not where lse or entropy has a gradient of its own.
+        if reduced and logits.dtype != jnp.float16 and not smooth:
+            found = run("forward_backward", arrays, {}, {**outputs(targets), "dlogits": _like(logits)})
             return _result(aux, found), {"dlogits": found["dlogits"]}
-        more = ["lse", *(["valid_rows"] if options["reduction"] == 1 else []),
+        more = ["lse", *(n for n in smooth if n != "lse"), *(["valid_rows"] if options["reduction"] == 1 else []),
                 *(["weight_sum"] if options["reduction"] == 1 and class_weight is not None else [])]
         low = {"lse_low": _of(targets.shape, _f32)}
-        found = run("forward", logits, targets, class_weight, {}, {**outputs(targets, more), **low})
+        found = run("forward", arrays, {}, {**outputs(targets, more), **low})
         saved = {n: found[n] for n in (*more, "lse_low")}
-        return _result(aux, found), {"arrays": (logits, targets, class_weight), "saved": saved}
+        return _result(aux, found), {"arrays": arrays, "saved": saved}
 
     def bwd(kept, cotangents):
-        dloss, dlse = cotangents[0], cotangents[1].get("lse")
-        dloss, dlse = _given(dloss), _given(dlse)
+        dloss, dlse, dentropy = _upstream(cotangents)
         if "dlogits" in kept:
-            return None if dloss is None else _scaled(kept["dlogits"], dloss), None, None
-        logits, targets, class_weight = kept["arrays"]
-        if dloss is None and dlse is None:
-            return None, None, None
+            return None if dloss is None else _scaled(kept["dlogits"], dloss), None, None, None
+        logits, targets, *_ = kept["arrays"]
+        if dloss is None and dlse is None and dentropy is None:
+            return None, None, None, None
         dloss = jnp.zeros(() if reduced else targets.shape, _f32) if dloss is None else dloss
-        found = run("backward", logits, targets, class_weight, {**kept["saved"], "upstream": dloss, "dlse": dlse},
-                    {"dlogits": _like(logits)})
-        return found["dlogits"], None, None
+        found = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
+                                                 "dentropy": dentropy}, {"dlogits": _like(logits)})
+        return found["dlogits"], None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
 
 
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-                         softcap=0.0, logit_scale=1.0, class_weight=None, zero_when_empty=False, max_counted=None,
-                         fast_logits=False, tf32=False, workspace_bytes=None, aux=()):
+                         softcap=0.0, logit_scale=1.0, class_weight=None, zero_when_empty=False, denominator=None,
+                         max_counted=None, fast_logits=False, tf32=False, batch_invariant=False, workspace_bytes=None, aux=()):
     """cross_entropy of the logits x @ weight.T + bias, without storing all of them. x [..., hidden], weight [vocab, hidden].
 
-    The other options are those of cross_entropy; aux may have "lse", "z_loss", "valid_rows" and "weight_sum".
+    The other options are those of cross_entropy; aux may have them all.
     weight and bias may be float32 beside 16-bit x. The matmuls then have x's type; the gradients are float32, rounded never.
     max_counted: no more targets than this count, and the matmuls are as much smaller. fast_logits: chunks of logits are stored
     in x's type. tf32: float32 matmuls may use TF32. workspace_bytes: the most scratch memory to use, 1 GiB where None.
+    batch_invariant: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a; gradients are then
+    made in backward.
     """
     x = _array(x, "x", 1)
     weight = _array(weight, "weight", 2)
@@ -292,11 +321,11 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     bias = None if bias is None else _beside(bias, "bias", x.dtype, (vocab,))
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     fields.update(max_counted=int(max_counted or 0), fast_logits=int(fast_logits), tf32=int(tf32),
-                  workspace_bytes=int(workspace_bytes or 0))
+                  batch_invariant=int(batch_invariant), workspace_bytes=int(workspace_bytes or 0))
     _demand(max_counted is None or max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
     aux = tuple(aux)
-    _loss_outputs(aux, ("lse", "z_loss", "valid_rows", "weight_sum"), False, shape)
-    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab))
+    _loss_outputs(aux, ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum"), False, shape)
+    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), _denominator(denominator, reduction))
     return _loss_result(aux, *_linear_cross_entropy(tuple(fields.items()), aux)(*arrays))
 
 
@@ -304,9 +333,10 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
 def _linear_cross_entropy(options, aux):
     options = dict(options)
     reduced = bool(options["reduction"])
+    smooth = [n for n in _SMOOTH if n in aux]
 
     def run(direction, arrays, inputs, outputs):
-        x, weight, targets, bias, class_weight = arrays
+        x, weight, targets, bias, class_weight, denominator = arrays
         fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=weight.shape[0],
                       target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype))
         if direction == "backward":
@@ -315,7 +345,7 @@ def _linear_cross_entropy(options, aux):
             fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
         return call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
                     {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
-                     **inputs}, outputs, fields, "tokens", _shared(reduced))
+                     "denominator": denominator, **inputs}, outputs, fields, "tokens", _shared(reduced))
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
@@ -326,28 +356,29 @@ def _linear_cross_entropy(options, aux):
         return _result(aux, run("forward", arrays, {}, outputs(arrays[2])))
 
     def fwd(*primals):
-        arrays = x, weight, targets, bias, class_weight = _values(*primals)
+        arrays = x, weight, targets, bias, *_ = _values(*primals)
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in wanted}
         # As in cross_entropy. Here it also saves one of four matmuls, since backward computes the logits again.
-        if reduced and x.dtype != jnp.float16 and "lse" not in aux:
+        if reduced and x.dtype != jnp.float16 and not smooth and not options["batch_invariant"]:
             found = run("forward_backward", arrays, {}, {**outputs(targets), **likes})
             return _result(aux, found), {"made": {name: found[name] for name in wanted}}
-        found = run("forward", arrays, {}, outputs(targets, ["lse"]))
-        return _result(aux, found), {"arrays": arrays, "lse": found["lse"], "wanted": wanted}
+        found = run("forward", arrays, {}, outputs(targets, ["lse", *smooth]))
+        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in {"lse", *smooth}}, "wanted": wanted}
 
     def bwd(kept, cotangents):
-        dloss, dlse = _given(cotangents[0]), _given(cotangents[1].get("lse"))
-        if dloss is None and dlse is None:
-            return (None,) * 5
+        dloss, dlse, dentropy = _upstream(cotangents)
+        if dloss is None and dlse is None and dentropy is None:
+            return (None,) * 6
         if "made" in kept:
             made = {name: _scaled(a, dloss) for name, a in kept["made"].items()}
         else:
-            x, weight, targets, bias, _ = kept["arrays"]
+            x, weight, targets, bias, *_ = kept["arrays"]
             dloss = jnp.zeros(() if reduced else targets.shape, _f32) if dloss is None else dloss
             likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
-            made = run("backward", kept["arrays"], {"lse": kept["lse"], "upstream": dloss, "dlse": dlse}, likes)
-        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None
+            made = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
+                                                    "dentropy": dentropy}, likes)
+        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
