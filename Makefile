@@ -104,7 +104,7 @@ examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## buil
 test: | backend ## builds and runs every test; test-<op> one; a GPU has the whole suites
 	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts
-	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(simt_tests) link $(shared) $(ops) || failed=1; test -z "$$failed"
+	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(ops) || failed=1; test -z "$$failed"
 test-parts: $(addprefix test-,$(shared) $(ops)) $(if $(simt),test-simt) test-link
 test-full: ## the whole suites on the simulator too, in all schedules
 	@$(MAKE) --no-print-directory -k test FULL=1
@@ -186,8 +186,9 @@ readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv 
 clean: ## removes build/
 	rm -rf build
 
-test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | backend
-	@for t in $^; do tests/run -o $(out)/counts $$t || failed=1; done; test -z "$$failed"
+test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | $(engine) backend
+	@for t in $^; do tests/run -o $(out)/counts $$t || failed=1; done; \
+	CXX="$(CXX)" NVCC="$(have_nvcc)" tests/run -o $(out)/counts -n test_rewrite tests/simt/test_rewrite $(out) $(SAN) || failed=1; test -z "$$failed"
 test-link: $(out)/tests/link/program | backend
 	@tests/run -o $(out)/counts -n link $<
 test-%: $(out)/tests/% | backend

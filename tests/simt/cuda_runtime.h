@@ -17,7 +17,16 @@
 #include "vector_types.h"
 
 /* ---- keywords -----------------------------------------------------------------------------------------------------------
-   No __shared__: simt_ptx.h has macros for shared memory. No __noinline__ either: as a macro it breaks libstdc++. */
+   No __shared__, which no macro can spell: SIMT_SHARED(float, tile, [32][33]); is __shared__ float tile[32][33]; and `rewrite`
+   turns the one into the other. No __noinline__ either: as a macro it breaks libstdc++. */
+
+#define SIMT_SHARED(type, name, extent) SIMT_SHARED_ALIGNED(1, type, name, extent)
+#define SIMT_SHARED_ALIGNED(alignment, type, name, extent)                                                                 \
+    using simt_type_##name = type extent;                                                                                  \
+    static const simt_variable simt_variable_##name = {                                                                    \
+        #name, sizeof(simt_type_##name),                                                                                   \
+        alignof(simt_type_##name) > (alignment) ? alignof(simt_type_##name) : (alignment), __FILE__, __LINE__};            \
+    simt_type_##name &name = *(simt_type_##name *)simt_shared(&simt_variable_##name)
 
 #define __global__
 #define __device__
@@ -118,6 +127,17 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
     return [&](parameters... values) {
         return simt_launch(config, (const void *)kernel, [=] { kernel(values...); });
     }(std::forward<arguments>(args)...);
+}
+
+/* kernel<<<grid, block, bytes, stream>>>(x, y) is simt_call(simt_config(grid, block, bytes, stream), kernel, x, y), by `rewrite`. */
+struct simt_config : cudaLaunchConfig_t {
+    simt_config(dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t on = 0) : cudaLaunchConfig_t() {
+        grid_ = grid, block_ = block, dynamicSmemBytes = bytes, stream = on;
+    }
+};
+template <typename... parameters, typename... arguments>
+static inline void simt_call(const simt_config &config, void (*kernel)(parameters...), arguments &&...args) {
+    cudaLaunchKernelEx(&config, kernel, std::forward<arguments>(args)...);
 }
 
 #include "simt_device.h"

@@ -26,11 +26,7 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 
 /* LK_SHARED(float, tile, [32][33]); LK_SHARED(int, flag, );  LK_DYN_SMEM(struct my_smem, smem) makes `smem` a reference to
    it. */
-#define LK_SHARED(type, name, extent)                                                                                      \
-    using simt_type_##name = type extent;                                                                                  \
-    static const simt_variable simt_variable_##name = {#name, sizeof(simt_type_##name), alignof(simt_type_##name),         \
-                                                       __FILE__, __LINE__};                                                \
-    simt_type_##name &name = *(simt_type_##name *)simt_shared(&simt_variable_##name)
+#define LK_SHARED(type, name, extent) SIMT_SHARED(type, name, extent)
 #define LK_DYN_SMEM(type, name) type &name = *(type *)simt_dynamic_shared(sizeof(type))
 
 /* ---- arithmetic, and what has no effect here ------------------------------------------------------------------------- */
