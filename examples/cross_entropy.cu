@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* cross_entropy in four rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
+/* cross_entropy in seven rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
  * the same four rows of 8:
  *
  *   row 0   log 1, log 2, ..., log 8; target 5          the exponentials are 1 to 8, of 36:   loss = log 36/6 = 1.791759
@@ -7,7 +7,8 @@
  *   row 2   log 1, log 1, log 2, log 4, -inf; target 3  exp(-inf) is 0, so 4 of 8:            loss = log 8/4  = 0.693147
  *   row 3   NaN, eight times; target -100               ignored, whatever it holds:           loss = 0
  *
- * The fourth adds the gradient, and so does lk, which has forward, backward and forward_backward:
+ * The fourth and the seventh add the gradient, and so does lk, which has forward, backward and forward_backward. The first four
+ * are about the formula, and a thread has a whole row. The other three are about the GPU: who reads what, and where it is kept.
  *
  *   gradient    p[j] is an exponential over its row's sum, and 1 less at the target:
  *               row 0   times 36:   1  2  3  4  5 -30  7  8
@@ -38,7 +39,7 @@ typedef struct {
     const float *logits;   /* [ROWS, VOCAB] */
     const int64_t *target; /* [ROWS] */
     float *loss;           /* [ROWS] */
-    float *dlogits;        /* [ROWS, VOCAB]; rung 4 */
+    float *dlogits;        /* [ROWS, VOCAB]; rungs 4 and 7 */
 } rung_args;
 
 /* Rung 1: the formula, one thread a row. Right on paper; in float, exp overflows above 88 (row 1 becomes inf). */
@@ -114,6 +115,99 @@ __global__ void rung_4_kernel(rung_args a)
         a.dlogits[row * VOCAB + col] = y == IGNORED ? 0.0f : gradient;
     }
     a.loss[row] = y == IGNORED ? 0.0f : (max - held[y]) + logf(sum);
+}
+
+/* The online sum, a logit at a time and a pair of sums at a time. A pair without columns, {-inf, 0}, changes nothing. */
+typedef struct {
+    float max, sum; /* of exp(logit - max) */
+} online;
+__device__ online online_merge(online a, online b)
+{
+    const float larger = fmaxf(a.max, b.max);
+    if (larger == -INFINITY) return a; /* -inf - -inf would be NaN */
+    const online merged = {larger, a.sum * expf(a.max - larger) + b.sum * expf(b.max - larger)};
+    return merged;
+}
+__device__ online online_add(online s, float logit)
+{
+    const online one = {logit, 1.0f};
+    return logit == -INFINITY ? s : online_merge(s, one);
+}
+/* Over the lanes of a warp: each step merges pairs of lanes twice as far apart as the next. All lanes end with the same. */
+__device__ online online_warp(online s)
+{
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const online other = {__shfl_xor_sync(0xffffffffu, s.max, offset), __shfl_xor_sync(0xffffffffu, s.sum, offset)};
+        s = online_merge(s, other);
+    }
+    return s;
+}
+
+/* Rung 5: a warp per row. In the rungs above neighbouring threads read neighbouring rows, so one load of a warp touches 32
+ * places of memory. Here its lanes read neighbouring columns: 128 bytes in a row, which memory delivers at once. */
+__global__ void rung_5_kernel(rung_args a)
+{
+    const int row = blockIdx.x, lane = threadIdx.x;
+    const float *logits = a.logits + row * VOCAB;
+    const int64_t y = a.target[row];
+    online s = {-INFINITY, 0.0f};
+    for (int col = lane; col < VOCAB; col += 32) s = online_add(s, logits[col]);
+    s = online_warp(s);
+    if (lane == 0) a.loss[row] = y == IGNORED ? 0.0f : (s.max - logits[y]) + logf(s.sum);
+}
+
+/* Rung 6: 16 bytes per load. A lane asks for four logits with one instruction, so more bytes are on their way at a time. Such
+ * a load must begin at a multiple of 16 bytes, and a row need not. So the row has three parts: a head of up to three logits,
+ * the vectors, a tail of up to three. Lanes take the edges one logit each. */
+__global__ void rung_6_kernel(rung_args a)
+{
+    const int row = blockIdx.x, lane = threadIdx.x;
+    const float *logits = a.logits + row * VOCAB;
+    const int64_t y = a.target[row];
+    const int to_boundary = (int)((16 - (uintptr_t)logits % 16) % 16 / sizeof(float));
+    const int head = to_boundary < VOCAB ? to_boundary : VOCAB, vectors = (VOCAB - head) / 4, tail = head + vectors * 4;
+    const float4 *vector = (const float4 *)(logits + head);
+    online s = {-INFINITY, 0.0f};
+    if (lane < head) s = online_add(s, logits[lane]);
+    for (int i = lane; i < vectors; i += 32) {
+        const float4 v = vector[i];
+        s = online_add(online_add(online_add(online_add(s, v.x), v.y), v.z), v.w);
+    }
+    if (tail + lane < VOCAB) s = online_add(s, logits[tail + lane]);
+    s = online_warp(s);
+    if (lane == 0) a.loss[row] = y == IGNORED ? 0.0f : (s.max - logits[y]) + logf(s.sum);
+}
+
+/* Rung 7: a block per row, and the row in shared memory. A long row has more columns than a warp should wait for, and rung 4
+ * wants them twice: for the sum, then for the gradient. A thread cannot hold 32768 logits, but a block of an H100 has 227 KiB.
+ * So global memory is read once and written once. The sums of warps meet in `of_warp`, behind a barrier. */
+#define RUNG_7_THREADS 64
+struct rung_7_shared {
+    online of_warp[RUNG_7_THREADS / 32];
+    float logits[VOCAB];
+};
+__global__ void rung_7_kernel(rung_args a)
+{
+    LK_DYN_SMEM(rung_7_shared, shared); /* the bytes that the launch asked for; lk_base.cuh has the CUDA spelling */
+    const int row = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t y = a.target[row];
+    online s = {-INFINITY, 0.0f}; /* of every column but the target: rung 4 says why */
+    for (int col = threadIdx.x; col < VOCAB; col += RUNG_7_THREADS) {
+        const float logit = shared.logits[col] = a.logits[row * VOCAB + col];
+        if (col != y) s = online_add(s, logit);
+    }
+    s = online_warp(s);
+    if (lane == 0) shared.of_warp[warp] = s;
+    __syncthreads(); /* all logits and all warps' sums are written */
+    online others = shared.of_warp[0];
+    for (int i = 1; i < RUNG_7_THREADS / 32; i++) others = online_merge(others, shared.of_warp[i]);
+    const online all = y == IGNORED ? others : online_add(others, shared.logits[y]);
+    const float share = others.max == -INFINITY ? 0.0f : others.sum * expf(others.max - all.max) / all.sum;
+    for (int col = threadIdx.x; col < VOCAB; col += RUNG_7_THREADS) {
+        const float gradient = col == y ? -share : expf(shared.logits[col] - all.max) / all.sum;
+        a.dlogits[row * VOCAB + col] = y == IGNORED ? 0.0f : gradient;
+    }
+    if (threadIdx.x == 0) a.loss[row] = y == IGNORED ? 0.0f : (all.max - shared.logits[y]) + logf(all.sum);
 }
 
 /* CUDA's calls and lk's return 0 or what went wrong. */
@@ -200,6 +294,18 @@ int main(void)
     const float factors[ROWS] = {36, 8, 8, 1};
     const float exact[ROWS] = {1e-6f, 1e-6f, 1e-6f, 0}, from_lse[ROWS] = {1e-6f, 6e-5f, 1e-6f, 0};
     show_gradient("rung 4: its gradient", dlogits, factors, exact);
+    check("rung 5", lk_launch(rung_5_kernel, ROWS, 32, 0, NULL, args));
+    show("rung 5: a warp per row", loss, ROWS, loss_right, 1);
+    /* rows that begin 4 bytes past a multiple of 16 */
+    float *shifted = (float *)memory_of(NULL, sizeof logits_host + sizeof(float));
+    check("rung 6", cudaMemcpy(shifted + 1, logits_host, sizeof logits_host, cudaMemcpyHostToDevice));
+    const rung_args off = {shifted + 1, target, loss, dlogits};
+    check("rung 6", lk_launch(rung_6_kernel, ROWS, 32, 0, NULL, off));
+    show("rung 6: 16 bytes per load", loss, ROWS, loss_right, 1);
+    check("rung 7", cudaMemset(dlogits, 0xff, sizeof logits_host)); /* NaN: what is shown next has been written */
+    check("rung 7", lk_launch(rung_7_kernel, ROWS, RUNG_7_THREADS, sizeof(rung_7_shared), NULL, args));
+    show("rung 7: a block per row, in shared memory", loss, ROWS, loss_right, 1);
+    show_gradient("rung 7: its gradient", dlogits, factors, exact);
 
     lk_cross_entropy_args call = {};
     call.logits = logits, call.target = target, call.loss = loss, call.lse = lse, call.lse_low = lse_low;
@@ -209,7 +315,7 @@ int main(void)
     show("lk: loss", loss, ROWS, loss_right, 1);
     show("lk: lse", lse, ROWS, lse_right, 1);
 
-    call.dlogits = dlogits; /* backward reads forward's lse; upstream stays NULL: 1, for the gradient of the sum of the losses */
+    call.dlogits = dlogits; /* backward reads forward's lse; upstream stays NULL: 1, the gradient of the sum of losses */
     call.lse_low = NULL;
     check("lk", lk_cross_entropy_backward_f32(&call, NULL));
     show_gradient("lk: its gradient", dlogits, factors, from_lse);
@@ -239,7 +345,7 @@ int main(void)
     failures += status != LK_ERR_VALUE;
 
     cudaFree((void *)logits), cudaFree((void *)target), cudaFree(loss), cudaFree(lse), cudaFree(lse_low), cudaFree(dlogits);
-    cudaFree(mean), cudaFree(valid_rows), cudaFree(call.workspace);
+    cudaFree(mean), cudaFree(valid_rows), cudaFree(shifted), cudaFree(call.workspace);
     printf(failures ? "%d failures\n" : "all as expected\n", failures);
     return failures != 0;
 }
