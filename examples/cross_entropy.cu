@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* cross_entropy in seven rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
+/* cross_entropy in eight rungs, one idea a rung. Each computes loss[r] = log sum_j exp(logits[r,j]) - logits[r,target[r]] of
  * the same four rows of 8:
  *
  *   row 0   log 1, log 2, ..., log 8; target 5          the exponentials are 1 to 8, of 36:   loss = log 36/6 = 1.791759
@@ -7,8 +7,8 @@
  *   row 2   log 1, log 1, log 2, log 4, -inf; target 3  exp(-inf) is 0, so 4 of 8:            loss = log 8/4  = 0.693147
  *   row 3   NaN, eight times; target -100               ignored, whatever it holds:           loss = 0
  *
- * The fourth and the seventh add the gradient, and so does lk, which has forward, backward and forward_backward. The first four
- * are about the formula, and a thread has a whole row. The other three are about the GPU: who reads what, and where it is kept.
+ * The fourth adds the gradient, as do the last two and lk, which has forward, backward and forward_backward. The first four
+ * are about the formula, and a thread has a whole row. The other four are about the GPU: who reads what, and where it is kept.
  *
  *   gradient    p[j] is an exponential over its row's sum, and 1 less at the target:
  *               row 0   times 36:   1  2  3  4  5 -30  7  8
@@ -39,7 +39,7 @@ typedef struct {
     const float *logits;   /* [ROWS, VOCAB] */
     const int64_t *target; /* [ROWS] */
     float *loss;           /* [ROWS] */
-    float *dlogits;        /* [ROWS, VOCAB]; rungs 4 and 7 */
+    float *dlogits;        /* [ROWS, VOCAB]; rungs 4, 7 and 8 */
 } rung_args;
 
 /* Rung 1: the formula, one thread a row. Right on paper; in float, exp overflows above 88 (row 1 becomes inf). */
@@ -210,6 +210,46 @@ __global__ void rung_7_kernel(rung_args a)
     if (threadIdx.x == 0) a.loss[row] = y == IGNORED ? 0.0f : (all.max - shared.logits[y]) + logf(all.sum);
 }
 
+/* Rung 8: a cluster per row. 128256 logits in f32 are 501 KiB, more than one block can hold. Blocks of a cluster run at the
+ * same time and can write into each other's shared memory: each keeps its part of the columns, and each warp puts its sum into
+ * every block. All blocks then merge the same sums in the same order. This is lk's kernel for long rows, without options; lk
+ * copies with TMA, 16 bytes per load. Before sm_90 a cluster is one block, and this is rung 7. */
+#define RUNG_8_BLOCKS 2
+#define RUNG_8_WARPS 2
+struct rung_8_shared {
+    online of_warp[RUNG_8_BLOCKS * RUNG_8_WARPS];
+    float logits[VOCAB];
+};
+__global__ void rung_8_kernel(rung_args a)
+{
+    LK_DYN_SMEM(rung_8_shared, shared);
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int row = blockIdx.x / blocks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = VOCAB * rank / blocks, end = VOCAB * (rank + 1) / blocks;
+    const int64_t y = a.target[row];
+    const float own = y == IGNORED ? 0.0f : a.logits[row * VOCAB + y]; /* every block's copy of the target's logit */
+    lk_cluster_begin();
+    online s = {-INFINITY, 0.0f};
+    for (int col = first + threadIdx.x; col < end; col += blockDim.x) {
+        const float logit = shared.logits[col - first] = a.logits[row * VOCAB + col];
+        if (col != y) s = online_add(s, logit);
+    }
+    s = online_warp(s);
+    lk_cluster_ready(); /* all blocks have begun, so their shared memory can be written */
+    if (lane < blocks) ((rung_8_shared *)lk_mapa(&shared, lane))->of_warp[rank * RUNG_8_WARPS + warp] = s;
+    if (blocks > 1) lk_barrier_cluster_arrive(), lk_barrier_cluster_wait(); /* all sums are in all blocks */
+    else __syncthreads();
+    online others = shared.of_warp[0];
+    for (int i = 1; i < blocks * RUNG_8_WARPS; i++) others = online_merge(others, shared.of_warp[i]);
+    const online all = y == IGNORED ? others : online_add(others, own);
+    const float share = others.max == -INFINITY ? 0.0f : others.sum * expf(others.max - all.max) / all.sum;
+    for (int col = first + threadIdx.x; col < end; col += blockDim.x) { /* each thread reads what it wrote itself */
+        const float gradient = col == y ? -share : expf(shared.logits[col - first] - all.max) / all.sum;
+        a.dlogits[row * VOCAB + col] = y == IGNORED ? 0.0f : gradient;
+    }
+    if (rank == 0 && threadIdx.x == 0) a.loss[row] = y == IGNORED ? 0.0f : (all.max - own) + logf(all.sum);
+}
+
 /* CUDA's calls and lk's return 0 or what went wrong. */
 static int failures;
 static void check(const char *what, int status)
@@ -306,6 +346,14 @@ int main(void)
     check("rung 7", lk_launch(rung_7_kernel, ROWS, RUNG_7_THREADS, sizeof(rung_7_shared), NULL, args));
     show("rung 7: a block per row, in shared memory", loss, ROWS, loss_right, 1);
     show_gradient("rung 7: its gradient", dlogits, factors, exact);
+    check("rung 8", cudaMemset(dlogits, 0xff, sizeof logits_host));
+    lk_device code; /* code that was compiled for an older GPU has no clusters on a newer one either */
+    check("rung 8", lk_current_device(&code));
+    const int blocks = code.arch >= 90 ? RUNG_8_BLOCKS : 1;
+    check("rung 8", lk_launch_blocks("rung 8", false, rung_8_kernel, ROWS * blocks, blocks, RUNG_8_WARPS * 32,
+                                     sizeof(rung_8_shared), NULL, args));
+    show("rung 8: a cluster of blocks per row", loss, ROWS, loss_right, 1);
+    show_gradient("rung 8: its gradient", dlogits, factors, exact);
 
     lk_cross_entropy_args call = {};
     call.logits = logits, call.target = target, call.loss = loss, call.lse = lse, call.lse_low = lse_low;
