@@ -186,9 +186,10 @@ readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv 
 clean: ## removes build/
 	rm -rf build
 
-test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | $(engine) backend
+test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | backend
 	@for t in $^; do tests/run -o $(out)/counts $$t || failed=1; done; \
-	CXX="$(CXX)" NVCC="$(have_nvcc)" tests/run -o $(out)/counts -n test_rewrite tests/simt/test_rewrite $(out) $(SAN) || failed=1; test -z "$$failed"
+	CXX="$(CXX) $(san_$(SAN))" NVCC="$(have_nvcc)" tests/run -o $(out)/counts -n test_rewrite tests/simt/test_rewrite $(out) $(SAN) || failed=1; \
+	test -z "$$failed"
 test-link: $(out)/tests/link/program | backend
 	@tests/run -o $(out)/counts -n link $<
 test-%: $(out)/tests/% | backend

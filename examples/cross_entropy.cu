@@ -117,42 +117,17 @@ __global__ void rung_4_kernel(rung_args a)
     a.loss[row] = y == IGNORED ? 0.0f : (max - held[y]) + logf(sum);
 }
 
-/* The online sum, a logit at a time and a pair of sums at a time. A pair without columns, {-inf, 0}, changes nothing. */
-typedef struct {
-    float max, sum; /* of exp(logit - max) */
-} online;
-__device__ online online_merge(online a, online b)
-{
-    const float larger = fmaxf(a.max, b.max);
-    if (larger == -INFINITY) return a; /* -inf - -inf would be NaN */
-    const online merged = {larger, a.sum * expf(a.max - larger) + b.sum * expf(b.max - larger)};
-    return merged;
-}
-__device__ online online_add(online s, float logit)
-{
-    const online one = {logit, 1.0f};
-    return logit == -INFINITY ? s : online_merge(s, one);
-}
-/* Over the lanes of a warp: each step merges pairs of lanes twice as far apart as the next. All lanes end with the same. */
-__device__ online online_warp(online s)
-{
-    for (int offset = 16; offset > 0; offset /= 2) {
-        const online other = {__shfl_xor_sync(0xffffffffu, s.max, offset), __shfl_xor_sync(0xffffffffu, s.sum, offset)};
-        s = online_merge(s, other);
-    }
-    return s;
-}
-
 /* Rung 5: a warp per row. In the rungs above neighbouring threads read neighbouring rows, so one load of a warp touches 32
- * places of memory. Here its lanes read neighbouring columns: 128 bytes in a row, which memory delivers at once. */
+ * places of memory. Here its lanes read neighbouring columns: 128 consecutive bytes, which memory delivers at once. lk_lse is
+ * rung 2's running maximum and sum, of lk_row.cuh; lk_lse_warp merges those of the lanes. */
 __global__ void rung_5_kernel(rung_args a)
 {
     const int row = blockIdx.x, lane = threadIdx.x;
     const float *logits = a.logits + row * VOCAB;
     const int64_t y = a.target[row];
-    online s = {-INFINITY, 0.0f};
-    for (int col = lane; col < VOCAB; col += 32) s = online_add(s, logits[col]);
-    s = online_warp(s);
+    lk_lse s = lk_lse_empty();
+    for (int col = lane; col < VOCAB; col += 32) s = lk_lse_add(s, {logits[col]});
+    s = lk_lse_warp(s);
     if (lane == 0) a.loss[row] = y == IGNORED ? 0.0f : (s.max - logits[y]) + logf(s.sum);
 }
 
@@ -167,14 +142,14 @@ __global__ void rung_6_kernel(rung_args a)
     const int to_boundary = (int)((16 - (uintptr_t)logits % 16) % 16 / sizeof(float));
     const int head = to_boundary < VOCAB ? to_boundary : VOCAB, vectors = (VOCAB - head) / 4, tail = head + vectors * 4;
     const float4 *vector = (const float4 *)(logits + head);
-    online s = {-INFINITY, 0.0f};
-    if (lane < head) s = online_add(s, logits[lane]);
+    lk_lse s = lk_lse_empty();
+    if (lane < head) s = lk_lse_add(s, {logits[lane]});
     for (int i = lane; i < vectors; i += 32) {
         const float4 v = vector[i];
-        s = online_add(online_add(online_add(online_add(s, v.x), v.y), v.z), v.w);
+        s = lk_lse_add(s, {v.x, v.y, v.z, v.w});
     }
-    if (tail + lane < VOCAB) s = online_add(s, logits[tail + lane]);
-    s = online_warp(s);
+    if (tail + lane < VOCAB) s = lk_lse_add(s, {logits[tail + lane]});
+    s = lk_lse_warp(s);
     if (lane == 0) a.loss[row] = y == IGNORED ? 0.0f : (s.max - logits[y]) + logf(s.sum);
 }
 
@@ -183,7 +158,7 @@ __global__ void rung_6_kernel(rung_args a)
  * So global memory is read once and written once. The sums of warps meet in `of_warp`, behind a barrier. */
 #define RUNG_7_THREADS 64
 struct rung_7_shared {
-    online of_warp[RUNG_7_THREADS / 32];
+    lk_lse of_warp[RUNG_7_THREADS / 32];
     float logits[VOCAB];
 };
 __global__ void rung_7_kernel(rung_args a)
@@ -191,17 +166,17 @@ __global__ void rung_7_kernel(rung_args a)
     LK_DYN_SMEM(rung_7_shared, shared); /* the bytes that the launch asked for; lk_base.cuh has the CUDA spelling */
     const int row = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t y = a.target[row];
-    online s = {-INFINITY, 0.0f}; /* of every column but the target: rung 4 says why */
+    lk_lse s = lk_lse_empty(); /* of every column but the target: rung 4 says why */
     for (int col = threadIdx.x; col < VOCAB; col += RUNG_7_THREADS) {
         const float logit = shared.logits[col] = a.logits[row * VOCAB + col];
-        if (col != y) s = online_add(s, logit);
+        if (col != y) s = lk_lse_add(s, {logit});
     }
-    s = online_warp(s);
+    s = lk_lse_warp(s);
     if (lane == 0) shared.of_warp[warp] = s;
     __syncthreads(); /* all logits and all warps' sums are written */
-    online others = shared.of_warp[0];
-    for (int i = 1; i < RUNG_7_THREADS / 32; i++) others = online_merge(others, shared.of_warp[i]);
-    const online all = y == IGNORED ? others : online_add(others, shared.logits[y]);
+    lk_lse others = shared.of_warp[0];
+    for (int i = 1; i < RUNG_7_THREADS / 32; i++) others = lk_lse_merge(others, shared.of_warp[i]);
+    const lk_lse all = y == IGNORED ? others : lk_lse_add(others, {shared.logits[y]});
     const float share = others.max == -INFINITY ? 0.0f : others.sum * expf(others.max - all.max) / all.sum;
     for (int col = threadIdx.x; col < VOCAB; col += RUNG_7_THREADS) {
         const float gradient = col == y ? -share : expf(shared.logits[col] - all.max) / all.sum;
@@ -210,42 +185,40 @@ __global__ void rung_7_kernel(rung_args a)
     if (threadIdx.x == 0) a.loss[row] = y == IGNORED ? 0.0f : (all.max - shared.logits[y]) + logf(all.sum);
 }
 
-/* Rung 8: a cluster per row. 128256 logits in f32 are 501 KiB, more than one block can hold. Blocks of a cluster run at the
- * same time and can write into each other's shared memory: each keeps its part of the columns, and each warp puts its sum into
- * every block. All blocks then merge the same sums in the same order. This is lk's kernel for long rows, without options; lk
- * copies with TMA, 16 bytes per load. Before sm_90 a cluster is one block, and this is rung 7. */
+/* Rung 8: a cluster per row. 128256 logits in f32 are 501 KiB, more than a block can hold; four can. Blocks of a cluster run at
+ * the same time and can write into each other's shared memory: each keeps its part of the columns, and each warp puts its sum
+ * into every block. All blocks then merge the same sums in the same order. Clusters need sm_90. */
 #define RUNG_8_BLOCKS 2
 #define RUNG_8_WARPS 2
 struct rung_8_shared {
-    online of_warp[RUNG_8_BLOCKS * RUNG_8_WARPS];
-    float logits[VOCAB];
+    lk_lse of_warp[RUNG_8_BLOCKS * RUNG_8_WARPS];
+    float logits[VOCAB / RUNG_8_BLOCKS]; /* this block's part */
 };
 __global__ void rung_8_kernel(rung_args a)
 {
     LK_DYN_SMEM(rung_8_shared, shared);
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int row = blockIdx.x / blocks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first = VOCAB * rank / blocks, end = VOCAB * (rank + 1) / blocks;
+    const int rank = (int)lk_cluster_ctarank(), first = rank * (VOCAB / RUNG_8_BLOCKS);
+    const int row = blockIdx.x / RUNG_8_BLOCKS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t y = a.target[row];
     const float own = y == IGNORED ? 0.0f : a.logits[row * VOCAB + y]; /* every block's copy of the target's logit */
     lk_cluster_begin();
-    online s = {-INFINITY, 0.0f};
-    for (int col = first + threadIdx.x; col < end; col += blockDim.x) {
-        const float logit = shared.logits[col - first] = a.logits[row * VOCAB + col];
-        if (col != y) s = online_add(s, logit);
+    lk_lse s = lk_lse_empty();
+    for (int i = threadIdx.x; i < VOCAB / RUNG_8_BLOCKS; i += RUNG_8_WARPS * 32) {
+        const float logit = shared.logits[i] = a.logits[row * VOCAB + first + i];
+        if (first + i != y) s = lk_lse_add(s, {logit});
     }
-    s = online_warp(s);
+    s = lk_lse_warp(s);
     lk_cluster_ready(); /* all blocks have begun, so their shared memory can be written */
-    if (lane < blocks) ((rung_8_shared *)lk_mapa(&shared, lane))->of_warp[rank * RUNG_8_WARPS + warp] = s;
-    if (blocks > 1) lk_barrier_cluster_arrive(), lk_barrier_cluster_wait(); /* all sums are in all blocks */
-    else __syncthreads();
-    online others = shared.of_warp[0];
-    for (int i = 1; i < blocks * RUNG_8_WARPS; i++) others = online_merge(others, shared.of_warp[i]);
-    const online all = y == IGNORED ? others : online_add(others, own);
+    if (lane < RUNG_8_BLOCKS) ((rung_8_shared *)lk_mapa(&shared, lane))->of_warp[rank * RUNG_8_WARPS + warp] = s;
+    lk_barrier_cluster_arrive();
+    lk_barrier_cluster_wait(); /* all sums are in all blocks */
+    lk_lse others = shared.of_warp[0];
+    for (int i = 1; i < RUNG_8_BLOCKS * RUNG_8_WARPS; i++) others = lk_lse_merge(others, shared.of_warp[i]);
+    const lk_lse all = y == IGNORED ? others : lk_lse_add(others, {own});
     const float share = others.max == -INFINITY ? 0.0f : others.sum * expf(others.max - all.max) / all.sum;
-    for (int col = first + threadIdx.x; col < end; col += blockDim.x) { /* each thread reads what it wrote itself */
-        const float gradient = col == y ? -share : expf(shared.logits[col - first] - all.max) / all.sum;
-        a.dlogits[row * VOCAB + col] = y == IGNORED ? 0.0f : gradient;
+    for (int i = threadIdx.x; i < VOCAB / RUNG_8_BLOCKS; i += RUNG_8_WARPS * 32) { /* each thread reads what it wrote itself */
+        const float gradient = first + i == y ? -share : expf(shared.logits[i] - all.max) / all.sum;
+        a.dlogits[row * VOCAB + first + i] = y == IGNORED ? 0.0f : gradient;
     }
     if (rank == 0 && threadIdx.x == 0) a.loss[row] = y == IGNORED ? 0.0f : (all.max - own) + logf(all.sum);
 }
@@ -346,14 +319,17 @@ int main(void)
     check("rung 7", lk_launch(rung_7_kernel, ROWS, RUNG_7_THREADS, sizeof(rung_7_shared), NULL, args));
     show("rung 7: a block per row, in shared memory", loss, ROWS, loss_right, 1);
     show_gradient("rung 7: its gradient", dlogits, factors, exact);
-    check("rung 8", cudaMemset(dlogits, 0xff, sizeof logits_host));
-    lk_device code; /* code that was compiled for an older GPU has no clusters on a newer one either */
+    lk_device code;
     check("rung 8", lk_current_device(&code));
-    const int blocks = code.arch >= 90 ? RUNG_8_BLOCKS : 1;
-    check("rung 8", lk_launch_blocks("rung 8", false, rung_8_kernel, ROWS * blocks, blocks, RUNG_8_WARPS * 32,
-                                     sizeof(rung_8_shared), NULL, args));
-    show("rung 8: a cluster of blocks per row", loss, ROWS, loss_right, 1);
-    show_gradient("rung 8: its gradient", dlogits, factors, exact);
+    if (code.arch >= 90) { /* what the code was compiled for: older code has no clusters on a newer GPU either */
+        check("rung 8", cudaMemset(dlogits, 0xff, sizeof logits_host));
+        check("rung 8", lk_launch_blocks("rung 8", false, rung_8_kernel, ROWS * RUNG_8_BLOCKS, RUNG_8_BLOCKS, RUNG_8_WARPS * 32,
+                                         sizeof(rung_8_shared), NULL, args));
+        show("rung 8: a cluster of blocks per row", loss, ROWS, loss_right, 1);
+        show_gradient("rung 8: its gradient", dlogits, factors, exact);
+    } else {
+        printf("rung 8: a cluster of blocks per row: skipped, it needs code for sm_90 or later\n");
+    }
 
     lk_cross_entropy_args call = {};
     call.logits = logits, call.target = target, call.loss = loss, call.lse = lse, call.lse_low = lse_low;

@@ -170,7 +170,8 @@ def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logi
                 zero_when_empty=int(zero_when_empty))
 
 
-_SMOOTH = ("lse", "entropy")  # what in aux has a gradient
+_AUX = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
+_SMOOTH = ("lse", "entropy")  # those that have a gradient
 
 
 def _result(aux, found):
@@ -241,7 +242,7 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     targets = _targets(targets, shape, "logits")
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     aux = tuple(aux)
-    _loss_outputs(aux, ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum"), False, shape)
+    _loss_outputs(aux, _AUX, False, shape)
     arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), _denominator(denominator, reduction))
     return _loss_result(aux, *_cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays))
 
@@ -278,7 +279,7 @@ def _cross_entropy(options, in_place, aux):
         if reduced and logits.dtype != jnp.float16 and not smooth:
             found = run("forward_backward", arrays, {}, {**outputs(targets), "dlogits": _like(logits)})
             return _result(aux, found), {"dlogits": found["dlogits"]}
-        more = ["lse", *(n for n in smooth if n != "lse"), *(["valid_rows"] if options["reduction"] == 1 else []),
+        more = ["lse", *smooth, *(["valid_rows"] if options["reduction"] == 1 else []),
                 *(["weight_sum"] if options["reduction"] == 1 and class_weight is not None else [])]
         low = {"lse_low": _of(targets.shape, _f32)}
         found = run("forward", arrays, {}, {**outputs(targets, more), **low})
@@ -324,7 +325,7 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
                   batch_invariant=int(batch_invariant), workspace_bytes=int(workspace_bytes or 0))
     _demand(max_counted is None or max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
     aux = tuple(aux)
-    _loss_outputs(aux, ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum"), False, shape)
+    _loss_outputs(aux, _AUX, False, shape)
     arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), _denominator(denominator, reduction))
     return _loss_result(aux, *_linear_cross_entropy(tuple(fields.items()), aux)(*arrays))
 
@@ -364,7 +365,7 @@ def _linear_cross_entropy(options, aux):
             found = run("forward_backward", arrays, {}, {**outputs(targets), **likes})
             return _result(aux, found), {"made": {name: found[name] for name in wanted}}
         found = run("forward", arrays, {}, outputs(targets, ["lse", *smooth]))
-        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in {"lse", *smooth}}, "wanted": wanted}
+        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in ("lse", *smooth)}, "wanted": wanted}
 
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents)

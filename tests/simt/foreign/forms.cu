@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: MIT
-// The forms of shared memory and of launches that `rewrite` knows.
+// The forms of shared memory and of launches that `rewrite` knows, and PTX that it need not know.
 #include <cuda_runtime.h>
 #include <stdio.h>
 
 struct Pair {
     float a, b;
 };
+__device__ unsigned lane()
+{
+#ifdef LK_SIMT
+    return threadIdx.x % 32;
+#else
+    unsigned lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+#endif
+}
+#ifndef LK_SIMT
+__device__ void pause_all() { asm volatile("nanosleep.u32 20;"); }
+#endif
 template <class T, int N> __global__ void forms(T *out, int bytes_of_raw)
 {
     __shared__ __align__(16) unsigned char bytes[64];
@@ -18,7 +31,7 @@ template <class T, int N> __global__ void forms(T *out, int bytes_of_raw)
         total = 3, pointer = (float *)bytes, pairs[1][2].b = 4, counts[N - 1] = 5, bytes[63] = 6, raw[bytes_of_raw - 1] = 7;
     }
     __syncthreads();
-    if (threadIdx.x == 1) {
+    if (lane() == 1) {
         *out = total + pairs[1][2].b + counts[N - 1] + bytes[63] + raw[bytes_of_raw - 1] + (pointer == (float *)bytes);
         *out += 100 * (text[5] == '<') + 1000 * ((size_t)bytes % 16 == 0);
     }
