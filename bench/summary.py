@@ -21,7 +21,7 @@ def what(op):
 
 
 def shares(path):
-    """{op: {direction: (share, mark)}} of the largest plain case."""
+    """{op: {direction: (share, mark)}} of the largest plain case. Of cases that differ by rounding alone the first one counts."""
     largest = collections.defaultdict(dict)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
@@ -31,7 +31,7 @@ def shares(path):
             rate = row["tflop_per_s"] or row["gb_per_s"]
             size = float(rate) * float(row["ms"])
             mark = "†" if "invalid" in row.get("note", "") else ""
-            if size > largest[row["op"]].get(row["direction"], (0,))[0]:
+            if size > 1.001 * largest[row["op"]].get(row["direction"], (0,))[0]:
                 largest[row["op"]][row["direction"]] = size, float(share), mark
     return largest
 
