@@ -1526,47 +1526,83 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
 
 /* ---- The targets' part of dweight, and dbias ----------------------------------------------------------------------------- */
 
+/* A bit for each of eight rows from `at` on: it has target y. */
+LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int y)
+{
+    int eight[8];
+    unsigned same = 0;
+    if (at + 8 <= rows) {
+        memcpy(eight, (const int4 *)(target + at), sizeof(int4));
+        memcpy(eight + 4, (const int4 *)(target + at) + 1, sizeof(int4));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (at + 8 > rows) eight[i] = at + i < rows ? target[at + i] : -1;
+        same |= (unsigned)(eight[i] == y) << i;
+    }
+    return same;
+}
+
+/* out += factor * x, for eight columns, or for those left. */
+template <class D> LK_DEVICE void lk_lce_add8(D *out, float factor, const float (&x)[8], int left, bool wide)
+{
+    constexpr int VEC = LK_VEC<D>;
+    lk_vec<D> v;
+#pragma unroll
+    for (int at = 0; at < 8; at += VEC) {
+        float sum[VEC] = {};
+        if (wide) lk_unpack(sum, lk_load_vec(out + at));
+#pragma unroll
+        for (int i = 0; i < VEC; i++) {
+            if (!wide && at + i < left) sum[i] = lk_to_float(out[at + i]);
+            sum[i] = fmaf(factor, x[at + i], sum[i]);
+            if (!wide && at + i < left) lk_put(out + at + i, sum[i]);
+        }
+        lk_pack(&v, sum);
+        if (wide) lk_store_vec(out + at, v);
+    }
+}
+
 /* fused: a block owns a row that is the first one with its target. It adds x of all rows with that target, times the target's
- * dZ, to dweight, in the order of rows. Then dweight's other part has been rounded already, if it has 16 bits. */
+ * dZ, to dweight, in the order of rows. Then dweight's other part has been rounded already, if it has 16 bits. Most of the work
+ * is to find those rows, so the first columns of hidden note in which windows they are. */
 template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
-    constexpr int WINDOW = 8 * LK_LCE_THREADS; /* rows that are looked at together */
+    constexpr int WINDOW = 8 * LK_LCE_THREADS, WORDS = WINDOW / 32; /* rows that are looked at together, a bit each */
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int thread = (int)threadIdx.x;
     const int64_t row = blockIdx.x;
-    LK_SHARED(unsigned, same, [WINDOW / 32]);
-    LK_SHARED(int, list, [WINDOW]);
+    LK_SHARED(unsigned, same, [WORDS]);
+    LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = w.target[row];
     if (y < 0) return;
     const float alpha = w.counts->alpha;
-    const bool wide = (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.hidden % 8 == 0;
+    const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
+    const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
     float sum = 0.0f;
+    uint64_t seen = 0; /* the windows that have such rows, of the first 64 */
     for (int64_t begin = 0; begin < a.hidden; begin += 8 * LK_LCE_THREADS) {
-        const int64_t col = begin + (int64_t)threadIdx.x * 8;
+        const int64_t col = begin + thread * 8;
         const int left = (int)(a.hidden - col);
+        uint64_t window = 1; /* 0: behind the first 64 */
         float total[8] = {};
-        for (int64_t from = 0; from < p.c.rows; from += WINDOW) {
-            bool some = false;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int64_t at = from + (warp * 8 + i) * 32 + lane;
-                const unsigned found = __ballot_sync(0xffffffffu, at < p.c.rows && w.target[at] == y);
-                if (lane == 0) same[warp * 8 + i] = found;
-                some |= found != 0;
+        for (int64_t from = 0; from < p.c.rows; from += WINDOW, window *= 2) {
+            if (begin > 0 && window && !(seen & window)) continue;
+            const unsigned mine = lk_lce_same(w.target, from + thread * 8, p.c.rows, y);
+            ((uint8_t *)same)[thread] = (uint8_t)mine;
+            if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads; most windows have none */
+            seen |= window;
+            if (thread < WORDS) {
+                int count = 0;
+                for (int i = 0; i < thread; i++) count += __popc(same[i]);
+                for (unsigned bits = same[thread]; bits; bits &= bits - 1) list[count++] = thread * 32 + __ffs((int)bits) - 1;
+                if (thread == WORDS - 1) list[WINDOW] = count;
             }
-            if (!__syncthreads_or(some)) continue; /* orders the words before their reads; most windows have no such row */
-            int count = 0, before = 0;
-            for (int i = 0; i < WINDOW / 32; i++) {
-                before += i < (int)threadIdx.x ? __popc(same[i]) : 0;
-                count += __popc(same[i]);
-            }
-            for (unsigned left_over = threadIdx.x < WINDOW / 32 ? same[threadIdx.x] : 0; left_over; left_over &= left_over - 1)
-                list[before++] = (int)threadIdx.x * 32 + __ffs((int)left_over) - 1;
-            __syncthreads(); /* orders the list before its reads, and the reads of words before the next ones */
-            if (begin == 0 && count > 0 && from + list[0] < row) return; /* of another block */
-            for (int i = 0; i < count; i++) {
+            __syncthreads(); /* orders the list before its reads, and the reads of bits before the next ones */
+            if (begin == 0 && from + list[0] < row) return; /* of another block */
+            for (int i = 0; i < list[WINDOW]; i++) {
                 const int64_t at = from + list[i];
                 const float dz = w.hit[at];
                 if (dz == 0.0f) continue;
@@ -1579,12 +1615,9 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
                 for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
             }
         }
-        D *const out = (D *)a.dweight + y * a.dweight_stride + col;
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (a.dweight && j < left) lk_put(out + j, fmaf(alpha, total[j], lk_to_float(out[j])));
+        if (a.dweight && left > 0) lk_lce_add8((D *)a.dweight + y * a.dweight_stride + col, alpha, total, left, wide_out);
     }
-    if (a.dbias && threadIdx.x == 0) w.dbias[y] += sum;
+    if (a.dbias && thread == 0) w.dbias[y] += sum;
 }
 
 typedef struct {
