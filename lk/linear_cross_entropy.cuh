@@ -1529,12 +1529,10 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
 /* A bit for each of eight rows from `at` on: it has target y. */
 LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int y)
 {
-    int eight[8];
+    int4 low = {}, high = {};
     unsigned same = 0;
-    if (at + 8 <= rows) {
-        memcpy(eight, (const int4 *)(target + at), sizeof(int4));
-        memcpy(eight + 4, (const int4 *)(target + at) + 1, sizeof(int4));
-    }
+    if (at + 8 <= rows) low = ((const int4 *)(target + at))[0], high = ((const int4 *)(target + at))[1];
+    int eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (at + 8 > rows) eight[i] = at + i < rows ? target[at + i] : -1;
