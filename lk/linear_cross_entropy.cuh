@@ -107,7 +107,8 @@
  *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
  *            16 in the output and 8 in the workspace.
  *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
- *                FUSED, in forward, above 16384 columns, or above 2048 where vocab is not a multiple of 8
+ *                FUSED, in forward; above 16384 columns, or above 2048 where vocab is not a multiple of 8, also in backward,
+ *                and in forward_backward where it may keep exponentials
  *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
  *                CHUNKS of 512 tokens or more, likewise
  *                FUSED, with few columns
@@ -243,11 +244,10 @@ typedef struct {
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
  *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
  *                     made, or of another device
- *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; gradients with dentropy,
- *                     entropy or argmax; 2^30 tokens or more; x (unless max_counted is below
- *                     tokens) or weight does not start at a multiple of 16 bytes, or has a stride above 2^38 or of no multiple
- *                     of 8. batch_invariant there, or with another path. saved likewise, or with label_smoothing, entropy,
- *                     argmax or batch_invariant
+ *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
+ *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
+ *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved likewise, or with label_smoothing, entropy,
+ *                     argmax, dentropy or batch_invariant
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
@@ -346,6 +346,7 @@ typedef struct {
     float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *hit;            /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
+    int2 *owners;          /* fused: [vocab], of the rows with this target whose hit is not 0: the first one, and how many */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
@@ -512,6 +513,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t col = from; w.bias && col < a.vocab; col += step)
         lk_lce_set(w.bias, p.c.logits_type, col, lk_lce_get(a.bias, a.bias_dtype, col));
     for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
+    for (int64_t col = from; w.owners && col < a.vocab; col += step) w.owners[col] = make_int2(INT32_MAX, 0);
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
     const bool sums_weights = (w.states || w.hit) && a.class_weight && a.label_smoothing > 0.0f;
@@ -642,14 +644,16 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
 }
 
 /* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
- *   dZ[j] = (rest + own) p[j] - fall w[j]   for j != y,     dZ[y] = own p[y] - rest (1 - p[y]) + fall (sum of w[j] - w[y])
- * rise is rest + own, or NaN where lse is not finite. */
+ *   dZ[j] = (rest + own + bend(z[j])) p[j] - fall w[j]                                     for j != y
+ *   dZ[y] = (own + bend(z[y])) p[y] - rest (1 - p[y]) + fall (sum of w[j] - w[y])
+ * bend(z) = -dentropy (z + entropy - lse). rise is rest + own, or NaN where lse is not finite. */
 typedef struct {
     float rest, own, rise, fall;
     float weight, weights; /* w[y]; the sum of all w[j] */
+    float bend, center;    /* -dentropy; entropy - lse */
 } lk_lce_terms;
 
-LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse)
+LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
 {
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
@@ -662,13 +666,26 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     t.rest = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.fall * t.weights);
     t.own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
     t.rise = lk_is_finite(lse) ? t.rest + t.own : NAN;
+    if (w.dentropy) t.bend = -a.logit_scale * w.dentropy[row], t.center = entropy - lse;
     return t;
 }
 
-/* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
-LK_DEVICE float lk_lce_hit(const lk_lce_terms &t, float p, float others, float slope)
+/* Likewise, of a row whose lse and entropy are known. */
+LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
 {
-    return slope * (fmaf(t.own, p, t.fall * (t.weights - t.weight)) - t.rest * others);
+    return lk_lce_terms_of(p, row, y, p.w.lse[row], p.w.dentropy ? p.w.entropy[row] : 0.0f);
+}
+
+/* dentropy's part of dZ, without the slope of a softcap; 0 times -inf counts 0. */
+LK_DEVICE float lk_lce_bend(const lk_lce_terms &t, float p, float z)
+{
+    return t.bend * (p * fmaxf(z + t.center, -FLT_MAX));
+}
+
+/* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
+LK_DEVICE float lk_lce_hit(const lk_lce_terms &t, float p, float z, float others, float slope)
+{
+    return slope * (fmaf(t.own, p, t.fall * (t.weights - t.weight)) - t.rest * others + lk_lce_bend(t, p, z));
 }
 
 /* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
@@ -752,9 +769,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
-    const lk_lce_terms t = lk_lce_terms_of(work, row, y, lse);
-    float bend = 0.0f, center = 0.0f;
-    if (y >= 0 && w.dentropy) bend = -a.logit_scale * w.dentropy[row], center = w.entropy[row] - lse;
+    const lk_lce_terms t = lk_lce_terms_at(work, row, y);
     const bool proper = lk_is_finite(lse);
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
@@ -775,12 +790,11 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (y < 0 || at + j >= cols) continue;
                 float slope = 1.0f;
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
-                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f;
+                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f, z = scale * v[j];
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
-                x[j] = slope * fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
-                if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, w.others[row], slope) : NAN;
-                if (w.dentropy) /* 0 times -inf counts 0 */
-                    x[j] += slope * bend * (p * fmaxf(fmaf(scale, v[j], center), -FLT_MAX));
+                x[j] = fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
+                x[j] = slope * (w.dentropy ? x[j] + lk_lce_bend(t, p, z) : x[j]);
+                if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, z, w.others[row], slope) : NAN;
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -907,7 +921,7 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
-    if (plain || (a.label_smoothing <= 0.0f && !a.entropy)) {
+    if (plain || (a.label_smoothing <= 0.0f && !a.entropy && !a.dentropy)) {
         const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
         s.max = sum.max, s.sum = sum.sum;
         return s;
@@ -1029,7 +1043,10 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
                 const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
                 sum += p;
                 z[j] = t.rise * p;
-                if (!plain && within) z[j] = slope * (z[j] - t.fall * (weights ? weights[i / 2 * 8 + i % 2] : 1.0f));
+                if (!plain && within) {
+                    z[j] -= t.fall * (weights ? weights[i / 2 * 8 + i % 2] : 1.0f);
+                    z[j] = slope * (a.dentropy ? z[j] + lk_lce_bend(t, p, lk_lce_scale(a) * v[i]) : z[j]);
+                }
             }
             pair[g] = lk_lce_pair(z[0], z[1]);
         }
@@ -1099,7 +1116,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 if (mode != LK_LCE_DZ) continue;
                 s[r].max = 0.0f;
                 lse[r] = y[r] < 0 ? 0.0f : w.lse[q.first_row + row + 8 * r];
-                terms[r] = lk_lce_terms_of(q.p, q.first_row + row + 8 * r, y[r], lse[r]);
+                if (y[r] >= 0) terms[r] = lk_lce_terms_at(q.p, q.first_row + row + 8 * r, y[r]);
                 lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
             }
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
@@ -1186,6 +1203,15 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
     lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
 }
 
+/* Writes the target's dZ of a row, and counts the row among those with its target; integers have no order. One thread calls. */
+LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, float hit)
+{
+    w.hit[row] = hit;
+    if (y < 0 || hit == 0.0f || !w.owners) return;
+    atomicMin(&w.owners[y].x, (int)row);
+    atomicAdd(&w.owners[y].y, 1);
+}
+
 /* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
  *
  * Without smoothing, dZ is rise p[j] for every column but the target's. So v = rise p[j] / E[j], the same for all j. */
@@ -1209,12 +1235,12 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (y >= 0) {
         const float one[1] = {s.target}, ones[1] = {1.0f};
         const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
-        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q.p, at, y, r.lse) : lk_lce_terms{};
+        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q.p, at, y, r.lse, r.entropy) : lk_lce_terms{};
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
         const float unit = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
         v = t.rise * __fdiv_rn(unit, all.sum);
-        hit = lk_is_finite(r.lse) ? lk_lce_hit(t, target, others, slope) : NAN;
+        hit = lk_is_finite(r.lse) ? lk_lce_hit(t, target, scale * s.target, others, slope) : NAN;
     }
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
         const float from = first + lane < p.kept ? w.references[row * p.kept + first + lane] : -INFINITY;
@@ -1238,7 +1264,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         }
     }
     if (lane != 0) return;
-    if (w.hit) w.hit[at] = hit;
+    if (w.hit) lk_lce_put_hit(w, at, y, hit);
     if (w.scale) w.scale[row] = v;
     if (w.base) w.base[at] = base;
 }
@@ -1252,7 +1278,8 @@ LK_DEVICE float lk_lce_hit_by_lse(const lk_lce_work &p, int64_t row, int y, cons
     if (!lk_is_finite(lse)) return NAN;
     float slope = 1.0f, value = p.w.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
-    return lk_lce_hit(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), others, slope);
+    const float z = lk_lce_scale(a) * value;
+    return lk_lce_hit(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), z, others, slope);
 }
 
 /* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
@@ -1263,9 +1290,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     lk_griddepcontrol_wait();
     if (row >= p.c.rows) return;
     const int y = w.target[row];
-    const lk_lce_terms t = lk_lce_terms_of(p, row, y, w.lse[row]);
+    const lk_lce_terms t = lk_lce_terms_at(p, row, y);
     const float unit = w.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.c.a), w.base[row], -w.lse[row])) : 0.0f;
-    w.hit[row] = lk_lce_hit_by_lse(p, row, y, t, w.others[row]);
+    lk_lce_put_hit(w, row, y, lk_lce_hit_by_lse(p, row, y, t, w.others[row]));
     w.scale[row] = y < 0 ? 0.0f : t.rise * unit;
 }
 
@@ -1285,7 +1312,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
     if (!q.first) others += w.others[at];
     w.others[at] = others;
     const int y = w.target[at];
-    if (q.last) w.hit[at] = lk_lce_hit_by_lse(q.p, at, y, lk_lce_terms_of(q.p, at, y, w.lse[at]), others);
+    if (q.last) lk_lce_put_hit(w, at, y, lk_lce_hit_by_lse(q.p, at, y, lk_lce_terms_at(q.p, at, y), others));
 }
 
 /* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
@@ -1561,61 +1588,58 @@ template <class D> LK_DEVICE void lk_lce_add8(D *out, float factor, const float 
     }
 }
 
-/* fused: a block owns a row that is the first one with its target. It adds x of all rows with that target, times the target's
- * dZ, to dweight, in the order of rows. Then dweight's other part has been rounded already, if it has 16 bits. Most of the work
- * is to find those rows, so the first columns of hidden note in which windows they are. */
+/* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows with
+ * that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if it has
+ * 16 bits. Most targets have one row; then there is nothing to look for. */
 template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
     constexpr int WINDOW = 8 * LK_LCE_THREADS, WORDS = WINDOW / 32; /* rows that are looked at together, a bit each */
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
     const int thread = (int)threadIdx.x;
-    const int64_t row = blockIdx.x;
+    const int64_t slices = (a.hidden + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / slices;
+    const int64_t col = blockIdx.x % slices * LK_LCE_TILE + thread * 8;
+    const int left = (int)(a.hidden - col);
     LK_SHARED(unsigned, same, [WORDS]);
     LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = w.target[row];
-    if (y < 0) return;
-    const float alpha = w.counts->alpha;
+    const int2 owner = y < 0 ? make_int2(-1, 0) : w.owners[y];
+    if (owner.x != row) return;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
-    float sum = 0.0f;
-    uint64_t seen = 0; /* the windows that have such rows, of the first 64 */
-    for (int64_t begin = 0; begin < a.hidden; begin += 8 * LK_LCE_THREADS) {
-        const int64_t col = begin + thread * 8;
-        const int left = (int)(a.hidden - col);
-        uint64_t window = 1; /* 0: behind the first 64 */
-        float total[8] = {};
-        for (int64_t from = 0; from < p.c.rows; from += WINDOW, window *= 2) {
-            if (begin > 0 && window && !(seen & window)) continue;
+    float sum = 0.0f, total[8] = {};
+    int found = 0;
+    for (int64_t from = row / 8 * 8; found < owner.y && from < p.c.rows; from += WINDOW) {
+        int count = 1;
+        if (owner.y > 1) {
             const unsigned mine = lk_lce_same(w.target, from + thread * 8, p.c.rows, y);
             ((uint8_t *)same)[thread] = (uint8_t)mine;
-            if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads; most windows have none */
-            seen |= window;
+            if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
             if (thread < WORDS) {
-                int count = 0;
-                for (int i = 0; i < thread; i++) count += __popc(same[i]);
-                for (unsigned bits = same[thread]; bits; bits &= bits - 1) list[count++] = thread * 32 + __ffs((int)bits) - 1;
-                if (thread == WORDS - 1) list[WINDOW] = count;
+                int before = 0;
+                for (int i = 0; i < thread; i++) before += __popc(same[i]);
+                for (unsigned bits = same[thread]; bits; bits &= bits - 1) list[before++] = thread * 32 + __ffs((int)bits) - 1;
+                if (thread == WORDS - 1) list[WINDOW] = before;
             }
             __syncthreads(); /* orders the list before its reads, and the reads of bits before the next ones */
-            if (begin == 0 && from + list[0] < row) return; /* of another block */
-            for (int i = 0; i < list[WINDOW]; i++) {
-                const int64_t at = from + list[i];
-                const float dz = w.hit[at];
-                if (dz == 0.0f) continue;
-                sum += begin == 0 ? dz : 0.0f;
-                lk_vec<lk_bf16> eight;
-                float x[8];
-                eight.raw = lk_lce_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
-                lk_unpack(x, eight);
-#pragma unroll
-                for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
-            }
+            count = list[WINDOW];
         }
-        if (a.dweight && left > 0) lk_lce_add8((D *)a.dweight + y * a.dweight_stride + col, alpha, total, left, wide_out);
+        for (int i = 0; i < count; i++) {
+            const int64_t at = owner.y > 1 ? from + list[i] : row;
+            const float dz = w.hit[at];
+            if (dz == 0.0f) continue;
+            lk_vec<lk_bf16> eight;
+            float x[8];
+            eight.raw = lk_lce_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
+            lk_unpack(x, eight);
+            found++, sum += dz;
+#pragma unroll
+            for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
+        }
     }
-    if (a.dbias && thread == 0) w.dbias[y] += sum;
+    if (a.dweight && left > 0) lk_lce_add8((D *)a.dweight + y * a.dweight_stride + col, w.counts->alpha, total, left, wide_out);
+    if (a.dbias && col == 0) w.dbias[y] += sum;
 }
 
 typedef struct {
@@ -1967,13 +1991,15 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, base, &used);
     w.logit = (float *)lk_lce_take(base, &used, !c->saves, rows, 4);
     w.hit = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
+    w.owners = (int2 *)lk_lce_take(base, &used, a.dweight || a.dbias, a.vocab, sizeof *w.owners);
     w.others = (float *)lk_lce_take(base, &used, !c->gives_loss && !c->saves, rows, 4);
     w.scale = (float *)lk_lce_take(base, &used, c->gradient && kept, chunk, 4);
     w.sample = (lk_lce_sums *)lk_lce_take(base, &used, states, c->compact ? chunk : rows, sizeof *w.sample);
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
     w.stretches = c->gradient || c->saves ? some : alone;
     w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * w.stretches, sizeof *w.sums);
-    w.more = (lk_lce_more *)lk_lce_take(base, &used, !c->gradient && (a.entropy || a.argmax), chunk * alone, sizeof *w.more);
+    w.more = (lk_lce_more *)lk_lce_take(base, &used, c->gives_loss && (a.entropy || a.argmax || a.dentropy), chunk * w.stretches,
+                                    sizeof *w.more);
     w.references = (float *)lk_lce_take(base, &used, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS), 4);
     w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
     used = used > instead ? used : instead;
@@ -2052,10 +2078,12 @@ LK_HOST lk_linear_cross_entropy_plan lk_lce_fused_plan(int64_t chunk, int64_t ke
     return plan;
 }
 
-/* Whether forward_backward may keep exponentials. Then it may have chunks of tokens too. */
+/* Whether forward_backward may keep exponentials: of a gradient that is one factor times them. Then it may have chunks of tokens
+ * too. */
 LK_HOST bool lk_lce_keeps(const lk_lce_call *c)
 {
-    return c->gradient && c->gives_loss && c->a.label_smoothing == 0.0f && !c->a.panel_vocab;
+    const lk_lce_args &a = c->a;
+    return c->gradient && c->gives_loss && a.label_smoothing == 0.0f && !a.panel_vocab && !a.entropy && !a.argmax && !a.dentropy;
 }
 
 /* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all
@@ -2225,8 +2253,9 @@ LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t col
  * else more memory could mean PANELS again, and one more matmul. */
 LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
 {
-    const bool fused_first = !c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB ||
-                             (c->a.vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, c->a.vocab));
+    const bool no_more = !c->gradient || !c->gives_loss || lk_lce_keeps(c); /* FUSED has no matmul more than CHUNKS */
+    const bool fused_first = no_more && (!c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB ||
+                                         (c->a.vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, c->a.vocab)));
     const size_t panels = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_PANELS);
     const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
     return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan)) ||
@@ -2309,7 +2338,6 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
     if (c->type != LK_DTYPE_BF16) return "bf16";
-    if (c->gradient && (a.entropy || a.argmax || a.dentropy)) return "gradients without entropy, argmax and dentropy";
     if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
     if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     if (c->rows == 0) return NULL;
@@ -2425,8 +2453,8 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
     const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
     if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
-    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->batch_invariant))
-        only = "calls without label_smoothing, entropy, argmax and batch_invariant";
+    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy || a->batch_invariant))
+        only = "calls without label_smoothing, entropy, argmax, dentropy and batch_invariant";
     if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
     if (only && by_name)
         return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
@@ -2791,7 +2819,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
-    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax && !a.dentropy;
     lk_lce_fused p;
     lk_status status = LK_OK;
     if (kept && (q.first_row == 0 || c.compact)) status = lk_lce_sample<T>(job, q);
@@ -2809,7 +2837,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
 template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_panel &q)
 {
     const lk_lce_args &a = job->p.c.a;
-    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.dentropy;
     lk_lce_fused p;
     lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
     if (status) return status;
@@ -2860,7 +2888,7 @@ LK_HOST lk_status lk_lce_run_targets(const lk_lce_job *job)
     const lk_lce_args &a = job->p.c.a;
     if (!a.dweight && !a.dbias) return LK_OK;
     return lk_lce_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_lce_targets_kernel<float> : lk_lce_targets_kernel<lk_bf16>,
-                         job->p.c.rows, job->p);
+                         job->p.c.rows * lk_ceil_div(a.hidden, LK_LCE_TILE), job->p);
 }
 
 /* All of a call, in the job's mode. */
