@@ -287,6 +287,7 @@ typedef struct {
 /* ---- A call and its workspace -------------------------------------------------------------------------------------------- */
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
+typedef lk_linear_cross_entropy_plan lk_lce_plan;
 
 typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
@@ -838,19 +839,6 @@ typedef struct {
     int steps;            /* of hidden */
 } lk_lce_fused;
 
-/* Item i in the order of work: a pair of row tiles and a stretch of columns. Clusters that run at the same time have the rows
- * of one group, of `most` pairs, and few stretches. So each tile of columns is read from memory once per group. */
-typedef struct {
-    int pair, stretch;
-} lk_lce_item;
-
-LK_DEVICE lk_lce_item lk_lce_item_of(int pairs, int stretches, int most, int i)
-{
-    const int group = i / (most * stretches), first = group * most, rest = i - first * stretches;
-    const int wide = pairs - first < most ? pairs - first : most;
-    return {first + rest % wide, rest / wide};
-}
-
 /* The factor of v in the exponent: with a softcap v is z itself, else it is the logit. */
 LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
 {
@@ -950,35 +938,6 @@ LK_DEVICE float lk_lce_guess(lk_lce_sums first, float ahead, float scale)
     return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: no columns, or -inf among them */
 }
 
-LK_DEVICE uint32_t lk_lce_pair(float low, float high)
-{
-    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-    uint32_t pair;
-    memcpy(&pair, &two, sizeof pair);
-    return pair;
-}
-
-/* Four lanes hold two columns each of four groups of 8, as pairs of bf16. Afterwards each lane holds one group. */
-LK_DEVICE uint4 lk_lce_transpose(const uint32_t (&pair)[4])
-{
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-    uint32_t low[2] = {odd ? pair[0] : pair[1], odd ? pair[2] : pair[3]}, u[4], far[2];
-    low[0] = __shfl_xor_sync(0xffffffffu, low[0], 1), low[1] = __shfl_xor_sync(0xffffffffu, low[1], 1);
-    u[0] = odd ? low[0] : pair[0], u[1] = odd ? pair[1] : low[0];
-    u[2] = odd ? low[1] : pair[2], u[3] = odd ? pair[3] : low[1];
-    far[0] = __shfl_xor_sync(0xffffffffu, high ? u[0] : u[2], 2), far[1] = __shfl_xor_sync(0xffffffffu, high ? u[1] : u[3], 2);
-    return high ? make_uint4(far[0], far[1], u[2], u[3]) : make_uint4(u[0], u[1], far[0], far[1]);
-}
-
-/* Writes eight of a row's exponentials, or of dZ, per lane and block of 32 columns. room: the columns from the tile's first to
- * the padded end, a multiple of 64. out: the tile's first column; NULL: no such row, or not kept. */
-LK_DEVICE void lk_lce_put_block(lk_bf16 *out, int block, int room, const uint32_t (&pair)[4])
-{
-    const uint4 group = lk_lce_transpose(pair);
-    const int col = block * 32 + (int)threadIdx.x % 4 * 8;
-    if (out && col < room) *(uint4 *)(out + col) = group;
-}
-
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
  * largest reference so far. edge: some columns may not count. kept: the tile's exponentials are kept. */
 template <bool plain>
@@ -1012,9 +971,9 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
                 sum += e[j];
                 if (!plain && e[j] > 0.0f) e[j] *= slope; /* the slope of an ignored row may be NaN */
             }
-            pair[g] = lk_lce_pair(e[0], e[1]);
+            pair[g] = lk_gemm_pair(e[0], e[1]);
         }
-        if (kept) lk_lce_put_block(out, block, room, pair);
+        if (kept) lk_gemm_put_block(out, block, room, pair);
     }
     if (out && threadIdx.x % 4 == 0) *reference = from;
     return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
@@ -1048,9 +1007,9 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
                     z[j] = slope * (a.dentropy ? z[j] + lk_lce_bend(t, p, lk_lce_scale(a) * v[i]) : z[j]);
                 }
             }
-            pair[g] = lk_lce_pair(z[0], z[1]);
+            pair[g] = lk_gemm_pair(z[0], z[1]);
         }
-        lk_lce_put_block(out, block, room, pair);
+        lk_gemm_put_block(out, block, room, pair);
     }
     return sum;
 }
@@ -1090,7 +1049,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
     if (lk_gemm_loads()) {
         lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
         for (int i = (int)blockIdx.x / 2; threadIdx.x == 0 && i < p.items; i += (int)gridDim.x / 2) {
-            const lk_lce_item item = lk_lce_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
+            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS, first = item.stretch * p.stretch_tiles;
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++)
                 lk_gemm_load(ring, &step, &p.x, &p.weight, row, tile * LK_GEMM_COLS, p.steps);
@@ -1101,7 +1060,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
         const float *const weights = w.class_weight ? w.class_weight : a.class_weight;
         float z[LK_GEMM_SUMS];
         for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
-            const lk_lce_item item = lk_lce_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
+            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.stretch * p.stretch_tiles;
             int y[2];
             float guess[2] = {0.0f, 0.0f};
@@ -1346,7 +1305,7 @@ typedef struct {
 
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, int i, bool dx)
 {
-    const lk_lce_item item = lk_lce_item_of(t.pairs, t.cols, LK_LCE_BAND, i);
+    const lk_gemm_item item = lk_gemm_item_of(t.pairs, t.cols, LK_LCE_BAND, i);
     return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.stretch, dx};
 }
 
@@ -1359,113 +1318,6 @@ LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, i
     return {-1, 0, false};
 }
 
-/* Eight neighbours of a row, read and written. Behind the row's end zeros are read and nothing is written. */
-LK_DEVICE uint4 lk_lce_get8(const lk_bf16 *from, int left, bool wide)
-{
-    lk_bf16 x[8];
-    uint4 group = {};
-    if (wide && left > 0) return *(const uint4 *)from;
-#pragma unroll
-    for (int i = 0; i < 8; i++) lk_put(x + i, i < left ? lk_to_float(from[i]) : 0.0f);
-    memcpy(&group, x, sizeof group);
-    return group;
-}
-LK_DEVICE void lk_lce_put8(lk_bf16 *to, uint4 group, int left, bool wide)
-{
-    lk_bf16 x[8];
-    if (wide && left > 0) {
-        *(uint4 *)to = group;
-        return;
-    }
-    memcpy(x, &group, sizeof group);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (i < left) to[i] = x[i];
-}
-
-/* A sum of 24 bits from its bf16 and its low byte, and the low byte of a sum. */
-LK_DEVICE float lk_lce_join(uint32_t bf16, int low)
-{
-    return __uint_as_float((bf16 << 16) + (uint32_t)(low * 256));
-}
-LK_DEVICE int lk_lce_beyond(float x, uint32_t bf16)
-{
-    const int low = (int)(__float_as_uint(x) - (bf16 << 16) + 128) >> 8; /* any value keeps a NaN a NaN */
-    return low > 127 ? 127 : low;
-}
-
-/* The two rows of a tile that a thread writes: factor * d + times * more + old. */
-typedef struct {
-    lk_bf16 *out[2];        /* the thread's first columns; NULL: there is no such row */
-    const lk_bf16 *more[2]; /* likewise; NULL: none */
-    float factor[2], times[2];
-    uint4 *low;             /* the low bytes of old; NULL: none are read or written */
-    bool old, read_low, write_low;
-    bool wide, wide_more;   /* of lk_lce_get8 and lk_lce_put8 */
-    int left;               /* columns from the thread's first to the end of the row */
-} lk_lce_out;
-
-/* Four pairs of a thread's columns out of a group of eight neighbours: lk_lce_transpose is its own inverse. */
-LK_DEVICE void lk_lce_turn(uint32_t (&pair)[4], uint4 group)
-{
-    const uint32_t four[4] = {group.x, group.y, group.z, group.w};
-    const uint4 turned = lk_lce_transpose(four);
-    pair[0] = turned.x, pair[1] = turned.y, pair[2] = turned.z, pair[3] = turned.w;
-}
-
-template <int AHEAD> LK_DEVICE void lk_lce_put_sums(const lk_lce_out &o, const float (&d)[LK_GEMM_SUMS])
-{
-    const bool adds = __any_sync(0xffffffffu, o.more[0] || o.more[1]);
-#pragma unroll
-    for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, loaded together */
-        uint4 high[AHEAD][2], beyond[AHEAD], more[AHEAD][2];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int at = (begin + i) * 32;
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                high[i][r] = more[i][r] = make_uint4(0, 0, 0, 0);
-                if (o.old && o.out[r]) high[i][r] = lk_lce_get8(o.out[r] + at, o.left - at, o.wide);
-                if (o.more[r]) more[i][r] = lk_lce_get8(o.more[r] + at, o.left - at, o.wide_more);
-            }
-            beyond[i] = o.read_low ? o.low[(begin + i) * 256] : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int block = begin + i;
-            uint32_t bytes[4] = {beyond[i].x, beyond[i].y, beyond[i].z, beyond[i].w};
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                uint32_t pair[4] = {}, extra[4] = {};
-                if (o.old) lk_lce_turn(pair, high[i][r]);
-                if (adds) lk_lce_turn(extra, more[i][r]);
-#pragma unroll
-                for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
-                    const float *const two = d + block * 16 + g * 4 + 2 * r;
-                    uint32_t &four = bytes[r * 2 + g / 2];
-                    const int at = g % 2 * 16;
-                    float x = o.factor[r] * two[0], y = o.factor[r] * two[1];
-                    if (o.old) {
-                        x += lk_lce_join(pair[g] & 0xffff, (int8_t)(four >> at));
-                        y += lk_lce_join(pair[g] >> 16, (int8_t)(four >> (at + 8)));
-                    }
-                    if (o.more[r]) {
-                        x = fmaf(o.times[r], __uint_as_float(extra[g] << 16), x);
-                        y = fmaf(o.times[r], __uint_as_float(extra[g] & 0xffff0000u), y);
-                    }
-                    pair[g] = lk_lce_pair(x, y);
-                    const uint32_t beyond_x = lk_lce_beyond(x, pair[g] & 0xffff) & 0xff;
-                    const uint32_t beyond_y = lk_lce_beyond(y, pair[g] >> 16) & 0xff;
-                    four = (four & ~(0xffffu << at)) | (beyond_x | beyond_y << 8) << at;
-                }
-                const uint4 group = lk_lce_transpose(pair);
-                if (o.out[r]) lk_lce_put8(o.out[r] + block * 32, group, o.left - block * 32, o.wide);
-            }
-            if (o.write_low) o.low[block * 256] = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
-        }
-    }
-}
-
 /* The thread's low bytes of a tile. */
 LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col)
 {
@@ -1473,13 +1325,13 @@ LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col
     return (uint4 *)(low + tile * LK_GEMM_ROWS * LK_GEMM_COLS) + threadIdx.x - 128;
 }
 
-LK_DEVICE lk_lce_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
+LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
 {
     const lk_lce_panel &q = p.q;
     const lk_lce_args &a = q.p.c.a;
     const lk_lce_workspace &w = q.p.w;
     const int mine = col + (int)threadIdx.x % 4 * 8;
-    lk_lce_out o = {};
+    lk_gemm_out o = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int64_t in_chunk = row + 8 * r, at = q.first_row + in_chunk;
@@ -1497,11 +1349,11 @@ LK_DEVICE lk_lce_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, 
     return o;
 }
 
-LK_DEVICE lk_lce_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
+LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
 {
     const lk_lce_args &a = p.q.p.c.a;
     const int mine = col + (int)threadIdx.x % 4 * 8;
-    lk_lce_out o = {};
+    lk_gemm_out o = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
@@ -1540,10 +1392,10 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
             if (item.row < 0) break;
             if (item.dx) {
                 lk_gemm_multiply<false, true>(d, ring, &step, p.dx.steps);
-                lk_lce_put_sums<2>(lk_lce_dx_out(p, row, item.col, alpha), d);
+                lk_gemm_put_sums<2>(lk_lce_dx_out(p, row, item.col, alpha), d);
             } else {
                 lk_gemm_multiply<true, true>(d, ring, &step, p.dweight.steps);
-                lk_lce_put_sums<2>(lk_lce_dweight_out(p, row, item.col, alpha), d);
+                lk_gemm_put_sums<2>(lk_lce_dweight_out(p, row, item.col, alpha), d);
             }
         }
     }
@@ -1631,7 +1483,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             if (dz == 0.0f) continue;
             lk_vec<lk_bf16> eight;
             float x[8];
-            eight.raw = lk_lce_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
+            eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
             lk_unpack(x, eight);
             found++, sum += dz;
 #pragma unroll
@@ -1888,21 +1740,20 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     return w;
 }
 
-/* The arrays of a plan that stores logits. slice: 0 if dZ overwrites the logits. */
-LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice,
-                                        void *workspace)
+/* The arrays of a plan that stores logits. Without slices dZ overwrites them. */
+LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const bool panels = path == LK_LINEAR_CROSS_ENTROPY_PANELS;
+    const bool panels = plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS;
+    const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
     char *const base = lk_lce_base(workspace);
     size_t used = 0;
     lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, base, &used);
-    w.logits_stride = lk_lce_round_up(panel, 64);
+    w.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
     w.others = (float *)lk_lce_take(base, &used, panels, c->rows, 4);
     w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
-    w.dx = (float *)lk_lce_take(base, &used, a.dx && lk_lce_sums_dx(c, path), chunk * a.hidden, 4);
+    w.dx = (float *)lk_lce_take(base, &used, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden, 4);
     w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden, 4);
-    if (slice > chunk) slice = chunk;
     const int64_t logit_bytes = lk_dtype_bytes<lk_f32>(slice ? c->type : c->logits_type);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
     w.logits = lk_lce_take(base, &used, true, chunk * w.logits_stride, (size_t)logit_bytes);
@@ -1953,7 +1804,7 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
 }
 
 /* FUSED: the columns from `first` on that a chunk has dZ or exponentials of at a time. */
-LK_HOST int64_t lk_lce_fused_cols(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, int64_t first)
+LK_HOST int64_t lk_lce_fused_cols(const lk_lce_call *c, const lk_lce_plan *plan, int64_t first)
 {
     lk_lce_loan loans[LK_LCE_LOANS];
     if (first < plan->lent_vocab) (void)lk_lce_borrow(c, loans);
@@ -1976,7 +1827,7 @@ LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_wo
 }
 
 /* The arrays of FUSED. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan, void *workspace)
+LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
 {
     const lk_lce_args &a = c->a;
     const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
@@ -2013,6 +1864,12 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lin
     return w;
 }
 
+LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
+{
+    return plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED ? lk_lce_lay_out_fused(c, plan, workspace)
+                                                       : lk_lce_lay_out_stored(c, plan, workspace);
+}
+
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
 /* The bytes for cuBLASLt besides arrays of `bytes`, at least: a ninth, which is a tenth of both. FUSED has fewer, since they
@@ -2023,17 +1880,22 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* The smallest workspace that this plan fits into. Whatever the budget is, a plan needs the same. */
-LK_HOST size_t lk_lce_need(const lk_lce_call *c, int path, int64_t chunk, int64_t panel, int64_t slice)
+/* Whether cuBLASLt has a product of this plan. FUSED leaves it dweight, except for sums over chunks in 16 bits. */
+LK_HOST bool lk_lce_needs_cublas(const lk_lce_call *c, const lk_lce_plan *plan)
 {
-    const size_t bytes = lk_lce_lay_out(c, path, chunk, panel, slice, NULL).bytes;
-    return bytes + lk_lce_reserve(bytes, false);
+    return plan->path != LK_LINEAR_CROSS_ENTROPY_FUSED || (c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens));
 }
-LK_HOST size_t lk_lce_fused_need(const lk_lce_call *c, const lk_linear_cross_entropy_plan *plan)
+
+/* The smallest workspace that this plan fits into. Whatever the budget is, a plan needs the same. */
+LK_HOST size_t lk_lce_need(const lk_lce_call *c, const lk_lce_plan *plan)
 {
-    const size_t bytes = lk_lce_lay_out_fused(c, plan, NULL).bytes;
-    const bool multiplies = c->gradient && c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens); /* cuBLASLt */
-    return bytes + (multiplies ? lk_lce_reserve(bytes, true) : 0);
+    const size_t bytes = lk_lce_lay_out(c, plan, NULL).bytes;
+    const bool fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    return bytes + (lk_lce_needs_cublas(c, plan) ? lk_lce_reserve(bytes, fused) : 0);
+}
+LK_HOST bool lk_lce_fits(const lk_lce_call *c, const lk_lce_plan *plan, size_t budget)
+{
+    return plan->chunk_tokens > 0 && lk_lce_need(c, plan) <= budget;
 }
 
 /* The length of the fewest about equal parts of at most `most`, rounded up to a multiple of `whole`. */
@@ -2042,20 +1904,29 @@ LK_HOST int64_t lk_lce_equal(int64_t all, int64_t most, int64_t whole)
     return lk_lce_min(lk_lce_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), whole), all);
 }
 
-/* The tokens of a chunk within the budget: all, or those of the fewest equal chunks. 0: they would be fewer than `fewest`. */
-LK_HOST int64_t lk_lce_chunk(const lk_lce_call *c, int path, int64_t panel, int64_t slice, size_t budget, int64_t fewest)
+/* A plan that stores logits. */
+LK_HOST lk_lce_plan lk_lce_stored_plan(int path, int64_t chunk, int64_t panel, int64_t slice)
+{
+    lk_lce_plan plan = {};
+    plan.path = path, plan.chunk_tokens = chunk, plan.panel_vocab = panel, plan.slice_tokens = slice;
+    return plan;
+}
+
+/* Gives the plan the tokens of a chunk within the budget: all, or those of the fewest equal chunks. False: they would be fewer
+ * than `fewest`. */
+LK_HOST bool lk_lce_fit_chunk(const lk_lce_call *c, lk_lce_plan *plan, size_t budget, int64_t fewest)
 {
     const int64_t given = c->a.chunk_tokens, whole = 128;
-    if (given) return lk_lce_need(c, path, given, panel, slice) <= budget ? given : 0;
-    if (lk_lce_need(c, path, c->rows, panel, slice) <= budget) return c->rows;
+    plan->chunk_tokens = given ? given : c->rows;
+    if (given || lk_lce_fits(c, plan, budget)) return lk_lce_fits(c, plan, budget);
     int64_t low = 0, high = c->rows; /* low fits, high does not */
     while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        if (lk_lce_need(c, path, middle, panel, slice) <= budget) low = middle;
-        else high = middle;
+        plan->chunk_tokens = low + (high - low) / 2;
+        *(lk_lce_fits(c, plan, budget) ? &low : &high) = plan->chunk_tokens;
     }
-    const int64_t chunk = low < whole ? low : lk_lce_equal(c->rows, low / whole * whole, whole);
-    return chunk < fewest && chunk < lk_lce_equal(c->rows, fewest, whole) ? 0 : chunk;
+    plan->chunk_tokens = low < whole ? low : lk_lce_equal(c->rows, low / whole * whole, whole);
+    if (plan->chunk_tokens < fewest && plan->chunk_tokens < lk_lce_equal(c->rows, fewest, whole)) return false;
+    return lk_lce_fits(c, plan, budget);
 }
 
 /* The columns of the fewest about equal panels of at most `most`. */
@@ -2070,9 +1941,9 @@ LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
 }
 
 /* A plan of FUSED. kept: the columns whose exponentials are kept, the first `lent` of them in dweight. */
-LK_HOST lk_linear_cross_entropy_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t lent, int64_t panel)
+LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t lent, int64_t panel)
 {
-    lk_linear_cross_entropy_plan plan = {};
+    lk_lce_plan plan = {};
     plan.path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan.chunk_tokens = chunk;
     plan.kept_vocab = kept, plan.lent_vocab = lent, plan.panel_vocab = panel;
     return plan;
@@ -2110,12 +1981,12 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t m
 
 /* FUSED with all tokens at once. It keeps the exponentials of as many columns as fit, and makes the other columns again: in the
  * workspace if all fit there; else in dweight and in the workspace; else none. narrow: the fewest columns of a panel. */
-LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
+LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = c->a.panel_vocab;
     lk_lce_loan loans[LK_LCE_LOANS];
     *plan = lk_lce_fused_plan(c->rows, vocab, 0, vocab);
-    if (lk_lce_keeps(c) && lk_lce_fused_need(c, plan) <= budget) return true;
+    if (lk_lce_keeps(c) && lk_lce_fits(c, plan, budget)) return true;
     for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
         const int64_t lent = keeps ? lk_lce_borrow(c, loans) : 0, all = lk_ceil_div(vocab - lent, tile);
         int64_t low = 0, high = (given ? lk_ceil_div(given, tile) : all) + 1; /* tiles: low fits, high does not */
@@ -2123,7 +1994,7 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
         while (high - low > 1) {
             const int64_t tiles = low + (high - low) / 2, cols = lk_lce_min(tiles * tile, vocab - lent);
             *plan = lk_lce_fused_plan(c->rows, keeps ? lent + cols : 0, lent, cols);
-            *(lk_lce_fused_need(c, plan) <= budget ? &low : &high) = tiles;
+            *(lk_lce_fits(c, plan, budget) ? &low : &high) = tiles;
         }
         const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* x is copied for those that are kept */
         if (low == 0 || (!given && low < all && low * tile < fewest)) continue;
@@ -2136,13 +2007,13 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
 }
 
 /* FUSED with the fewest chunks of tokens that fit. It keeps all exponentials of a chunk, and sums dweight over chunks. */
-LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
 {
     const int64_t given = c->a.chunk_tokens, whole = 2 * LK_GEMM_ROWS;
     for (int64_t chunks = 1; lk_lce_keeps(c); chunks += 1 + chunks / 16) {
         const int64_t chunk = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(c->rows, chunks), whole), c->rows);
         *plan = lk_lce_fused_plan(chunk, c->a.vocab, 0, c->a.vocab);
-        if (lk_lce_fused_need(c, plan) <= budget) return true;
+        if (lk_lce_fits(c, plan, budget)) return true;
         if (given || chunk <= whole) break;
     }
     return false;
@@ -2150,15 +2021,15 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_li
 
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
  * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates (choices.md). */
-LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_linear_cross_entropy_plan *plan)
+LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
     const int64_t all = given ? given : lk_lce_round_up(vocab, LK_GEMM_COLS); /* forward: the columns of a stretch */
-    lk_linear_cross_entropy_plan chunks = {};
+    lk_lce_plan chunks = {};
     if (!c->fused) return false;
     if (c->saves || !c->gradient) { /* of one kind only */
         *plan = lk_lce_fused_plan(rows, c->saves ? vocab : 0, 0, c->saves ? vocab : all);
-        const size_t least = lk_lce_fused_need(c, plan);
+        const size_t least = lk_lce_need(c, plan);
         if (least > budget) return false;
         const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
         const int64_t more = (int64_t)((budget - least) / each / (size_t)rows);
@@ -2185,18 +2056,18 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
         const int64_t few = given ? given : lk_lce_min(c->rows, 2 * LK_GEMM_ROWS);
         const int64_t own = lk_lce_round_up(c->a.panel_vocab, tile), stretch = own ? own : lk_lce_round_up(vocab, tile);
         const bool keeps = lk_lce_keeps(c), must_chunk = keeps && given && given < c->rows;
-        const lk_linear_cross_entropy_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
+        const lk_lce_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
         const int64_t panel = c->saves ? vocab : c->gradient ? lk_lce_min(own ? own : tile, vocab) : stretch;
-        const lk_linear_cross_entropy_plan once = lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, panel);
-        const size_t in_chunks = keeps ? lk_lce_fused_need(c, &chunk) : SIZE_MAX;
-        const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_fused_need(c, &once);
+        const lk_lce_plan once = lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, panel);
+        const size_t in_chunks = keeps ? lk_lce_need(c, &chunk) : SIZE_MAX;
+        const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_need(c, &once);
         return in_chunks < at_once ? in_chunks : at_once;
     }
     const int64_t few = given ? given : lk_lce_min(c->rows, 64), slice = lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
     const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : lk_lce_panel_cols(c, LK_LCE_NARROW);
-    const size_t some = lk_lce_need(c, path, few, panel, slice);
-    const size_t all = lk_lce_need(c, path, given ? given : c->rows, panel, slice);
-    return some < all ? some : all;
+    const lk_lce_plan some = lk_lce_stored_plan(path, few, panel, slice);
+    const lk_lce_plan all = lk_lce_stored_plan(path, given ? given : c->rows, panel, slice);
+    return lk_lce_need(c, &some) < lk_lce_need(c, &all) ? lk_lce_need(c, &some) : lk_lce_need(c, &all);
 }
 
 /* The smallest workspace of all plans. In an open query FUSED may still be ruled out. */
@@ -2212,19 +2083,9 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
     return c->rows ? least : 0;
 }
 
-/* Fills in the plan if it fits. chunk 0: no chunk did. */
-LK_HOST bool lk_lce_take_plan(const lk_lce_call *c, size_t budget, int path, int64_t chunk, int64_t panel, int64_t slice,
-                              lk_linear_cross_entropy_plan *plan)
-{
-    if (chunk == 0 || lk_lce_need(c, path, chunk, panel, slice) > budget) return false;
-    *plan = {};
-    plan->path = path, plan->chunk_tokens = chunk, plan->panel_vocab = panel, plan->slice_tokens = lk_lce_min(slice, chunk);
-    return true;
-}
-
 /* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
  * lie in dweight. */
-LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_linear_cross_entropy_plan *plan)
+LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_lce_plan *plan)
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     const bool slices = lk_lce_slices(c, path);
@@ -2232,26 +2093,30 @@ LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t few
     const int64_t lengths[] = {given, 4096, 2048, lent};
     if (!lk_lce_may_be(c, path)) return false;
     for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
-        const int64_t chunk = lk_lce_chunk(c, path, c->a.vocab, lengths[i], budget, fewest);
-        if (lk_lce_take_plan(c, budget, path, chunk, c->a.vocab, lengths[i], plan)) return true;
+        *plan = lk_lce_stored_plan(path, 0, c->a.vocab, lengths[i]);
+        if (lk_lce_fit_chunk(c, plan, budget, fewest)) return true;
     }
     return false;
 }
 
 /* Panels of about `cols` columns: of all tokens, else of the fewest chunks. Then they are doubled while they fit. */
 LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t cols, int64_t fewest,
-                                lk_linear_cross_entropy_plan *plan)
+                                lk_lce_plan *plan)
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_PANELS;
     if (!lk_lce_may_be(c, path)) return false;
-    const int64_t chunk = lk_lce_chunk(c, path, lk_lce_panel_cols(c, cols), 0, budget, fewest);
-    while (cols < c->a.vocab && lk_lce_need(c, path, chunk, lk_lce_panel_cols(c, 2 * cols), 0) <= budget) cols *= 2;
-    return lk_lce_take_plan(c, budget, path, chunk, lk_lce_panel_cols(c, cols), 0, plan);
+    *plan = lk_lce_stored_plan(path, 0, lk_lce_panel_cols(c, cols), 0);
+    if (!lk_lce_fit_chunk(c, plan, budget, fewest)) return false;
+    for (lk_lce_plan wider = *plan; cols < c->a.vocab; *plan = wider) {
+        wider.panel_vocab = lk_lce_panel_cols(c, cols *= 2);
+        if (!lk_lce_fits(c, &wider, budget)) break;
+    }
+    return true;
 }
 
 /* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan is smaller than that of PANELS;
  * else more memory could mean PANELS again, and one more matmul. */
-LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_entropy_plan *plan)
+LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
 {
     const bool no_more = !c->gradient || !c->gives_loss || lk_lce_keeps(c); /* FUSED has no matmul more than CHUNKS */
     const bool fused_first = no_more && (!c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB ||
@@ -2269,7 +2134,7 @@ LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_linear_cross_
 }
 
 /* What the plan's text says. */
-LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk_linear_cross_entropy_plan *plan)
+LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk_lce_plan *plan)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
                                        ", dweight summed in 24 bits"};
@@ -2294,7 +2159,7 @@ LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk
 
 /* The plan within the budget, which is at least `least`. cuBLASLt gets what is left. A plan may need less than the budget, and
  * that may have another plan, so the search is repeated until a plan is also that of its own bytes. */
-LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_linear_cross_entropy_plan *plan)
+LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab;
     lk_lce_workspace w = {};
@@ -2308,15 +2173,14 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
         before = budget;
         lk_lce_search(c, budget, plan);
         fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-        w = fused ? lk_lce_lay_out_fused(c, plan, NULL)
-                  : lk_lce_lay_out(c, plan->path, plan->chunk_tokens, plan->panel_vocab, plan->slice_tokens, NULL);
-        const bool added = c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens); /* fused: by cuBLASLt */
-        const size_t left = budget - w.bytes;
-        plan->cublas_bytes = fused && !added ? 0 : left < LK_LCE_CUBLAS_BYTES ? left / 256 * 256 : LK_LCE_CUBLAS_BYTES;
+        w = lk_lce_lay_out(c, plan, NULL);
+        const size_t left = budget - w.bytes, most = lk_lce_needs_cublas(c, plan) ? LK_LCE_CUBLAS_BYTES : 0;
+        plan->cublas_bytes = left < most ? left / 256 * 256 : most;
         budget = w.bytes + plan->cublas_bytes < least ? least : w.bytes + plan->cublas_bytes;
     }
     const int64_t again = fused && c->gradient ? vocab - plan->kept_vocab : 0; /* columns that are made for the gradients */
     plan->workspace_bytes = budget, plan->minimum_bytes = least;
+    plan->slice_tokens = lk_lce_min(plan->slice_tokens, plan->chunk_tokens);
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens);
     plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : lk_lce_min(lk_ceil_div(vocab, plan->panel_vocab), vocab);
     if (fused && c->gradient && !again) plan->panels = 1;
@@ -2478,7 +2342,7 @@ typedef struct {
     cudaStream_t stream;
     lk_device device;
     lk_lce_work p;
-    lk_linear_cross_entropy_plan plan;
+    lk_lce_plan plan;
     int mode;
 } lk_lce_job;
 
@@ -2527,17 +2391,11 @@ LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int
     return lk_launch_pdl(job->op, &job->device, kernel, grid, 1, LK_LCE_THREADS, 0, job->stream, args);
 }
 
-/* The clusters of a kernel of tiles, of two blocks each: one per two SMs. */
-LK_HOST int64_t lk_lce_clusters(const lk_lce_job *job, int64_t items)
-{
-    return lk_lce_min(items, job->device.sms / 2 > 0 ? job->device.sms / 2 : 1);
-}
 template <class Args>
 LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_job *job, void (*kernel)(Args), int64_t items, const Args &p)
 {
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    return lk_launch_pdl(job->op, &job->device, kernel, 2 * lk_lce_clusters(job, items), 2, LK_GEMM_THREADS,
-                         sizeof(lk_gemm_memory), job->stream, p);
+    return lk_gemm_launch(job->op, &job->device, kernel, items, job->stream, p);
 }
 
 template <class S, class D>
@@ -2704,7 +2562,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_panel_gradient(lk_lce_job *
 LK_HOST lk_lce_panel lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_t panel)
 {
     const lk_lce_call &c = job->p.c;
-    const lk_linear_cross_entropy_plan &plan = job->plan;
+    const lk_lce_plan &plan = job->plan;
     const int64_t first_row = chunk * plan.chunk_tokens, first_col = panel * plan.panel_vocab;
     return {job->p, first_row, lk_lce_min(plan.chunk_tokens, c.rows - first_row), first_col,
             lk_lce_min(plan.panel_vocab, c.a.vocab - first_col), panel == 0, panel + 1 == plan.panels};
@@ -2853,7 +2711,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
 {
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
-    const lk_linear_cross_entropy_plan &plan = job->plan;
+    const lk_lce_plan &plan = job->plan;
     lk_lce_panel q = lk_lce_panel_at(job, chunk, 0);
     q.cols = a.vocab;
     lk_status status = lk_lce_gather<T>(job, q);
@@ -2926,15 +2784,13 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const lk_lce_args &a = c.a;
-    const lk_linear_cross_entropy_plan &plan = job.plan;
+    const lk_lce_plan &plan = job.plan;
     job.op = op, job.stream = stream;
     lk_lce_choose(&c, least, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
     status = lk_check_allocations(op, &workspace, 1);
     if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) c.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
-    if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) job.p.w = lk_lce_lay_out_fused(&c, &plan, a.workspace);
-    else if (c.rows > 0)
-        job.p.w = lk_lce_lay_out(&c, plan.path, plan.chunk_tokens, plan.panel_vocab, plan.slice_tokens, a.workspace);
+    if (c.rows > 0) job.p.w = lk_lce_lay_out(&c, &plan, a.workspace);
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
@@ -2946,7 +2802,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
 /* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
 LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
-                               lk_linear_cross_entropy_plan *plan)
+                               lk_lce_plan *plan)
 {
     lk_lce_call c;
     size_t smallest = 0;
@@ -2961,7 +2817,7 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
 template <class T>
 LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
 {
-    lk_linear_cross_entropy_plan plan = {};
+    lk_lce_plan plan = {};
     const lk_status status = lk_lce_query<T>(op, args, direction, LK_LCE_DEFAULT_BYTES, true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;

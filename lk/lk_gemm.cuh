@@ -173,6 +173,159 @@ LK_DEVICE int lk_gemm_col(int i)
     return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
 }
 
+/* ---- What a kernel does with the sums ------------------------------------------------------------------------------------ */
+
+/* Item i of a kernel's work: a pair of row tiles, of a cluster's two blocks, and a stretch of columns. Clusters that run at the
+ * same time have the rows of one group, of `most` pairs, and few stretches. So each tile of columns is read from memory once
+ * per group, whose rows stay in the L2. */
+typedef struct {
+    int pair, stretch;
+} lk_gemm_item;
+
+LK_DEVICE lk_gemm_item lk_gemm_item_of(int pairs, int stretches, int most, int i)
+{
+    const int group = i / (most * stretches), first = group * most, rest = i - first * stretches;
+    const int wide = pairs - first < most ? pairs - first : most;
+    return {first + rest % wide, rest / wide};
+}
+
+/* Two values as a pair of bf16. */
+LK_DEVICE uint32_t lk_gemm_pair(float low, float high)
+{
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    uint32_t pair;
+    memcpy(&pair, &two, sizeof pair);
+    return pair;
+}
+
+/* Four lanes hold two columns each of four groups of 8, as pairs of bf16. Afterwards each lane holds one group. */
+LK_DEVICE uint4 lk_gemm_transpose(const uint32_t (&pair)[4])
+{
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    uint32_t low[2] = {odd ? pair[0] : pair[1], odd ? pair[2] : pair[3]}, u[4], far[2];
+    low[0] = __shfl_xor_sync(0xffffffffu, low[0], 1), low[1] = __shfl_xor_sync(0xffffffffu, low[1], 1);
+    u[0] = odd ? low[0] : pair[0], u[1] = odd ? pair[1] : low[0];
+    u[2] = odd ? low[1] : pair[2], u[3] = odd ? pair[3] : low[1];
+    far[0] = __shfl_xor_sync(0xffffffffu, high ? u[0] : u[2], 2), far[1] = __shfl_xor_sync(0xffffffffu, high ? u[1] : u[3], 2);
+    return high ? make_uint4(far[0], far[1], u[2], u[3]) : make_uint4(u[0], u[1], far[0], far[1]);
+}
+
+/* Writes eight of a row's values per lane, of a block of 32 columns. room: the columns from the tile's first to the padded end, a
+ * multiple of 64. out: the tile's first column; NULL: no such row, or not wanted. */
+LK_DEVICE void lk_gemm_put_block(lk_bf16 *out, int block, int room, const uint32_t (&pair)[4])
+{
+    const uint4 group = lk_gemm_transpose(pair);
+    const int col = block * 32 + (int)threadIdx.x % 4 * 8;
+    if (out && col < room) *(uint4 *)(out + col) = group;
+}
+
+/* Eight neighbours of a row, read and written. Behind the row's end zeros are read and nothing is written. */
+LK_DEVICE uint4 lk_gemm_get8(const lk_bf16 *from, int left, bool wide)
+{
+    lk_bf16 x[8];
+    uint4 group = {};
+    if (wide && left > 0) return *(const uint4 *)from;
+#pragma unroll
+    for (int i = 0; i < 8; i++) lk_put(x + i, i < left ? lk_to_float(from[i]) : 0.0f);
+    memcpy(&group, x, sizeof group);
+    return group;
+}
+LK_DEVICE void lk_gemm_put8(lk_bf16 *to, uint4 group, int left, bool wide)
+{
+    lk_bf16 x[8];
+    if (wide && left > 0) {
+        *(uint4 *)to = group;
+        return;
+    }
+    memcpy(x, &group, sizeof group);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < left) to[i] = x[i];
+}
+
+/* A sum of 24 bits from its bf16 and its low byte, and the low byte of a sum. */
+LK_DEVICE float lk_gemm_join(uint32_t bf16, int low)
+{
+    return __uint_as_float((bf16 << 16) + (uint32_t)(low * 256));
+}
+LK_DEVICE int lk_gemm_beyond(float x, uint32_t bf16)
+{
+    const int low = (int)(__float_as_uint(x) - (bf16 << 16) + 128) >> 8; /* any value keeps a NaN a NaN */
+    return low > 127 ? 127 : low;
+}
+
+/* The two rows of a tile that a thread writes: factor * d + times * more + old. */
+typedef struct {
+    lk_bf16 *out[2];        /* the thread's first columns; NULL: there is no such row */
+    const lk_bf16 *more[2]; /* likewise; NULL: none */
+    float factor[2], times[2];
+    uint4 *low;             /* the low bytes of old; NULL: none are read or written */
+    bool old, read_low, write_low;
+    bool wide, wide_more;   /* of lk_gemm_get8 and lk_gemm_put8 */
+    int left;               /* columns from the thread's first to the end of the row */
+} lk_gemm_out;
+
+/* Four pairs of a thread's columns out of a group of eight neighbours: lk_gemm_transpose is its own inverse. */
+LK_DEVICE void lk_gemm_pairs(uint32_t (&pair)[4], uint4 group)
+{
+    const uint32_t four[4] = {group.x, group.y, group.z, group.w};
+    const uint4 turned = lk_gemm_transpose(four);
+    pair[0] = turned.x, pair[1] = turned.y, pair[2] = turned.z, pair[3] = turned.w;
+}
+
+template <int AHEAD> LK_DEVICE void lk_gemm_put_sums(const lk_gemm_out &o, const float (&d)[LK_GEMM_SUMS])
+{
+    const bool adds = __any_sync(0xffffffffu, o.more[0] || o.more[1]);
+#pragma unroll
+    for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, loaded together */
+        uint4 high[AHEAD][2], beyond[AHEAD], more[AHEAD][2];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int at = (begin + i) * 32;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                high[i][r] = more[i][r] = make_uint4(0, 0, 0, 0);
+                if (o.old && o.out[r]) high[i][r] = lk_gemm_get8(o.out[r] + at, o.left - at, o.wide);
+                if (o.more[r]) more[i][r] = lk_gemm_get8(o.more[r] + at, o.left - at, o.wide_more);
+            }
+            beyond[i] = o.read_low ? o.low[(begin + i) * 256] : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int block = begin + i;
+            uint32_t bytes[4] = {beyond[i].x, beyond[i].y, beyond[i].z, beyond[i].w};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                uint32_t pair[4] = {}, extra[4] = {};
+                if (o.old) lk_gemm_pairs(pair, high[i][r]);
+                if (adds) lk_gemm_pairs(extra, more[i][r]);
+#pragma unroll
+                for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
+                    const float *const two = d + block * 16 + g * 4 + 2 * r;
+                    uint32_t &four = bytes[r * 2 + g / 2];
+                    const int at = g % 2 * 16;
+                    float x = o.factor[r] * two[0], y = o.factor[r] * two[1];
+                    if (o.old) {
+                        x += lk_gemm_join(pair[g] & 0xffff, (int8_t)(four >> at));
+                        y += lk_gemm_join(pair[g] >> 16, (int8_t)(four >> (at + 8)));
+                    }
+                    if (o.more[r]) {
+                        x = fmaf(o.times[r], __uint_as_float(extra[g] << 16), x);
+                        y = fmaf(o.times[r], __uint_as_float(extra[g] & 0xffff0000u), y);
+                    }
+                    pair[g] = lk_gemm_pair(x, y);
+                    const uint32_t beyond_x = lk_gemm_beyond(x, pair[g] & 0xffff) & 0xff;
+                    const uint32_t beyond_y = lk_gemm_beyond(y, pair[g] >> 16) & 0xff;
+                    four = (four & ~(0xffffu << at)) | (beyond_x | beyond_y << 8) << at;
+                }
+                const uint4 group = lk_gemm_transpose(pair);
+                if (o.out[r]) lk_gemm_put8(o.out[r] + block * 32, group, o.left - block * 32, o.wide);
+            }
+            if (o.write_low) o.low[block * 256] = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+        }
+    }
+}
+
 /* ---- Host ---------------------------------------------------------------------------------------------------------------- */
 
 #if !defined(LK_SIMT)
@@ -197,6 +350,15 @@ LK_HOST bool lk_gemm_available(const lk_device *device)
     if (cudaFuncGetAttributes(&attributes, (const void *)lk_gemm_probe_kernel) != cudaSuccess) return false;
     return attributes.sharedSizeBytes >= 2048 * sizeof(int);
 #endif
+}
+
+/* Launches a kernel of tiles: a cluster of two blocks for each two SMs, or for each item where those are fewer. */
+template <class Args>
+LK_HOST lk_status lk_gemm_launch(const char *op, const lk_device *device, void (*kernel)(Args), int64_t items,
+                                 cudaStream_t stream, const Args &p)
+{
+    const int64_t most = device->sms / 2 > 0 ? device->sms / 2 : 1;
+    return lk_launch_pdl(op, device, kernel, 2 * (items < most ? items : most), 2, LK_GEMM_THREADS, sizeof(lk_gemm_memory), stream, p);
 }
 
 /* Describes a matrix of bf16 to TMA, which copies `box_rows` rows of LK_GEMM_DEPTH columns at a time. */
