@@ -246,8 +246,8 @@ typedef struct {
  *                     made, or of another device
  *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
  *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
- *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved likewise, or with label_smoothing, entropy,
- *                     argmax, dentropy or batch_invariant
+ *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved
+ *                     likewise, or with label_smoothing, entropy, argmax, dentropy or batch_invariant
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
@@ -1440,9 +1440,9 @@ template <class D> LK_DEVICE void lk_lce_add8(D *out, float factor, const float 
     }
 }
 
-/* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows with
- * that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if it has
- * 16 bits. Most targets have one row; then there is nothing to look for. */
+/* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows
+ * with that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if
+ * it has 16 bits. Most targets have one row; then there is nothing to look for. */
 template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
     constexpr int WINDOW = 8 * LK_LCE_THREADS, WORDS = WINDOW / 32; /* rows that are looked at together, a bit each */
@@ -1849,8 +1849,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
     w.stretches = c->gradient || c->saves ? some : alone;
     w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * w.stretches, sizeof *w.sums);
-    w.more = (lk_lce_more *)lk_lce_take(base, &used, c->gives_loss && (a.entropy || a.argmax || a.dentropy), chunk * w.stretches,
-                                    sizeof *w.more);
+    const bool more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
+    w.more = (lk_lce_more *)lk_lce_take(base, &used, more, chunk * w.stretches, sizeof *w.more);
     w.references = (float *)lk_lce_take(base, &used, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS), 4);
     w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
     used = used > instead ? used : instead;
@@ -1949,12 +1949,13 @@ LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t lent,
     return plan;
 }
 
-/* Whether forward_backward may keep exponentials: of a gradient that is one factor times them. Then it may have chunks of tokens
+/* Whether forward_backward may keep exponentials: where dZ is one factor per row times them. Then it may have chunks of tokens
  * too. */
 LK_HOST bool lk_lce_keeps(const lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
-    return c->gradient && c->gives_loss && a.label_smoothing == 0.0f && !a.panel_vocab && !a.entropy && !a.argmax && !a.dentropy;
+    const bool more = a.label_smoothing > 0.0f || a.entropy || a.argmax || a.dentropy;
+    return c->gradient && c->gives_loss && !more && !a.panel_vocab;
 }
 
 /* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all

@@ -210,8 +210,8 @@ LK_DEVICE uint4 lk_gemm_transpose(const uint32_t (&pair)[4])
     return high ? make_uint4(far[0], far[1], u[2], u[3]) : make_uint4(u[0], u[1], far[0], far[1]);
 }
 
-/* Writes eight of a row's values per lane, of a block of 32 columns. room: the columns from the tile's first to the padded end, a
- * multiple of 64. out: the tile's first column; NULL: no such row, or not wanted. */
+/* Writes eight of a row's values per lane, of a block of 32 columns. room: the columns from the tile's first to the padded
+ * end, a multiple of 64. out: the tile's first column; NULL: no such row, or not wanted. */
 LK_DEVICE void lk_gemm_put_block(lk_bf16 *out, int block, int room, const uint32_t (&pair)[4])
 {
     const uint4 group = lk_gemm_transpose(pair);
@@ -358,7 +358,8 @@ LK_HOST lk_status lk_gemm_launch(const char *op, const lk_device *device, void (
                                  cudaStream_t stream, const Args &p)
 {
     const int64_t most = device->sms / 2 > 0 ? device->sms / 2 : 1;
-    return lk_launch_pdl(op, device, kernel, 2 * (items < most ? items : most), 2, LK_GEMM_THREADS, sizeof(lk_gemm_memory), stream, p);
+    const int64_t clusters = items < most ? items : most;
+    return lk_launch_pdl(op, device, kernel, 2 * clusters, 2, LK_GEMM_THREADS, sizeof(lk_gemm_memory), stream, p);
 }
 
 /* Describes a matrix of bf16 to TMA, which copies `box_rows` rows of LK_GEMM_DEPTH columns at a time. */

@@ -1548,7 +1548,8 @@ static void saved_exponentials(void)
         problem back = drawn(TEST_BF16, BACKWARD, seed % 3 ? (int)FUSED : 0, 1 + seed % 4 * 9, 8 + 8 * (seed % 2),
                              vocab[seed / 2 % 4], seed);
         leave_open(&back);
-        back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = false, back.over = seed % 5 == 0, back.sigma = seed % 7 == 3 ? 64 : 1.3;
+        back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = false;
+        back.over = seed % 5 == 0, back.sigma = seed % 7 == 3 ? 64 : 1.3;
         if (seed == 6) { /* where p - 1 has few digits, or none */
             back = plain(TEST_BF16, BACKWARD, FUSED, 9, 16, 85), back.sigma = 0.1;
             back.confident = back.on[HAS_BIAS] = back.on[BIAS_F32] = back.on[WANT_DBIAS] = back.on[DBIAS_F32] = true;
