@@ -1294,6 +1294,7 @@ typedef struct {
     CUtensorMap e_across, x;  /* dweight's */
     lk_lce_panel q;           /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
+    int early;                /* see lk_lce_gradient_tile */
     bool first, last;         /* chunk */
     bool wide_dx, wide_dweight, wide_weight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
 } lk_lce_gradients;
@@ -1309,12 +1310,18 @@ LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, in
     return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.stretch, dx};
 }
 
-/* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. */
+/* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. An item of dx has a step per 64
+ * columns, one of dweight a step per 64 rows. Where the last items of dx keep some clusters busy, the other clusters have
+ * `early` items of dweight each by then. */
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
 {
-    const int i = round * ((int)gridDim.x / 2) + (int)blockIdx.x / 2, of_dx = p.dx.pairs * p.dx.cols;
-    if (i < of_dx) return lk_lce_gradient_item_of(p.dx, i, true);
-    if (i - of_dx < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i - of_dx, false);
+    const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
+    const int of_dx = p.dx.pairs * p.dx.cols, rest = of_dx % clusters, more = cluster < rest;
+    const int n = round - of_dx / clusters - more; /* this cluster's n-th item of dweight */
+    if (n < 0) return lk_lce_gradient_item_of(p.dx, round * clusters + cluster, true);
+    int i = p.early * (clusters - rest) + (more ? n : n - p.early) * clusters + cluster;
+    if (!more && n < p.early) i = n * (clusters - rest) + cluster - rest;
+    if (i < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i, false);
     return {-1, 0, false};
 }
 
@@ -2659,7 +2666,8 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel
     const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
     if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(q.cols, LK_GEMM_DEPTH)};
     if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
-    const int64_t items = (int64_t)p.dx.pairs * p.dx.cols + (int64_t)p.dweight.pairs * p.dweight.cols;
+    const int64_t of_dx = (int64_t)p.dx.pairs * p.dx.cols, items = of_dx + (int64_t)p.dweight.pairs * p.dweight.cols;
+    if (dweight && of_dx % c.clusters) p.early = p.dx.steps / p.dweight.steps;
     p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_weight = a.hidden % 8 == 0;
