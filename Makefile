@@ -10,6 +10,7 @@ COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo none)
 
 have_nvcc := $(shell command -v $(NVCC) 2>/dev/null)
 gpu := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+gpu_name := $(shell echo '$(gpu)' | sed 's/^NVIDIA //' | tr 'A-Z /,' 'a-z---')
 why := $(if $(have_nvcc),nvcc is here,no nvcc) and $(if $(gpu),$(gpu),no GPU)
 ifeq ($(origin BACKEND),undefined)
 BACKEND := $(if $(and $(have_nvcc),$(gpu)),gpu,cpu)
@@ -179,6 +180,18 @@ compare-smoke: ## tries compare and frontier themselves on tiny CPU tensors; nee
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk $(ARGS)
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk --calls $(ARGS)
 	$(PYTHON) bench/frontier.py --device cpu --smoke $(ARGS)
+bench-ladder: $(if $(simt),,$(addprefix $(out)/examples/,cross_entropy linear_cross_entropy)) | backend ## times each rung of the ladder on a GPU, into bench/results/<gpu>-ladder.csv
+ifeq ($(BACKEND),gpu)
+	@rm -f $(out)/ladder.rows; echo "op,direction,dtype,case,rung,idea,ms,gb_per_s,tflop_per_s,workspace_mb,gpu,commit" > $(out)/ladder.csv
+	LADDER_CSV=$(out)/ladder.rows $(out)/examples/cross_entropy 4096 32768
+	LADDER_CSV=$(out)/ladder.rows $(out)/examples/linear_cross_entropy 4096 2048 32768
+	@sed 's/$$/,$(gpu_name),$(COMMIT)/' $(out)/ladder.rows >> $(out)/ladder.csv && mv $(out)/ladder.csv bench/results/$(gpu_name)-ladder.csv
+	@echo "lk: wrote bench/results/$(gpu_name)-ladder.csv; make ladder-plots draws it and writes examples/README.md's tables"
+else
+	@echo "lk: bench-ladder measures a GPU and there is none here ($(why)); make examples runs the rungs on the CPU"
+endif
+ladder-plots: ## a plot and examples/README.md's tables of what bench-ladder measured; needs matplotlib, and no GPU
+	$(PYTHON) bench/plot.py --ladder $(or $(firstword $(wildcard bench/results/*-ladder.csv)),bench/results/h200-ladder.csv) examples/README.md
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
 readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv and h200-calls.csv
@@ -197,7 +210,7 @@ test-%: $(out)/tests/% | backend
 example-from_c: $(out)/from_c/program | backend
 	@$<
 example-%: $(out)/examples/% | backend
-	@$<
+	@$< $(ARGS)
 bench-%: | backend
 ifeq ($(BACKEND),gpu)
 	@$(MAKE) --no-print-directory $(out)/bench/$*
@@ -280,6 +293,6 @@ $(out)/%.o: %.c
 	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: bench-ladder ladder-plots engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:

@@ -5,6 +5,9 @@
     plot.py CSV            writes CSV's Markdown tables beside it, and plots as SVG and PNG, for light and dark pages; the plots
                            need matplotlib
     plot.py --readme CSV   prints the section at the head of that page (bench/readme puts it in its place)
+    plot.py --ladder CSV README
+                           writes what `make bench-ladder` measured: tables into README, between two marks, and a plot beside
+                           CSV, `make ladder-plots`
 
 CSV is <gpu>-compare.csv. Calls from Python are those of <gpu>-calls.csv beside it, as far as that has them. The plots of time
 against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
@@ -327,6 +330,111 @@ def frontier_table(rows, path):
     print(f"wrote {path}")
 
 
+# ---- The ladder -------------------------------------------------------------------------------------------------------------
+
+
+def draw_ladder(plt, ticker, rows, theme, path):
+    """The climb: a panel an op, rungs from top to bottom, the rate to the right, times at the edge."""
+    ink, dark = theme["ink"], theme is THEMES["-dark"]
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
+                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    ops = unique(row["op"] for row in rows)
+    plot, panels = plt.subplots(1, len(ops), figsize=(6.4 * len(ops), 4.4), squeeze=False, facecolor=theme["background"])
+    for panel, op in zip(panels[0], ops):
+        mine = [row for row in rows if row["op"] == op]
+        rungs, rate = unique((row["rung"], row["idea"]) for row in mine), ladder_rate(mine)
+        for direction, style in (("forward", "lk"), ("forward_backward", "torch.compile")):
+            points = [(number(row[rate]), rungs.index((row["rung"], row["idea"]))) for row in mine
+                      if row["direction"] == direction]
+            if points:
+                panel.plot(*zip(*points), "o-", color=STYLES[style][dark], linewidth=1.6, markersize=5, label=TITLE[direction])
+        for at, rung in enumerate(rungs):
+            of_rung = [row for row in mine if (row["rung"], row["idea"]) == rung]
+            text = ", ".join(f"{number(row['ms']):.3g}" for row in of_rung) + " ms"
+            if of_rung[0]["case"] != mine[-1]["case"]:
+                text += f", {of_rung[0]['case'].split()[-1].replace('=', ' ')}"
+            panel.text(1.02, at, text, transform=panel.get_yaxis_transform(), color=ink, va="center", fontsize=8)
+        panel.set_facecolor(theme["background"])
+        panel.set_yticks(range(len(rungs)), [f"{idea}  {rung}" if rung != "lk" else idea for rung, idea in rungs])
+        panel.set_ylim(len(rungs) - 0.5, -0.7)
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.margins(x=0.08)
+        panel.set_xlabel("GB/s" if rate == "gb_per_s" else "TFLOP/s")
+        panel.set_title(f"{op}\n{mine[-1]['case'].replace('=', ' ')}", color=ink, fontsize=10)
+        panel.grid(True, color=theme["grid"], linewidth=0.7)
+        panel.set_axisbelow(True)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+        if len(unique(row["direction"] for row in mine)) > 1:
+            panel.legend(loc="lower left", frameon=False, labelcolor=ink)
+    plot.suptitle(f"The ladder, bf16, {rows[0]['gpu'].upper()}", color=ink, fontsize=10.5)
+    plot.tight_layout(rect=(0, 0, 1, 0.97))
+    save(plot, path, theme)
+    plt.close(plot)
+
+
+def ladder_rate(rows):
+    return "gb_per_s" if rows[0]["gb_per_s"] else "tflop_per_s"
+
+
+def ladder_lines(rows, stem):
+    """README's section: a table an op, a line a rung."""
+    yield f"Measured on an {rows[0]['gpu'].upper()} at {commits_of(rows)}, in bf16. GB/s: the least traffic over the time;"
+    yield "TFLOP/s: that of the matmul. scratch: memory for logits and what else lies between the kernels."
+    if os.path.exists(f"{stem}.svg"):
+        yield ""
+        yield picture(stem, "the ladder: the rate of each rung of cross_entropy and linear_cross_entropy")
+    for op in unique(row["op"] for row in rows):
+        mine = [row for row in rows if row["op"] == op]
+        directions, rate = unique(row["direction"] for row in mine), ladder_rate(mine)
+        full, unit = mine[-1]["case"], "GB/s" if rate == "gb_per_s" else "TFLOP/s"
+        yield ""
+        yield f"**{op}**, {full.replace('=', ' ')}"
+        yield ""
+        yield "| rung | " + " | ".join(f"{TITLE[direction]} ms | {unit}" for direction in directions) + " | scratch MiB |"
+        yield "|---|" + "---|---|" * len(directions) + "---|"
+        for rung, idea in unique((row["rung"], row["idea"]) for row in mine):
+            cells, of_rung = [], [row for row in mine if row["rung"] == rung]
+            for direction in directions:
+                row = next((row for row in of_rung if row["direction"] == direction), None)
+                size = f" ({row['case'].split()[-1].replace('=', ' ')})" if row and row["case"] != full else ""
+                cells += [f"{number(row['ms']):.4g}{size}", f"{number(row[rate]):.4g}"] if row else ["", ""]
+            name = f"{rung}: {idea}" if rung != "lk" else idea
+            yield f"| {name} | " + " | ".join(cells) + f" | {number(of_rung[0]['workspace_mb']):.4g} |"
+
+
+def ladder(path, readme):
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        sys.exit(f"{path} has no rows")
+    stem = os.path.splitext(path)[0]
+    missing = None
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+        from matplotlib import ticker
+        for suffix, theme in THEMES.items():
+            draw_ladder(plt, ticker, rows, theme, f"{stem}{suffix}")
+    except ImportError as error:
+        missing = error
+    with open(readme) as file:
+        text = file.read()
+    before, found, rest = text.partition("<!-- ladder -->\n")
+    _, end, after = rest.partition("<!-- end of ladder -->")
+    if not found or not end:
+        sys.exit(f"{readme} lacks the marks of the ladder")
+    link = os.path.relpath(stem, os.path.dirname(readme))
+    lines = (line.replace(stem, link) for line in ladder_lines(rows, stem))
+    with open(readme, "w") as file:
+        file.write("\n".join([before + "<!-- ladder -->", *lines, end + after]))
+    print(f"wrote {readme}")
+    if missing:
+        sys.exit(f"no plot: {missing}; pip install matplotlib, or run this where it is: it needs the CSV and no GPU")
+
+
 # ---- Tables -----------------------------------------------------------------------------------------------------------------
 
 
@@ -554,6 +662,9 @@ def readme(rows, path):
 
 
 def main():
+    if len(sys.argv) == 4 and sys.argv[1] == "--ladder":
+        ladder(*sys.argv[2:])
+        return
     arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
     if len(arguments) != 1:
         sys.exit(__doc__)
