@@ -81,9 +81,9 @@ LK_HOST int lk_team_cluster(const lk_device *device, int64_t rows)
     return cluster;
 }
 
-/* What a thread has of a row: `count` vectors, the first at `first` and then every size-th of the row's; and the single elements
- * rank, rank + size, ... of both ends. Another tensor whose rows have the same offset modulo 16 bytes has its vectors at the
- * same columns. */
+/* What a thread has of a row: `count` vectors, the first at `first` and then every size-th of the row's; and the single
+ * elements rank, rank + size, ... of both ends. Another tensor whose rows have the same offset modulo 16 bytes has its vectors
+ * at the same columns. */
 template <class T> struct lk_row {
     const T *data, *first; /* data: column 0 */
     int64_t number;        /* of the row */
@@ -94,19 +94,20 @@ template <class T> struct lk_row {
     lk_split split; /* of the whole row; in pieces after the first, edge is 0 */
 };
 
-/* The row of a thread. THREADS: of a block. U: the most vectors of a thread, where rows are in pieces; 0: no limit. stride: from
- * a row to the next, in elements. */
+/* The row of a thread. THREADS: of a block, where the compiler shall know them; 0: as launched. U: the most vectors of a
+ * thread, where rows are in pieces; 0: no limit. stride: from a row to the next, in elements. */
 template <int KIND, int THREADS, int U = 0, class T>
 LK_DEVICE lk_row<T> lk_row_of(const lk_team &team, const T *x, int64_t stride, int64_t rows, int64_t cols)
 {
     constexpr bool whole = KIND == LK_TEAM_BLOCK || KIND == LK_TEAM_CLUSTER; /* blocks */
     const int blocks_log2 = KIND == LK_TEAM_CLUSTER ? 31 - __clz((int)lk_cluster_nctarank()) : 0;
-    const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int threads = THREADS ? THREADS : (int)blockDim.x;
+    const int64_t thread = (int64_t)blockIdx.x * threads + threadIdx.x;
     lk_row<T> row = {};
-    row.size_log2 = whole ? 31 - __clz(THREADS) + blocks_log2 : KIND == LK_TEAM_WARP ? 5 : team.size_log2;
+    row.size_log2 = whole ? 31 - __clz(threads) + blocks_log2 : KIND == LK_TEAM_WARP ? 5 : team.size_log2;
     row.lanes = (KIND == LK_TEAM_LANES || KIND == LK_TEAM_ANY) && row.size_log2 < 5 ? 1 << row.size_log2 : 32;
     row.number = whole ? blockIdx.x >> blocks_log2 : thread >> row.size_log2;
-    row.rank = KIND == LK_TEAM_CLUSTER ? (int)lk_cluster_ctarank() * THREADS + (int)threadIdx.x
+    row.rank = KIND == LK_TEAM_CLUSTER ? (int)lk_cluster_ctarank() * threads + (int)threadIdx.x
                : KIND == LK_TEAM_BLOCK ? (int)threadIdx.x
                                        : (int)thread & ((1 << row.size_log2) - 1);
     int64_t piece = 0;

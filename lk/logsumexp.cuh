@@ -93,10 +93,9 @@ typedef struct {
 /* A kernel's arguments: the caller's with every default filled in, and how the rows are divided. */
 typedef struct {
     lk_logsumexp_args a;
-    lk_team team;   /* of the kernels for contiguous rows */
-    int width;      /* of the column kernels: a power of two up to 32 */
-    int64_t tiles;  /* of the backward one: tiles of `width` threads with neighbouring rows, */
-    int64_t stretch; /* and the columns of a warp */
+    lk_team team;           /* of the kernels for contiguous rows */
+    int width;              /* of the column kernels: a power of two up to 32 */
+    int64_t tiles, stretch; /* of backward's column kernel */
 } lk_logsumexp_plan;
 
 #define LK_LOGSUMEXP_THREADS 256
@@ -112,7 +111,7 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_args &a, i
     if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
 }
 
-/* U: loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch, which
+/* Loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch, which
  * counts most where a launch is a single wave. The figures are in bench/results/choices.md. */
 template <int KIND> constexpr int LK_LOGSUMEXP_LOADS = KIND == LK_TEAM_BLOCK ? 8 : KIND == LK_TEAM_WARP ? 4 : 2;
 
@@ -159,15 +158,10 @@ template <class T, int N> LK_DEVICE void lk_logsumexp_store(T *x, const float (&
     }
 }
 
-/* A thread's columns of N neighbouring rows: `count` of them, `jump` elements apart. */
-template <class T> struct lk_logsumexp_columns {
-    const T *first;
-    int64_t jump, count;
-};
-
-/* The states of N rows, each against its first value that is not -inf. False where a sum or a base is out of range. */
+/* The states of `count` columns of N neighbouring rows, `jump` elements apart. A row's reference is its first value that is not
+ * -inf. False where a sum or a base is out of range. */
 template <class T, int N>
-LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], lk_logsumexp_columns<T> columns, float scale)
+LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
 {
     constexpr int U = 8; /* loads in flight */
     const float rate = scale * LK_LOG2E, nothing = lk_lse_nothing(scale);
@@ -175,16 +169,15 @@ LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], lk_logsumexp_columns<T> columns
     bool set = false;                                  /* every row has its reference */
 #pragma unroll
     for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
-    const T *next = columns.first;
-    for (int64_t i = 0; i < columns.count && most < LK_LSE_LIMIT; i += U) {
+    for (int64_t i = 0; i < count && most < LK_LSE_LIMIT; i += U) {
         lk_vec<T> raw[U];
-        const int here = columns.count - i < U ? (int)(columns.count - i) : U;
+        const int here = count - i < U ? (int)(count - i) : U;
         if (here == U) { /* loads without predicates all start before the first is waited for */
 #pragma unroll
-            for (int u = 0; u < U; u++, next += columns.jump) raw[u] = lk_logsumexp_load<N>(next);
+            for (int u = 0; u < U; u++, next += jump) raw[u] = lk_logsumexp_load<N>(next);
         } else {
 #pragma unroll
-            for (int u = 0; u < U; u++, next += columns.jump)
+            for (int u = 0; u < U; u++, next += jump)
                 if (u < here) raw[u] = lk_logsumexp_load<N>(next);
         }
         float part[N] = {};
@@ -220,13 +213,13 @@ LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], lk_logsumexp_columns<T> columns
 
 /* The same by a running maximum, for all values. */
 template <class T, int N>
-LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], lk_logsumexp_columns<T> columns, float scale)
+LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
 {
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
-    for (int64_t i = 0; i < columns.count; i++, columns.first += columns.jump) {
+    for (int64_t i = 0; i < count; i++, next += jump) {
         float x[N];
-        lk_logsumexp_unpack(x, lk_logsumexp_load<N>(columns.first));
+        lk_logsumexp_unpack(x, lk_logsumexp_load<N>(next));
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const float z[1] = {scale * x[j]}, low = lk_lse_product_low(scale, x[j], z[0]);
@@ -247,16 +240,15 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     const int side = threadIdx.x % p.width, layer = threadIdx.x / p.width, layers = LK_LOGSUMEXP_THREADS / p.width;
     const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * p.width, group = tile + side;
     const int step = layers * blocks, start = rank * layers + layer;
-    lk_logsumexp_columns<T> columns = {(const T *)a.x + start * a.col_stride, step * a.col_stride, 0};
-    if (group < a.outer * groups) {
-        columns.first += group / groups * a.outer_stride + group % groups * N;
-        if (start < a.cols) columns.count = (a.cols - start - 1) / step + 1;
-    }
+    const bool owner = group < a.outer * groups;
+    const T *x = (const T *)a.x + start * a.col_stride;
+    if (owner) x += group / groups * a.outer_stride + group % groups * N;
+    const int64_t jump = step * a.col_stride, count = owner && start < a.cols ? (a.cols - start - 1) / step + 1 : 0;
     lk_griddepcontrol_wait();
     lk_lse s[N];
-    const bool good = lk_logsumexp_read(s, columns, a.scale);
+    const bool good = lk_logsumexp_read(s, x, jump, count, a.scale);
     lk_griddepcontrol_launch_dependents();
-    if (!good) lk_logsumexp_read_slowly(s, columns, a.scale);
+    if (!good) lk_logsumexp_read_slowly(s, x, jump, count, a.scale);
 
 #pragma unroll
     for (int j = 0; j < N; j++) part[(layer * N + j) * p.width + side] = s[j];
@@ -301,9 +293,9 @@ LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
     return row.scale * row.dlse * lk_ex2(fmaf(t, LK_LOG2E, -LK_LOG2E * row.lse_low)); /* lse_low costs no instruction here */
 }
 
-/* A team owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. Rows of x and dx start
- * at the same offset modulo 16 bytes. U = 4 streams its loads. U = 2 keeps them in the caches: then the distance of x and dx in
- * memory matters less, and least to small blocks. */
+/* A team owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. Rows of x and dx
+ * start at the same offset modulo 16 bytes. U = 4 streams its loads. U = 2 keeps them in the caches: then the distance of x and
+ * dx in memory matters less, and least to small blocks. */
 #define LK_LOGSUMEXP_BACKWARD_THREADS 128
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_plan p)
@@ -463,10 +455,9 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
     if (kind == LK_LOGSUMEXP_AUTO) kind = lk_team_path(&device, a.outer, row_bytes);
     if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, &device, plan, stream);
     if (kind == LK_TEAM_WARP && row_bytes <= 2048) kind = LK_TEAM_LANES;
-    const int64_t most = kind == LK_TEAM_CLUSTER ? LK_LOGSUMEXP_THREADS * lk_team_cluster(&device, a.outer)
-                         : kind == LK_TEAM_BLOCK ? LK_LOGSUMEXP_THREADS
-                                                 : 32;
-    plan.team = lk_team_of(a.outer, kind < LK_TEAM_BLOCK ? lk_ceil_div(a.cols, 2 * LK_VEC<T>) : most, most, LK_LOGSUMEXP_THREADS);
+    const int cluster = kind == LK_TEAM_CLUSTER ? lk_team_cluster(&device, a.outer) : 1;
+    const int64_t wanted = kind < LK_TEAM_BLOCK ? lk_ceil_div(a.cols, 2 * LK_VEC<T>) : LK_LOGSUMEXP_THREADS * cluster;
+    plan.team = lk_team_of(a.outer, wanted, kind < LK_TEAM_BLOCK ? 32 : wanted, LK_LOGSUMEXP_THREADS);
     void (*const kernels[])(lk_logsumexp_plan) = {
         lk_logsumexp_forward_row_kernel<T, LK_TEAM_LANES>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_WARP>,
         lk_logsumexp_forward_row_kernel<T, LK_TEAM_BLOCK>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_CLUSTER>};
