@@ -239,7 +239,7 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
 
 /* ---- The exchange of states over a block or a cluster -------------------------------------------------------------------- */
 
-/* A state from each warp of a team, in the block with rank 0, as words of 8 bytes. */
+/* A state from each warp of a team of blocks, as words of 8 bytes. */
 template <class State, int THREADS> struct lk_inbox {
     lk_mbarrier full; /* completes when all words have arrived */
     uint64_t word[8 * THREADS / 32][sizeof(State) / 8];
@@ -255,15 +255,15 @@ template <int KIND> LK_DEVICE int lk_team_block(void)
     return KIND < LK_TEAM_CLUSTER ? 0 : (int)lk_cluster_ctarank();
 }
 
-/* Before the kernel's lk_inbox_gather, every thread calls it. In a cluster it waits until the block with rank 0 runs. */
-template <int KIND, class State, int THREADS> LK_DEVICE void lk_inbox_begin(lk_inbox<State, THREADS> *inbox)
+/* Before the kernel's lk_inbox_gather, every thread calls it. In a cluster it waits until the readers run. ALL: as there. */
+template <int KIND, bool ALL = false, class State, int THREADS> LK_DEVICE void lk_inbox_begin(lk_inbox<State, THREADS> *inbox)
 {
-    const bool reader = lk_team_block<KIND>() == 0 && threadIdx.x == 0;
+    const bool reader = (ALL || lk_team_block<KIND>() == 0) && threadIdx.x == 0;
     if (KIND != LK_TEAM_CLUSTER && lk_team_blocks<KIND>() == 1) return;
     if (reader) lk_mbarrier_init(&inbox->full, 1);
     if (reader) lk_fence_mbarrier_init();
     lk_cluster_begin();
-    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
+    lk_cluster_ready(); /* the blocks that read run and have their barriers */
     if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * (unsigned)sizeof(State));
 }
 
@@ -273,31 +273,31 @@ template <int KIND, class State, int THREADS> LK_DEVICE int lk_inbox_count(lk_in
     return lk_team_blocks<KIND>() * (THREADS / 32);
 }
 
-/* Gathers the states of all warps. In a cluster they arrive by st.async, and only the reader waits for them. At a cluster's
- * barrier every warp would wait for a fence of the whole GPU.
+/* Gathers the states of all warps in the block with rank 0; ALL: in each block. In a cluster they arrive by st.async, and only
+ * the readers wait for them. At a cluster's barrier every warp would wait for a fence of the whole GPU.
  * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel.
- * Result: true in the first warp of the block with rank 0, which may read the states; false in the others.
- * Shared memory: inbox, for the whole kernel. A peer may end after the call, since no block writes into its memory. */
-template <int KIND, class State, int THREADS> LK_DEVICE bool lk_inbox_gather(lk_inbox<State, THREADS> *inbox, State s)
+ * Result: true in the first warp of the block with rank 0, or in all warps, which may read the states; false in the others.
+ * Shared memory: inbox, for the whole kernel. A peer may end after the call: all words for it have arrived. */
+template <int KIND, bool ALL = false, class State, int THREADS>
+LK_DEVICE bool lk_inbox_gather(lk_inbox<State, THREADS> *inbox, State s)
 {
     constexpr int WORDS = (int)(sizeof(State) / 8);
-    const bool cluster = KIND == LK_TEAM_CLUSTER || lk_team_blocks<KIND>() > 1;
-    const int rank = lk_team_block<KIND>(), warp = (int)threadIdx.x / 32;
+    const int blocks = lk_team_blocks<KIND>(), rank = lk_team_block<KIND>();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     uint64_t *slot = inbox->word[rank * (THREADS / 32) + warp], word[WORDS];
     memcpy(word, &s, sizeof s);
-    const bool sender = threadIdx.x % 32 == 0;
-    if (cluster) {
+    if (KIND == LK_TEAM_CLUSTER || blocks > 1) {
 #pragma unroll
-        for (int i = 0; i < WORDS && sender; i++)
-            lk_st_async_b64(lk_mapa_shared(slot + i, 0), word[i], lk_mapa_shared(&inbox->full, 0));
-        if (rank != 0 || warp != 0) return false;
+        for (int i = 0; i < WORDS && lane < (ALL ? blocks : 1); i++) /* a lane for each reader */
+            lk_st_async_b64(lk_mapa_shared(slot + i, lane), word[i], lk_mapa_shared(&inbox->full, lane));
+        if (!ALL && (rank != 0 || warp != 0)) return false;
         lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
     } else {
 #pragma unroll
-        for (int i = 0; i < WORDS && sender; i++) slot[i] = word[i];
+        for (int i = 0; i < WORDS && lane == 0; i++) slot[i] = word[i];
         __syncthreads(); /* orders the writes into the inbox before its reads */
     }
-    return warp == 0;
+    return ALL || warp == 0;
 }
 
 /* State i, 0 <= i < lk_inbox_count, for the threads that lk_inbox_gather tells. */
@@ -490,27 +490,25 @@ template <bool unscaled, class T, int U>
 LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float scale)
 {
     const int64_t step = (int64_t)LK_VEC<T> << row.size_log2;
-    const bool rising = unscaled || scale > 0.0f, edge = row.rank < row.split.edge;
-    const float rate = scale * LK_LOG2E, nothing = unscaled ? -INFINITY : lk_lse_nothing(scale);
-    float single[1] = {nothing};
+    const bool edge = row.rank < row.split.edge;
+    const float rate = scale * LK_LOG2E, sign = unscaled || scale > 0.0f ? 1.0f : -1.0f; /* sign x rises with scale x */
+    float single[1] = {-sign * INFINITY};
     if (edge) single[0] = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
 
-    float x[LK_VEC<T>], reference = row.count > 0 ? nothing : single[0];
-    lk_unpack(x, raw[0]);
+    float most = row.count > 0 ? -INFINITY : sign * single[0];
+    if (row.count > 0) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, raw[0]);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++)
-        if (row.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        if (offset >= row.lanes) continue;
-        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
-        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
+        for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, sign * x[j]);
     }
+    const float reference = sign * lk_max_warp(most, row.lanes);
     const float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
     const T *next = row.first + U * step;
     int left = row.count;
     while (left > U) {
+#pragma unroll 1
         for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
 #pragma unroll
             for (int u = 0; u < U; u++, next += step) {
@@ -570,14 +568,14 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_row<T> row, float scale, in
     return lk_lse_read<unscaled>(raw, row, scale);
 }
 
-/* Merges the states of a team's warps in the block with rank 0. scale: as in lk_lse.
- * Called by: every thread, with its warp's state, as lk_inbox_gather says. Result: in the first warp of the block with rank 0;
- * in other warps it is undefined. */
-template <int KIND, int THREADS>
+/* Merges the states of a team's warps. scale: as in lk_lse.
+ * Called by: every thread, with its warp's state, as lk_inbox_gather says. Result: in the thread with rank 0; ALL, or where a
+ * team is in one warp: in every thread. In others it is undefined. */
+template <int KIND, bool ALL = false, int THREADS>
 LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float scale = 1.0f)
 {
     if (KIND < LK_TEAM_BLOCK) return s;
-    if (!lk_inbox_gather<KIND>(inbox, s)) return s;
+    if (!lk_inbox_gather<KIND, ALL>(inbox, s)) return s;
     /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
     constexpr int MOST = ((KIND == LK_TEAM_BLOCK ? 1 : 8) * THREADS / 32 + 31) / 32; /* states that a lane reads */
     lk_lse part[MOST];
@@ -588,7 +586,7 @@ LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float s
         part[k] = i < lk_inbox_count<KIND>(inbox) ? lk_inbox_state(inbox, i) : lk_lse_empty();
         s.max = fmaxf(s.max, part[k].max);
     }
-    const int team = KIND == LK_TEAM_CLUSTER || lk_team_blocks<KIND>() > 1 ? 32 : THREADS / 32;
+    const int team = ALL || KIND == LK_TEAM_CLUSTER || lk_team_blocks<KIND>() > 1 ? 32 : THREADS / 32;
     s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
