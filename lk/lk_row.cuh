@@ -134,13 +134,18 @@ template <class T> LK_DEVICE int64_t lk_row_col(const lk_row<T> &row, int u)
     return row.first - row.data + ((int64_t)u * LK_VEC<T> << row.size_log2);
 }
 
-/* The thread's first U vectors, by streaming loads, or cached: by loads that the caches may keep. */
+/* The thread's first U vectors, by streaming loads, or cached: by loads that the caches may keep. Loads without predicates all
+ * start before the first is waited for; ptxas moves others to where they are used. */
 template <bool cached = false, class T, int U> LK_DEVICE void lk_row_load(lk_vec<T> (&raw)[U], const lk_row<T> &row)
 {
+    const int step = LK_VEC<T> << row.size_log2;
+    if (row.count >= U) {
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-        const T *from = row.first + ((int64_t)u * LK_VEC<T> << row.size_log2);
-        if (u < row.count) raw[u] = cached ? lk_load_vec_ca(from) : lk_load_vec(from);
+        for (int u = 0; u < U; u++) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
+    } else {
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (u < row.count) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
     }
 }
 
@@ -149,7 +154,7 @@ template <int n, class T> LK_DEVICE void lk_row_prefetch(const lk_row<T> &row)
 {
 #pragma unroll
     for (int u = 0; u < n; u++)
-        if (u < row.count) lk_prefetch_l2(row.first + ((int64_t)u * LK_VEC<T> << row.size_log2));
+        if (u < row.count) lk_prefetch_l2(row.first + (u * LK_VEC<T> << row.size_log2));
 }
 
 /* ---- Reductions over a team ---------------------------------------------------------------------------------------------- */
@@ -489,7 +494,7 @@ template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T 
 template <bool unscaled, class T, int U>
 LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float scale)
 {
-    const int64_t step = (int64_t)LK_VEC<T> << row.size_log2;
+    const int step = LK_VEC<T> << row.size_log2;
     const bool edge = row.rank < row.split.edge;
     const float rate = scale * LK_LOG2E, sign = unscaled || scale > 0.0f ? 1.0f : -1.0f; /* sign x rises with scale x */
     float single[1] = {-sign * INFINITY};

@@ -311,12 +311,11 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_bac
     const lk_logsumexp_row own = lk_logsumexp_load_row(a, row.number);
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (u >= row.count) break;
         float x[LK_VEC<T>];
         lk_unpack(x, raw[u]);
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(own, x[j]);
-        lk_logsumexp_store(dx + lk_row_col(row, u), x);
+        if (u < row.count) lk_logsumexp_store(dx + lk_row_col(row, u), x);
     }
     lk_griddepcontrol_launch_dependents();
     for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
