@@ -101,7 +101,7 @@ help: ## lists the targets
 backend: # said once, not by `make test` again for its parts
 	@$(if $(filter test-parts,$(MAKECMDGOALS)),:,echo "lk: BACKEND=$(BACKEND) ($(why))")
 
-examples: $(addprefix example-,$(ops)) example-from_c example-train_step ## builds and runs every example; example-<op> one
+examples: $(addprefix example-,$(ops)) example-row_softmax example-from_c example-train_step ## builds and runs every example; example-<op> one
 test: | backend ## builds and runs every test; test-<op> one; a GPU has the whole suites
 	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts

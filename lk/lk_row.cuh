@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-/* lk_row.cuh - what kernels of rows stand on: sums over the threads of a row, and the running states of a log-sum-exp (lk_lse)
- * and of a cross entropy (lk_ce_row).
+/* lk_row.cuh - what kernels of rows stand on: teams of threads and their rows, reductions and an exchange over a team, and the
+ * running states of a log-sum-exp (lk_lse) and of a cross entropy (lk_ce_row).
  *
- * A team owns a row: 1 to 32 lanes, a block, or a cluster of blocks. Each thread makes the state of its own columns. Then the
- * states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
+ * A team of threads owns a row: 1 to 32 lanes of a warp, a block, or a cluster of blocks.
+ *   host     lk_team_of divides the rows among teams; the kernel gets the lk_team among its arguments.
+ *   device   lk_row_of says which columns of which row a thread has. A thread makes the state of its own columns. Then the
+ *            states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
+ * examples/row_softmax.cu is a whole kernel on these.
  *
  * Needs: lk_base.cuh, lk_ptx.cuh.
  */
@@ -14,7 +17,147 @@
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-/* ---- Sums over a team ---------------------------------------------------------------------------------------------------- */
+/* ---- Teams and rows ------------------------------------------------------------------------------------------------------ */
+
+/* What a kernel knows of its teams when it is compiled. */
+enum {
+    LK_TEAM_LANES = 0,   /* 1 to 32 lanes of a warp, as the plan says */
+    LK_TEAM_WARP = 1,    /* all lanes of a warp */
+    LK_TEAM_BLOCK = 2,   /* a block */
+    LK_TEAM_CLUSTER = 3, /* the blocks of a cluster, at least 2 */
+    LK_TEAM_ANY = 4      /* any of these, as the plan says */
+};
+
+/* How rows are divided among teams of 1 << size_log2 threads. */
+typedef struct {
+    int size_log2;
+    int threads;    /* of a block, a power of two from 32 on */
+    int cluster;    /* blocks of a cluster; 1: no clusters */
+    int64_t pieces; /* of a row, each with a team; 1 unless lk_team_in_pieces made it */
+    int64_t grid;   /* blocks */
+} lk_team;
+
+/* log2 of a power of two. */
+LK_HOST int lk_log2(int64_t n)
+{
+    int log2 = 0;
+    while ((int64_t)1 << log2 < n) log2++;
+    return log2;
+}
+
+/* Teams with as many threads as a row can use, `wanted`, rounded up to a power of two, but no more than `most`, a power of two.
+ * A team of more than a block has a cluster. */
+LK_HOST lk_team lk_team_of(int64_t rows, int64_t wanted, int64_t most, int threads)
+{
+    const int size_log2 = lk_log2(wanted < most ? wanted : most);
+    const int64_t size = (int64_t)1 << size_log2, cluster = size > threads ? size / threads : 1;
+    return {size_log2, threads, (int)cluster, 1, lk_ceil_div(rows * cluster, size < threads ? threads / size : 1)};
+}
+
+/* The same where threads need not hear of each other: a row that wants more threads has several teams, one for each piece. */
+LK_HOST lk_team lk_team_in_pieces(int64_t rows, int64_t wanted, int64_t most, int threads)
+{
+    const int64_t pieces = wanted > most ? lk_ceil_div(wanted, most) : 1;
+    lk_team team = lk_team_of(rows * pieces, wanted, most, threads);
+    team.pieces = pieces;
+    return team;
+}
+
+#define LK_TEAM_ROWS ((int64_t)1 << 27) /* the most rows of a path with a block or more per row */
+
+/* The kind of team for a reduction over rows. Short rows get lanes; long ones a block each, or where these are too few for the
+ * card, a cluster. */
+LK_HOST int lk_team_path(const lk_device *device, int64_t rows, int64_t row_bytes)
+{
+    if (row_bytes <= 16384 || rows > LK_TEAM_ROWS) return LK_TEAM_WARP;
+    return rows < 2 * device->sms && device->arch >= 90 ? LK_TEAM_CLUSTER : LK_TEAM_BLOCK;
+}
+
+/* The blocks of a cluster: 2 to 8, more while there are few blocks. */
+LK_HOST int lk_team_cluster(const lk_device *device, int64_t rows)
+{
+    int cluster = 2;
+    while (cluster < 8 && rows * cluster < 2 * device->sms) cluster *= 2;
+    return cluster;
+}
+
+/* What a thread has of a row: `count` vectors, the first at `first` and then every size-th of the row's; and the single
+ * elements rank, rank + size, ... of both ends. Another tensor whose rows have the same offset modulo 16 bytes has its vectors
+ * at the same columns. */
+template <class T> struct lk_row {
+    const T *data, *first; /* data: column 0 */
+    int64_t number;        /* of the row */
+    bool there;            /* false: there is no such row; the thread reads nothing, and calls the collectives all the same */
+    int rank, size_log2;   /* this thread among the 1 << size_log2 of its team */
+    int lanes;             /* of each warp that belong to the team: 1 to 32 */
+    int count;
+    lk_split split; /* of the whole row; in pieces after the first, edge is 0 */
+};
+
+/* The row of a thread. THREADS: of a block, where the compiler shall know them; 0: as launched. U: the most vectors of a
+ * thread, where rows are in pieces; 0: no limit. stride: from a row to the next, in elements. */
+template <int KIND, int THREADS, int U = 0, class T>
+LK_DEVICE lk_row<T> lk_row_of(const lk_team &team, const T *x, int64_t stride, int64_t rows, int64_t cols)
+{
+    constexpr bool whole = KIND == LK_TEAM_BLOCK || KIND == LK_TEAM_CLUSTER; /* blocks */
+    const int blocks_log2 = KIND == LK_TEAM_CLUSTER ? 31 - __clz((int)lk_cluster_nctarank()) : 0;
+    const int threads = THREADS ? THREADS : (int)blockDim.x;
+    const int64_t thread = (int64_t)blockIdx.x * threads + threadIdx.x;
+    lk_row<T> row = {};
+    row.size_log2 = whole ? 31 - __clz(threads) + blocks_log2 : KIND == LK_TEAM_WARP ? 5 : team.size_log2;
+    row.lanes = (KIND == LK_TEAM_LANES || KIND == LK_TEAM_ANY) && row.size_log2 < 5 ? 1 << row.size_log2 : 32;
+    row.number = whole ? blockIdx.x >> blocks_log2 : thread >> row.size_log2;
+    row.rank = KIND == LK_TEAM_CLUSTER ? (int)lk_cluster_ctarank() * threads + (int)threadIdx.x
+               : KIND == LK_TEAM_BLOCK ? (int)threadIdx.x
+                                       : (int)thread & ((1 << row.size_log2) - 1);
+    int64_t piece = 0;
+    if (U && team.pieces > 1) { /* pieces number fewer than 2^32: each has 32 vectors or more */
+        const uint32_t unit = (uint32_t)row.number;
+        row.number = unit / (uint32_t)team.pieces, piece = unit % (uint32_t)team.pieces;
+    }
+    row.there = whole || row.number < rows;
+    if (!row.there) return row;
+
+    row.data = x + row.number * stride, row.split = lk_split_row(row.data, cols);
+    const int64_t skipped = piece * U << row.size_log2, left = row.split.vecs - skipped;
+    const int over = (int)left & ((1 << row.size_log2) - 1);
+    row.first = row.data + skipped * LK_VEC<T> + row.split.head + row.rank * LK_VEC<T>;
+    row.count = (int)(left >> row.size_log2) + (row.rank < over);
+    if (U && row.count > U) row.count = U;
+    if (piece > 0) row.split.edge = 0;
+    return row;
+}
+
+/* The column of vector u of this thread, 0 <= u < row.count. */
+template <class T> LK_DEVICE int64_t lk_row_col(const lk_row<T> &row, int u)
+{
+    return row.first - row.data + ((int64_t)u * LK_VEC<T> << row.size_log2);
+}
+
+/* The thread's first U vectors, by streaming loads, or cached: by loads that the caches may keep. Loads without predicates all
+ * start before the first is waited for; ptxas moves others to where they are used. */
+template <bool cached = false, class T, int U> LK_DEVICE void lk_row_load(lk_vec<T> (&raw)[U], const lk_row<T> &row)
+{
+    const int step = LK_VEC<T> << row.size_log2;
+    if (row.count >= U) {
+#pragma unroll
+        for (int u = 0; u < U; u++) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
+    } else {
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (u < row.count) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
+    }
+}
+
+/* Prefetches the thread's first n vectors into the L2, before loads are allowed. */
+template <int n, class T> LK_DEVICE void lk_row_prefetch(const lk_row<T> &row)
+{
+#pragma unroll
+    for (int u = 0; u < n; u++)
+        if (u < row.count) lk_prefetch_l2(row.first + (u * LK_VEC<T> << row.size_log2));
+}
+
+/* ---- Reductions over a team ---------------------------------------------------------------------------------------------- */
 
 /* The sum over `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets its team's sum. */
 LK_DEVICE float lk_sum_warp(float x, int team = 32)
@@ -23,6 +166,23 @@ LK_DEVICE float lk_sum_warp(float x, int team = 32)
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
+}
+
+/* The largest of x, likewise. */
+LK_DEVICE float lk_max_warp(float x, int team = 32)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+
+/* Kahan's sum: *lost is what the additions so far rounded off, 0 before the first. */
+LK_DEVICE void lk_kahan_add(float *sum, float *lost, float x)
+{
+    const float part = x - *lost, total = *sum + part;
+    *lost = (total - *sum) - part;
+    *sum = total;
 }
 
 /* Before a kernel's first use of the cluster's shared memory: begin anywhere, then ready. */
@@ -80,6 +240,77 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
         for (int i = lane + 32; i < count && !ALONE; i += 32) v[n] += box[i * N + n];
         v[n] = lk_sum_warp(v[n]);
     }
+}
+
+/* ---- The exchange of states over a block or a cluster -------------------------------------------------------------------- */
+
+/* A state from each warp of a team of blocks, as words of 8 bytes. */
+template <class State, int THREADS> struct lk_inbox {
+    lk_mbarrier full; /* completes when all words have arrived */
+    uint64_t word[8 * THREADS / 32][sizeof(State) / 8];
+};
+
+/* The blocks of a team, and this block's rank among them. */
+template <int KIND> LK_DEVICE int lk_team_blocks(void)
+{
+    return KIND < LK_TEAM_CLUSTER ? 1 : (int)lk_cluster_nctarank();
+}
+template <int KIND> LK_DEVICE int lk_team_block(void)
+{
+    return KIND < LK_TEAM_CLUSTER ? 0 : (int)lk_cluster_ctarank();
+}
+
+/* Before the kernel's lk_inbox_gather, every thread calls it. In a cluster it waits until the readers run. ALL: as there. */
+template <int KIND, bool ALL = false, class State, int THREADS> LK_DEVICE void lk_inbox_begin(lk_inbox<State, THREADS> *inbox)
+{
+    const bool reader = (ALL || lk_team_block<KIND>() == 0) && threadIdx.x == 0;
+    if (KIND != LK_TEAM_CLUSTER && lk_team_blocks<KIND>() == 1) return;
+    if (reader) lk_mbarrier_init(&inbox->full, 1);
+    if (reader) lk_fence_mbarrier_init();
+    lk_cluster_begin();
+    lk_cluster_ready(); /* the blocks that read run and have their barriers */
+    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * (unsigned)sizeof(State));
+}
+
+/* How many states come. */
+template <int KIND, class State, int THREADS> LK_DEVICE int lk_inbox_count(lk_inbox<State, THREADS> *)
+{
+    return lk_team_blocks<KIND>() * (THREADS / 32);
+}
+
+/* Gathers the states of all warps in the block with rank 0; ALL: in each block. In a cluster they arrive by st.async, and only
+ * the readers wait for them. At a cluster's barrier every warp would wait for a fence of the whole GPU.
+ * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel.
+ * Result: true in the first warp of the block with rank 0, or in all warps, which may read the states; false in the others.
+ * Shared memory: inbox, for the whole kernel. A peer may end after the call: all words for it have arrived. */
+template <int KIND, bool ALL = false, class State, int THREADS>
+LK_DEVICE bool lk_inbox_gather(lk_inbox<State, THREADS> *inbox, State s)
+{
+    constexpr int WORDS = (int)(sizeof(State) / 8);
+    const int blocks = lk_team_blocks<KIND>(), rank = lk_team_block<KIND>();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    uint64_t *slot = inbox->word[rank * (THREADS / 32) + warp], word[WORDS];
+    memcpy(word, &s, sizeof s);
+    if (KIND == LK_TEAM_CLUSTER || blocks > 1) {
+#pragma unroll
+        for (int i = 0; i < WORDS && lane < (ALL ? blocks : 1); i++) /* a lane for each reader */
+            lk_st_async_b64(lk_mapa_shared(slot + i, lane), word[i], lk_mapa_shared(&inbox->full, lane));
+        if (!ALL && (rank != 0 || warp != 0)) return false;
+        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WORDS && lane == 0; i++) slot[i] = word[i];
+        __syncthreads(); /* orders the writes into the inbox before its reads */
+    }
+    return ALL || warp == 0;
+}
+
+/* State i, 0 <= i < lk_inbox_count, for the threads that lk_inbox_gather tells. */
+template <class State, int THREADS> LK_DEVICE State lk_inbox_state(const lk_inbox<State, THREADS> *inbox, int i)
+{
+    State s;
+    memcpy(&s, inbox->word[i], sizeof s);
+    return s;
 }
 
 /* ---- Exponentials and logarithms, the same under --use_fast_math --------------------------------------------------------- */
@@ -199,15 +430,8 @@ LK_DEVICE float lk_lse_log(lk_lse s, float *rounded = NULL)
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result. */
 LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
 {
-    float max = s.max;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    float sum = s.sum * lk_ex2(scale * LK_LOG2E * (s.max - lk_lse_reference(max)));
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    return {max, sum};
+    const float max = lk_max_warp(s.max, team);
+    return {max, lk_sum_warp(s.sum * lk_ex2(scale * LK_LOG2E * (s.max - lk_lse_reference(max))), team)};
 }
 
 /* ---- Reading a row for its log-sum-exp ----------------------------------------------------------------------------------- */
@@ -247,42 +471,11 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
     return x[0];
 }
 
-/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
- * every size-th; and the single elements rank, rank + size, ... of both ends. All zero: nothing. */
-template <class T> struct lk_lse_share {
-    const T *row, *first;
-    lk_split split;
-    int count;
-};
-
-template <class T> LK_DEVICE lk_lse_share<T> lk_lse_aim(const T *row, lk_split split, int rank, int size_log2)
-{
-    const int over = (int)split.vecs & ((1 << size_log2) - 1);
-    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
-}
-
-/* Loads the first U vectors of a share. */
-template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_lse_share<T> share, int size_log2)
-{
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
-    }
-}
-
-/* Prefetches the first n vectors of a share into the L2, before loads are allowed. */
-template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_lse_share<T> share, int size_log2)
-{
-#pragma unroll
-    for (int u = 0; u < n; u++)
-        if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
-}
-
-/* The state of a share's vectors, by a running maximum. */
+/* The state of `count` vectors that are `step` elements apart, by a running maximum. */
 template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
 {
     lk_lse s = lk_lse_empty();
+#pragma unroll 1
     for (int i = 0; i < count; i++, next += step) {
         float x[LK_VEC<T>], z[LK_VEC<T>], low[LK_VEC<T>];
         lk_unpack(x, lk_load_vec(next));
@@ -293,39 +486,34 @@ template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T 
     return s;
 }
 
-/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first U
- * vectors (lk_lse_start); each one is used, and the next one is loaded into its registers. The lanes agree on a reference
- * early, while they wait for loads anyway, so that at the end they only have to add.
+/* The state of a row's elements that the lanes of a warp have. U loads are always in flight: raw holds the thread's first U
+ * vectors (lk_row_load); each one is used, and the next one is loaded into its registers. The lanes agree on a reference early,
+ * while they wait for loads anyway, so that at the end they only have to add.
  * unscaled: the state's values are x, and lk_lse's functions are given the scale; otherwise they are scale x, for any scale.
- * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
- * team with a row. */
+ * Called by: all 32 lanes of a warp. Result: in every lane of a row that is there. */
 template <bool unscaled, class T, int U>
-LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float scale, int rank, int size_log2, int team,
-                             bool row = true)
+LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float scale)
 {
-    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const bool rising = unscaled || scale > 0.0f;
-    const float rate = scale * LK_LOG2E, nothing = unscaled ? -INFINITY : lk_lse_nothing(scale);
-    const bool edge = rank < share.split.edge;
-    float single[1] = {nothing};
-    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
+    const int step = LK_VEC<T> << row.size_log2;
+    const bool edge = row.rank < row.split.edge;
+    const float rate = scale * LK_LOG2E, sign = unscaled || scale > 0.0f ? 1.0f : -1.0f; /* sign x rises with scale x */
+    float single[1] = {-sign * INFINITY};
+    if (edge) single[0] = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
 
-    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
-    lk_unpack(x, raw[0]);
+    float most = row.count > 0 ? -INFINITY : sign * single[0];
+    if (row.count > 0) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, raw[0]);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++)
-        if (share.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        if (offset >= team) continue;
-        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
-        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
+        for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, sign * x[j]);
     }
+    const float reference = sign * lk_max_warp(most, row.lanes);
     const float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
-    const T *next = share.first + U * step;
-    int left = share.count;
+    const T *next = row.first + U * step;
+    int left = row.count;
     while (left > U) {
+#pragma unroll 1
         for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
 #pragma unroll
             for (int u = 0; u < U; u++, next += step) {
@@ -333,93 +521,90 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_lse_share<T> share, float s
                 if (U + u < left) raw[u] = lk_load_vec(next);
             }
         }
-        part -= lost; /* Kahan's sum, every 16 rounds: it keeps what the additions of a long row round off */
-        const float grown = sum + part;
-        lost = (grown - sum) - part;
-        sum = grown, part = 0.0f;
+        lk_kahan_add(&sum, &lost, part); /* every 16 rounds: it keeps what the additions of a long row round off */
+        part = 0.0f;
     }
 #pragma unroll
     for (int u = 0; u < U; u++)
         if (u < left) part += lk_lse_terms(raw[u], rate, base);
     sum += part - lost;
-    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
-        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
+#pragma unroll 1
+    for (int i = row.rank + (1 << row.size_log2); i < row.split.edge; i += 1 << row.size_log2) /* shorter than a vector */
+        sum += lk_ex2(fmaf(rate, lk_to_float(row.data[lk_edge_col<T>(row.split, i)]), -base));
 
-    const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
+    const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row.there;
     if (__all_sync(0xffffffffu, fast)) {
-        if (!unscaled) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
-        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
+        if (!unscaled) return lk_lse_against(reference, base, lk_sum_warp(sum, row.lanes), scale);
+        return {reference, lk_sum_warp(sum, row.lanes) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
     }
-    lk_lse s = lk_lse_read_slowly<unscaled>(share.first, share.count, step, scale);
-    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
-        const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+    lk_lse s = lk_lse_read_slowly<unscaled>(row.first, row.count, step, scale);
+#pragma unroll 1
+    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
+        const float value = lk_to_float(row.data[lk_edge_col<T>(row.split, i)]);
         single[0] = unscaled ? value : scale * value;
         const float low = lk_lse_product_low(scale, value, single[0]);
         s = lk_lse_add(s, single, unscaled ? scale : 1.0f, unscaled ? NULL : &low);
     }
-    return lk_lse_warp(s, team, unscaled ? scale : 1.0f);
+    return lk_lse_warp(s, row.lanes, unscaled ? scale : 1.0f);
 }
 
-/* ---- The states of a block or a cluster of blocks ------------------------------------------------------------------------ */
-
-/* The states of all warps of a cluster, in the block with rank 0: words of 8 bytes, the maximum in the low half. */
-template <int THREADS> struct lk_lse_inbox {
-    lk_mbarrier full; /* completes when all words have arrived */
-    uint64_t word[8 * THREADS / 32];
-};
-
-/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
- * cluster they arrive by st.async, and only the reader waits for them. At a cluster's barrier every warp would wait for a fence
- * of the whole GPU.
- * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel. lk_lse_cluster_begin,
- * which waits until the cluster's peers run, comes before. scale: as in lk_lse.
- * Result: in the first warp of the block with rank 0; in other warps it is undefined.
- * Shared memory: inbox. A peer may end after the call, since no block writes into its memory. */
-template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
+/* The same for kernels that divide their rows themselves. */
+template <class T> using lk_lse_share = lk_row<T>;
+template <class T> LK_DEVICE lk_row<T> lk_lse_aim(const T *data, lk_split split, int rank, int size_log2)
 {
-    const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
-    if (lk_cluster_nctarank() == 1) return;
-    if (reader) lk_mbarrier_init(&inbox->full, 1);
-    if (reader) lk_fence_mbarrier_init();
-    lk_cluster_begin();
-    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
-    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * 8);
+    const int over = (int)split.vecs & ((1 << size_log2) - 1), count = (int)(split.vecs >> size_log2) + (rank < over);
+    return {data, data + split.head + rank * LK_VEC<T>, 0, true, rank, size_log2, 32, count, split};
 }
-template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
+template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_row<T> row, int size_log2)
 {
-    constexpr int WARPS = THREADS / 32, MOST = (8 * WARPS + 31) / 32; /* words that a lane reads */
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint64_t *slot = &inbox->word[rank * WARPS + warp];
-    const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
-    if (blocks > 1) {
-        if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
-        if (rank != 0 || warp != 0) return s;
-        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
-    } else {
-        if (lane == 0) *slot = word;
-        __syncthreads(); /* orders the writes into the inbox before its reads */
-        if (warp != 0) return s;
-    }
+    row.size_log2 = size_log2;
+    lk_row_load(raw, row);
+}
+template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_row<T> row, int size_log2)
+{
+    row.size_log2 = size_log2;
+    lk_row_prefetch<n>(row);
+}
+template <bool unscaled, class T, int U>
+LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_row<T> row, float scale, int rank, int size_log2, int team,
+                             bool there = true)
+{
+    row.rank = rank, row.size_log2 = size_log2, row.lanes = team, row.there = there;
+    return lk_lse_read<unscaled>(raw, row, scale);
+}
+
+/* Merges the states of a team's warps. scale: as in lk_lse.
+ * Called by: every thread, with its warp's state, as lk_inbox_gather says. Result: in the thread with rank 0; ALL, or where a
+ * team is in one warp: in every thread. In others it is undefined. */
+template <int KIND, bool ALL = false, int THREADS>
+LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float scale = 1.0f)
+{
+    if (KIND < LK_TEAM_BLOCK) return s;
+    if (!lk_inbox_gather<KIND, ALL>(inbox, s)) return s;
     /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
+    constexpr int MOST = ((KIND == LK_TEAM_BLOCK ? 1 : 8) * THREADS / 32 + 31) / 32; /* states that a lane reads */
     lk_lse part[MOST];
     s.max = -INFINITY;
 #pragma unroll
     for (int k = 0; k < MOST; k++) {
-        const int i = lane + 32 * k;
-        part[k] = lk_lse_empty();
-        if (i < blocks * WARPS)
-            part[k] = {__uint_as_float((uint32_t)inbox->word[i]), __uint_as_float((uint32_t)(inbox->word[i] >> 32))};
+        const int i = (int)threadIdx.x % 32 + 32 * k;
+        part[k] = i < lk_inbox_count<KIND>(inbox) ? lk_inbox_state(inbox, i) : lk_lse_empty();
         s.max = fmaxf(s.max, part[k].max);
     }
-    const int team = blocks > 1 ? 32 : WARPS;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) s.max = fmaxf(s.max, __shfl_xor_sync(0xffffffffu, s.max, offset));
-    s.sum = 0.0f;
+    const int team = ALL || KIND == LK_TEAM_CLUSTER || lk_team_blocks<KIND>() > 1 ? 32 : THREADS / 32;
+    s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
     return {s.max, lk_sum_warp(s.sum, team)};
+}
+template <int THREADS> using lk_lse_inbox = lk_inbox<lk_lse, THREADS>;
+template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
+{
+    lk_inbox_begin<LK_TEAM_ANY>(inbox);
+}
+template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
+{
+    return lk_lse_team<LK_TEAM_ANY>(inbox, s, scale);
 }
 
 /* ---- The state of a cross entropy ---------------------------------------------------------------------------------------- */
@@ -560,11 +745,7 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
  * all: more than max and sum. target is never merged: one thread of the row looks it up. */
 template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
 {
-    float max = s.max;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    s = lk_ce_row_raise<exact>(s, max, scale);
+    s = lk_ce_row_raise<exact>(s, lk_max_warp(s.max, team), scale);
     s.sum = lk_sum_warp(s.sum, team);
     if (all) {
         s.weights = lk_sum_warp(s.weights, team);

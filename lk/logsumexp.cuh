@@ -90,19 +90,19 @@ typedef struct {
 
 #include "lk_row.cuh"
 
+/* A kernel's arguments: the caller's with every default filled in, and how the rows are divided. */
+typedef struct {
+    lk_logsumexp_args a;
+    lk_team team;           /* of the kernels for contiguous rows */
+    int width;              /* of the column kernels: a power of two up to 32 */
+    int64_t tiles, stretch; /* of backward's column kernel */
+} lk_logsumexp_plan;
+
+#define LK_LOGSUMEXP_THREADS 256
+
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* A kernel's part of the arguments. */
-typedef struct {
-    const void *x;
-    float *lse, *lse_low;
-    void *lse_rounded;
-    int64_t outer, cols, inner, outer_stride, col_stride;
-    float scale;
-    int path;
-} lk_logsumexp_forward_call;
-
-template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_call &a, int64_t at, lk_lse s)
+template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_args &a, int64_t at, lk_lse s)
 {
     float low;
     const float lse = lk_lse_log(s, &low);
@@ -111,164 +111,145 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_forward_ca
     if (a.lse_rounded) lk_put((T *)a.lse_rounded + at, lse);
 }
 
-/* A team of lanes owns a row. */
-typedef struct {
-    lk_logsumexp_forward_call a;
-    int team_log2; /* a row has 1 << team_log2 lanes, 1 to 32 */
-} lk_logsumexp_forward_warp_plan;
+/* Loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch, which
+ * counts most where a launch is a single wave. The figures are in bench/results/choices.md. */
+template <int KIND> constexpr int LK_LOGSUMEXP_LOADS = KIND == LK_TEAM_BLOCK ? 8 : KIND == LK_TEAM_WARP ? 4 : 2;
 
-#define LK_LOGSUMEXP_THREADS_LOG2 8
-#define LK_LOGSUMEXP_THREADS (1 << LK_LOGSUMEXP_THREADS_LOG2)
-
-template <class T, int U>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, 4) lk_logsumexp_forward_warp_kernel(lk_logsumexp_forward_warp_plan p)
+/* A team owns a row. LANES is for rows of up to 2048 bytes, WARP for longer ones. */
+template <class T, int KIND>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, KIND == LK_TEAM_CLUSTER ? 5 : 4)
+    lk_logsumexp_forward_row_kernel(lk_logsumexp_plan p)
 {
-    /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
-    const int team_log2 = U == 2 ? p.team_log2 : 5, team = 1 << team_log2, rank = threadIdx.x & (team - 1);
-    const int64_t row = ((int64_t)blockIdx.x * LK_LOGSUMEXP_THREADS + threadIdx.x) >> team_log2;
-    const bool owner = row < p.a.outer; /* lanes without a row still join the warp's reduction */
-    lk_lse_share<T> share = {};
-    if (owner) {
-        const T *x = (const T *)p.a.x + row * p.a.outer_stride;
-        share = lk_lse_aim(x, lk_split_row(x, p.a.cols), rank, team_log2);
-    }
-    lk_vec<T> raw[U];
-    lk_griddepcontrol_launch_dependents();
-    lk_lse_prefetch<2>(share, team_log2);
-    lk_griddepcontrol_wait();
-    lk_lse_start(raw, share, team_log2);
-    const lk_lse s = lk_lse_read<false>(raw, share, p.a.scale, rank, team_log2, team);
-    if (owner && rank == 0) lk_logsumexp_put<T>(p.a, row, s);
-}
-
-/* A cluster of blocks owns a row; without clusters, a block. */
-template <class T, int U, int BLOCKS>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, BLOCKS) lk_logsumexp_forward_block_kernel(lk_logsumexp_forward_call a)
-{
-    const int blocks_log2 = 31 - __clz((int)lk_cluster_nctarank()), size_log2 = blocks_log2 + LK_LOGSUMEXP_THREADS_LOG2;
-    const int rank = (int)lk_cluster_ctarank() * LK_LOGSUMEXP_THREADS + (int)threadIdx.x;
-    const int64_t row = blockIdx.x >> blocks_log2;
-    const T *x = (const T *)a.x + row * a.outer_stride;
-    const lk_lse_share<T> share = lk_lse_aim(x, lk_split_row(x, a.cols), rank, size_log2);
+    const lk_logsumexp_args &a = p.a;
+    constexpr bool early = KIND != LK_TEAM_BLOCK; /* the next kernel may start early */
+    const lk_row<T> row = lk_row_of<KIND, LK_LOGSUMEXP_THREADS>(p.team, (const T *)a.x, a.outer_stride, a.outer, a.cols);
     LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
-    lk_vec<T> raw[U];
-    lk_lse_cluster_begin(inbox);
-    if (U == 2) lk_griddepcontrol_launch_dependents(); /* clusters, few rows: faster than after the wait */
-    lk_lse_prefetch<U == 2 ? 2 : 1>(share, size_log2);
+    lk_vec<T> raw[LK_LOGSUMEXP_LOADS<KIND>];
+    lk_inbox_begin<KIND>(inbox);
+    if (early) lk_griddepcontrol_launch_dependents();
+    lk_row_prefetch<early ? 2 : 1>(row);
     lk_griddepcontrol_wait();
-    lk_lse_start(raw, share, size_log2);
-    lk_lse s = lk_lse_read<false>(raw, share, a.scale, rank, size_log2, 32);
-    if (U != 2) lk_griddepcontrol_launch_dependents();
-    s = lk_lse_cluster(inbox, s);
-    if (rank == 0) lk_logsumexp_put<T>(a, row, s);
+    lk_row_load(raw, row);
+    lk_lse s = lk_lse_read<false>(raw, row, a.scale);
+    if (!early) lk_griddepcontrol_launch_dependents();
+    s = lk_lse_team<KIND>(inbox, s);
+    if (row.there && row.rank == 0) lk_logsumexp_put<T>(a, row.number, s);
 }
 
-/* One load of a column kernel: a vector of N = LK_VEC<T> rows at an aligned address, or N = 1 row at any address. */
-template <class T, int N> struct lk_logsumexp_cell {
-    typedef lk_vec<T> type;
-};
-template <class T> struct lk_logsumexp_cell<T, 1> {
-    typedef float type;
-};
-template <class T> LK_DEVICE void lk_logsumexp_load(lk_vec<T> *cell, const T *x) { *cell = lk_load_vec(x); }
-template <class T> LK_DEVICE void lk_logsumexp_load(float *cell, const T *x) { *cell = lk_to_float(*x); }
-template <class T> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[1]) { lk_put(x, v[0]); }
-template <class T> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[LK_VEC<T>])
+/* One load of a column kernel: a vector of N = LK_VEC<T> rows at an aligned address, or N = 1 row, as a float, at any. */
+template <int N, class T> LK_DEVICE lk_vec<T> lk_logsumexp_load(const T *x)
 {
-    lk_vec<T> packed;
-    lk_pack(&packed, v);
-    lk_store_vec(x, packed);
+    if constexpr (N > 1) return lk_load_vec(x);
+    else return {make_uint4(__float_as_uint(lk_to_float(*x)), 0, 0, 0)};
 }
-LK_DEVICE void lk_unpack(float (&x)[1], float cell) { x[0] = cell; }
+template <class T, int N> LK_DEVICE void lk_logsumexp_unpack(float (&x)[N], lk_vec<T> raw)
+{
+    if constexpr (N > 1) lk_unpack(x, raw);
+    else x[0] = __uint_as_float(raw.raw.x);
+}
+template <class T, int N> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[N])
+{
+    if constexpr (N > 1) {
+        lk_vec<T> packed;
+        lk_pack(&packed, v);
+        lk_store_vec(x, packed);
+    } else {
+        lk_put(x, v[0]);
+    }
+}
 
-/* A thread owns N neighbouring rows (N inner positions of one outer) and every step-th of their columns. `width` threads with
- * neighbouring rows are a layer; the THREADS / width layers of a block, and the blocks of a cluster, read the columns
- * alternately. Then the block merges the states of its layers pairwise, and the block with rank 0 those of its peers. */
-typedef struct {
-    lk_logsumexp_forward_call a;
-    int width; /* a power of two up to 32 */
-} lk_logsumexp_forward_column_plan;
-
+/* The states of `count` columns of N neighbouring rows, `jump` elements apart. A row's reference is its first value that is not
+ * -inf. False where a sum or a base is out of range. */
 template <class T, int N>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_forward_column_plan p)
+LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
 {
-    constexpr int U = 8; /* loads in flight per thread */
-    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [layer][n][side] */
-    const lk_logsumexp_forward_call &a = p.a;
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int side = threadIdx.x % p.width, layer = threadIdx.x / p.width, layers = LK_LOGSUMEXP_THREADS / p.width;
-    const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * p.width, group = tile + side;
-
-    const bool owner = group < a.outer * groups;
-    const int step = layers * blocks, start = rank * layers + layer;
-    const T *x = (const T *)a.x + start * a.col_stride;
-    if (owner) x += group / groups * a.outer_stride + group % groups * N;
-    const T *next = x;
-    const int64_t jump = step * a.col_stride;
-    const float rate = a.scale * LK_LOG2E, nothing = lk_lse_nothing(a.scale);
-    typedef typename lk_logsumexp_cell<T, N>::type cell;
-    const int64_t count = owner && start < a.cols ? (a.cols - start - 1) / step + 1 : 0; /* columns of this thread */
-    lk_griddepcontrol_wait();
-    float reference[N], base[N], sum[N], most = 0.0f; /* most: INFINITY once a sum or a base is out of range */
+    constexpr int U = 8; /* loads in flight */
+    const float rate = scale * LK_LOG2E, nothing = lk_lse_nothing(scale);
+    float reference[N], base[N], sum[N], most = 0.0f; /* most: INFINITY once something is out of range */
     bool set = false;                                  /* every row has its reference */
 #pragma unroll
     for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
     for (int64_t i = 0; i < count && most < LK_LSE_LIMIT; i += U) {
-        cell raw[U];
+        lk_vec<T> raw[U];
         const int here = count - i < U ? (int)(count - i) : U;
-        if (here == U) {
+        if (here == U) { /* loads without predicates all start before the first is waited for */
 #pragma unroll
-            for (int u = 0; u < U; u++, next += jump) lk_logsumexp_load(&raw[u], next);
+            for (int u = 0; u < U; u++, next += jump) raw[u] = lk_logsumexp_load<N>(next);
         } else {
 #pragma unroll
             for (int u = 0; u < U; u++, next += jump)
-                if (u < here) lk_logsumexp_load(&raw[u], next);
+                if (u < here) raw[u] = lk_logsumexp_load<N>(next);
         }
-        float step_sum[N] = {};
+        float part[N] = {};
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u >= here) break;
-            float z[N];
-            lk_unpack(z, raw[u]);
-            if (!set) { /* the first value of each row that is not -inf */
+            float x[N];
+            lk_logsumexp_unpack(x, raw[u]);
+            if (!set) {
                 set = true;
 #pragma unroll
                 for (int j = 0; j < N; j++) {
-                    if (reference[j] == nothing) reference[j] = z[j], base[j] = z[j] == nothing ? 0.0f : rate * z[j];
+                    if (reference[j] == nothing) reference[j] = x[j], base[j] = x[j] == nothing ? 0.0f : rate * x[j];
                     if (reference[j] == nothing) set = false;
                     if (!(fabsf(base[j]) < LK_LSE_BASE)) most = INFINITY;
                 }
             }
 #pragma unroll
-            for (int j = 0; j < N; j++) step_sum[j] += lk_ex2(fmaf(rate, z[j], -base[j]));
+            for (int j = 0; j < N; j++) part[j] += lk_ex2(fmaf(rate, x[j], -base[j]));
         }
 #pragma unroll
-        for (int j = 0; j < N; j++) sum[j] += step_sum[j];
+        for (int j = 0; j < N; j++) sum[j] += part[j];
 #pragma unroll
         for (int j = 0; j < N; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
     }
-    lk_griddepcontrol_launch_dependents();
-    lk_lse s[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        s[j] = lk_lse_against(reference[j], base[j], sum[j], a.scale);
+        s[j] = lk_lse_against(reference[j], base[j], sum[j], scale);
         if (reference[j] == nothing) s[j] = lk_lse_empty();
     }
-    if (!(most < LK_LSE_LIMIT)) {
+    return most < LK_LSE_LIMIT;
+}
+
+/* The same by a running maximum, for all values. */
+template <class T, int N>
+LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
+{
 #pragma unroll
-        for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
-        for (int64_t i = 0; i < count; i++, x += jump) {
-            cell raw;
-            float v[N];
-            lk_logsumexp_load(&raw, x);
-            lk_unpack(v, raw);
+    for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
+    for (int64_t i = 0; i < count; i++, next += jump) {
+        float x[N];
+        lk_logsumexp_unpack(x, lk_logsumexp_load<N>(next));
 #pragma unroll
-            for (int j = 0; j < N; j++) {
-                const float one[1] = {a.scale * v[j]}, low = lk_lse_product_low(a.scale, v[j], one[0]);
-                s[j] = lk_lse_add(s[j], one, 1.0f, &low);
-            }
+        for (int j = 0; j < N; j++) {
+            const float z[1] = {scale * x[j]}, low = lk_lse_product_low(scale, x[j], z[0]);
+            s[j] = lk_lse_add(s[j], z, 1.0f, &low);
         }
     }
+}
+
+/* A thread owns N neighbouring rows (N inner positions of one outer) and every step-th of their columns. `width` threads with
+ * neighbouring rows are a layer; the THREADS / width layers of a block, and the blocks of a cluster, read the columns
+ * alternately. Then the block merges the states of its layers pairwise, and the block with rank 0 those of its peers. */
+template <class T, int N>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_plan p)
+{
+    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [layer][n][side] */
+    const lk_logsumexp_args &a = p.a;
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int side = threadIdx.x % p.width, layer = threadIdx.x / p.width, layers = LK_LOGSUMEXP_THREADS / p.width;
+    const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * p.width, group = tile + side;
+    const int step = layers * blocks, start = rank * layers + layer;
+    const bool owner = group < a.outer * groups;
+    const T *x = (const T *)a.x + start * a.col_stride;
+    if (owner) x += group / groups * a.outer_stride + group % groups * N;
+    const int64_t jump = step * a.col_stride, count = owner && start < a.cols ? (a.cols - start - 1) / step + 1 : 0;
+    lk_griddepcontrol_wait();
+    lk_lse s[N];
+    const bool good = lk_logsumexp_read(s, x, jump, count, a.scale);
+    lk_griddepcontrol_launch_dependents();
+    if (!good) lk_logsumexp_read_slowly(s, x, jump, count, a.scale);
+
 #pragma unroll
     for (int j = 0; j < N; j++) part[(layer * N + j) * p.width + side] = s[j];
     __syncthreads(); /* the states are written before others merge them */
@@ -294,22 +275,13 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
 
 /* ---- Backward ------------------------------------------------------------------------------------------------------------ */
 
-typedef struct {
-    const void *x;
-    const float *lse, *lse_low, *dlse;
-    void *dx;
-    int64_t outer, cols, inner, outer_stride, col_stride, dx_outer_stride, dx_col_stride;
-    float scale;
-    int path;
-} lk_logsumexp_backward_call;
-
 /* The row's values in dx = scale dlse exp(scale x - lse - lse_low). They are only loaded here: a product would wait for one of
  * these loads, and ptxas would put the loads of x behind it. */
 typedef struct {
     float scale, lse, dlse, lse_low;
 } lk_logsumexp_row;
 
-LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_backward_call &a, int64_t at)
+LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int64_t at)
 {
     return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : 1.0f, a.lse_low ? a.lse_low[at] : 0.0f};
 }
@@ -321,94 +293,49 @@ LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
     return row.scale * row.dlse * lk_ex2(fmaf(t, LK_LOG2E, -LK_LOG2E * row.lse_low)); /* lse_low costs no instruction here */
 }
 
-/* The same for a vector, and for one element at any address. */
-template <class T> LK_DEVICE lk_vec<T> lk_logsumexp_gradient(lk_logsumexp_row row, lk_vec<T> raw)
-{
-    float x[LK_VEC<T>];
-    lk_unpack(x, raw);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(row, x[j]);
-    lk_pack(&raw, x);
-    return raw;
-}
-template <class T> LK_DEVICE void lk_logsumexp_backward_one(lk_logsumexp_row row, const T *x, T *dx)
-{
-    lk_put(dx, lk_logsumexp_gradient(row, lk_to_float(*x)));
-}
-
-/* A team of threads owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. aligned:
- * rows of x and dx start at the same offset modulo 16 bytes; otherwise each element is read and written alone. U = 4 streams
- * its loads. U = 2 keeps them in the caches: then the distance of x and dx in memory matters less, and least to small
- * blocks. */
+/* A team owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. Rows of x and dx
+ * start at the same offset modulo 16 bytes. U = 4 streams its loads. U = 2 keeps them in the caches: then the distance of x and
+ * dx in memory matters less, and least to small blocks. */
 #define LK_LOGSUMEXP_BACKWARD_THREADS 128
-typedef struct {
-    lk_logsumexp_backward_call a;
-    int team;       /* threads: a power of two up to LK_LOGSUMEXP_BACKWARD_THREADS */
-    int64_t pieces; /* of a row */
-} lk_logsumexp_backward_row_plan;
-
-template <class T, bool aligned, int U>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS)
-    lk_logsumexp_backward_row_kernel(lk_logsumexp_backward_row_plan p)
+template <class T, int U>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_plan p)
 {
-    const lk_logsumexp_backward_call &a = p.a;
-    const int rank = threadIdx.x & (p.team - 1);
-    const int64_t unit = (int64_t)blockIdx.x * (LK_LOGSUMEXP_BACKWARD_THREADS / p.team) + threadIdx.x / p.team;
-    /* Units of rows with more than one piece number fewer than 2^32: each has 128 elements or more. */
-    const int64_t at = p.pieces == 1 ? unit : (uint32_t)unit / (uint32_t)p.pieces, piece = unit - at * p.pieces;
-    const T *x = (const T *)a.x + at * a.outer_stride;
-    T *dx = (T *)a.dx + at * a.dx_outer_stride;
-    const int64_t first = piece * p.team * U + rank;
+    const lk_logsumexp_args &a = p.a;
+    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_LOGSUMEXP_BACKWARD_THREADS, U>(p.team, (const T *)a.x, a.outer_stride,
+                                                                                   a.outer, a.cols);
+    T *dx = (T *)a.dx + row.number * a.dx_outer_stride;
+    lk_vec<T> raw[U];
     lk_griddepcontrol_wait();
-    if (unit >= a.outer * p.pieces) return;
-
-    if constexpr (aligned) {
-        const lk_split split = lk_split_row(x, a.cols);
-        const T *from = x + split.head;
-        T *to = dx + split.head;
-        lk_vec<T> raw[U];
+    if (!row.there) return;
+    lk_row_load<U == 2>(raw, row);
+    const lk_logsumexp_row own = lk_logsumexp_load_row(a, row.number);
 #pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u * p.team < split.vecs) {
-                const T *vec = from + (first + u * p.team) * LK_VEC<T>;
-                raw[u] = U > 2 ? lk_load_vec(vec) : lk_load_vec_ca(vec);
-            }
-        const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
+    for (int u = 0; u < U; u++) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, raw[u]);
 #pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u * p.team < split.vecs)
-                lk_store_vec(to + (first + u * p.team) * LK_VEC<T>, lk_logsumexp_gradient(row, raw[u]));
-        lk_griddepcontrol_launch_dependents();
-        for (int i = rank; piece == 0 && i < split.edge; i += p.team) {
-            const int64_t col = lk_edge_col<T>(split, i);
-            lk_logsumexp_backward_one(row, x + col, dx + col);
-        }
-    } else {
-        const lk_logsumexp_row row = lk_logsumexp_load_row(a, at);
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u * p.team < a.cols) lk_logsumexp_backward_one(row, x + first + u * p.team, dx + first + u * p.team);
+        for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(own, x[j]);
+        if (u < row.count) lk_logsumexp_store(dx + lk_row_col(row, u), x);
+    }
+    lk_griddepcontrol_launch_dependents();
+    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
+        const int64_t col = lk_edge_col<T>(row.split, i);
+        lk_put(dx + col, lk_logsumexp_gradient(own, lk_to_float(row.data[col])));
     }
 }
 
 /* A lane owns N neighbouring rows and some columns of a stretch: `width` lanes with neighbouring rows are a layer, and the
  * warp's 32 / width layers read the columns alternately. */
-typedef struct {
-    lk_logsumexp_backward_call a;
-    int width; /* a power of two up to 32 */
-    int64_t tiles, stretch;
-} lk_logsumexp_backward_column_plan;
-
 template <class T, int N>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_backward_column_plan p)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_plan p)
 {
     constexpr int U = 4; /* loads in flight per thread */
-    lk_griddepcontrol_wait();
-    const lk_logsumexp_backward_call &a = p.a;
+    const lk_logsumexp_args &a = p.a;
     const int lane = threadIdx.x % 32, side = lane % p.width, layer = lane / p.width, layers = 32 / p.width;
     const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
     const int64_t groups = a.inner / N, group = warp % p.tiles * p.width + side;
     const int64_t begin = warp / p.tiles * p.stretch, end = begin + p.stretch < a.cols ? begin + p.stretch : a.cols;
+    lk_griddepcontrol_wait();
     if (group >= a.outer * groups) return;
 
     const int64_t outer = group / groups, inner = group % groups * N;
@@ -417,17 +344,16 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
     lk_logsumexp_row row[N];
 #pragma unroll
     for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row(a, outer * a.inner + inner + j);
-    typedef typename lk_logsumexp_cell<T, N>::type cell;
     for (int64_t col = begin + layer; col < end; col += U * layers) {
-        cell raw[U];
+        lk_vec<T> raw[U];
 #pragma unroll
         for (int u = 0; u < U; u++)
-            if (col + u * layers < end) lk_logsumexp_load(&raw[u], x + (col + u * layers) * a.col_stride);
+            if (col + u * layers < end) raw[u] = lk_logsumexp_load<N>(x + (col + u * layers) * a.col_stride);
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (col + u * layers >= end) break;
             float v[N];
-            lk_unpack(v, raw[u]);
+            lk_logsumexp_unpack(v, raw[u]);
 #pragma unroll
             for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
             lk_logsumexp_store(dx + (col + u * layers) * a.dx_col_stride, v);
@@ -436,15 +362,6 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
-
-/* A row's bytes, for choices by length. More than 2^50 columns count as 2^50, so that no product overflows. */
-template <class T> LK_HOST int64_t lk_logsumexp_row_bytes(int64_t cols)
-{
-    const int64_t most = (int64_t)1 << 50;
-    return (cols < most ? cols : most) * (int64_t)sizeof(T);
-}
-
-#define LK_LOGSUMEXP_ROWS ((int64_t)1 << 27) /* the most rows of a path with a block or more per row */
 
 /* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
@@ -480,7 +397,7 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
     const bool rowwise = a->path >= LK_LOGSUMEXP_WARP && a->path <= LK_LOGSUMEXP_CLUSTER;
     if (rowwise && (a->inner != 1 || a->col_stride != 1 || (backward && a->dx_col_stride != 1)))
         return lk_fail(LK_ERR_PATH, op, "path %d needs contiguous rows: inner 1 and col_stride 1", a->path);
-    if (rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_LOGSUMEXP_ROWS)
+    if (rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_TEAM_ROWS)
         return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; outer is %lld", a->path, (long long)a->outer);
     if (a->path == LK_LOGSUMEXP_CLUSTER && backward)
         return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
@@ -499,16 +416,21 @@ template <class T> LK_HOST bool lk_logsumexp_aligned(const void *x, int64_t oute
     return ((uintptr_t)x % 16 | (uint64_t)(outer_stride | col_stride | inner) % LK_VEC<T>) == 0;
 }
 
-template <class T>
-LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *device, const lk_logsumexp_forward_call &a,
-                                              cudaStream_t stream)
+/* A row's columns, for choices by length. More than 2^50 count as 2^50, so that no product overflows. */
+LK_HOST int64_t lk_logsumexp_length(const lk_logsumexp_args *a)
 {
+    return a->cols < (int64_t)1 << 50 ? a->cols : (int64_t)1 << 50;
+}
+
+template <class T>
+LK_HOST lk_status lk_logsumexp_forward_columns(const char *op, const lk_device *device, lk_logsumexp_plan plan,
+                                               cudaStream_t stream)
+{
+    const lk_logsumexp_args &a = plan.a;
     const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner);
     const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
-    lk_logsumexp_forward_column_plan plan = {a, 32};
     while (plan.width > 4 && lk_ceil_div(groups, plan.width) < 2 * device->sms) plan.width /= 2;
-    const int64_t tiles = lk_ceil_div(groups, plan.width);
-    const int64_t columns = lk_logsumexp_row_bytes<T>(a.cols) / (int64_t)sizeof(T) * plan.width;
+    const int64_t tiles = lk_ceil_div(groups, plan.width), columns = lk_logsumexp_length(&a) * plan.width;
     int cluster = 1; /* more while there are few blocks and each thread would still have 4 columns */
     while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < columns) cluster *= 2;
     return lk_launch_pdl(op, device,
@@ -518,54 +440,40 @@ LK_HOST lk_status lk_logsumexp_forward_column(const char *op, const lk_device *d
 
 template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_args all = {};
+    lk_logsumexp_plan plan = {{}, {}, 32, 0, 0};
+    lk_logsumexp_args &a = plan.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_logsumexp_check<T>(op, args, false, error ? 90 : device.arch, &all);
+    lk_status status = lk_logsumexp_check<T>(op, args, false, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
-    if (status || all.outer == 0) return status;
-    lk_logsumexp_forward_call a = {all.x, all.lse, all.lse_low, all.lse_rounded, all.outer, all.cols, all.inner,
-                                   all.outer_stride, all.col_stride, all.scale, all.path};
+    if (status || a.outer == 0) return status;
 
-    const int64_t row_bytes = lk_logsumexp_row_bytes<T>(a.cols);
-    if (a.path == LK_LOGSUMEXP_AUTO) {
-        if (a.inner != 1 || a.col_stride != 1) a.path = LK_LOGSUMEXP_COLUMN;
-        else if (row_bytes <= 16384 || a.outer > LK_LOGSUMEXP_ROWS) a.path = LK_LOGSUMEXP_WARP;
-        else if (a.outer < 2 * device.sms && device.arch >= 90) a.path = LK_LOGSUMEXP_CLUSTER;
-        else a.path = LK_LOGSUMEXP_BLOCK;
-    }
-    constexpr int threads = LK_LOGSUMEXP_THREADS;
-    /* U: loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch,
-     * which counts most where a launch is a single wave. The figures are in bench/results/choices.md. */
-    if (a.path == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_column<T>(op, &device, a, stream);
-    if (a.path == LK_LOGSUMEXP_WARP) {
-        const bool narrow = row_bytes <= 2048;
-        const int64_t lanes = lk_ceil_div(a.cols, 2 * LK_VEC<T>);
-        lk_logsumexp_forward_warp_plan plan = {a, 0};
-        while (plan.team_log2 < 5 && 1 << plan.team_log2 < lanes) plan.team_log2++;
-        const int64_t grid = lk_ceil_div(a.outer, threads >> plan.team_log2); /* memory ends before 2^31 - 1 blocks */
-        return lk_launch_pdl(op, &device,
-                             narrow ? lk_logsumexp_forward_warp_kernel<T, 2> : lk_logsumexp_forward_warp_kernel<T, 4>, grid, 1,
-                             threads, 0, stream, plan);
-    }
-    if (a.path == LK_LOGSUMEXP_BLOCK)
-        return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 8, 4>, a.outer, 1, threads, 0, stream, a);
-    int cluster = 2;
-    while (cluster < 8 && a.outer * cluster < 2 * device.sms) cluster *= 2;
-    return lk_launch_pdl(op, &device, lk_logsumexp_forward_block_kernel<T, 2, 5>, a.outer * cluster, cluster, threads, 0,
-                         stream, a);
+    const int64_t row_bytes = lk_logsumexp_length(&a) * (int64_t)sizeof(T);
+    int kind = a.path;
+    if (kind == LK_LOGSUMEXP_AUTO && (a.inner != 1 || a.col_stride != 1)) kind = LK_LOGSUMEXP_COLUMN;
+    if (kind == LK_LOGSUMEXP_AUTO) kind = lk_team_path(&device, a.outer, row_bytes);
+    if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, &device, plan, stream);
+    if (kind == LK_TEAM_WARP && row_bytes <= 2048) kind = LK_TEAM_LANES;
+    const int cluster = kind == LK_TEAM_CLUSTER ? lk_team_cluster(&device, a.outer) : 1;
+    const int64_t wanted = kind < LK_TEAM_BLOCK ? lk_ceil_div(a.cols, 2 * LK_VEC<T>) : LK_LOGSUMEXP_THREADS * cluster;
+    plan.team = lk_team_of(a.outer, wanted, kind < LK_TEAM_BLOCK ? 32 : wanted, LK_LOGSUMEXP_THREADS);
+    void (*const kernels[])(lk_logsumexp_plan) = {
+        lk_logsumexp_forward_row_kernel<T, LK_TEAM_LANES>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_WARP>,
+        lk_logsumexp_forward_row_kernel<T, LK_TEAM_BLOCK>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_CLUSTER>};
+    return lk_launch_pdl(op, &device, kernels[kind], plan.team.grid, plan.team.cluster, plan.team.threads, 0, stream, plan);
 }
 
 template <class T>
-LK_HOST lk_status lk_logsumexp_backward_column(const char *op, const lk_device *device, const lk_logsumexp_backward_call &a,
-                                               cudaStream_t stream)
+LK_HOST lk_status lk_logsumexp_backward_columns(const char *op, const lk_device *device, lk_logsumexp_plan plan,
+                                                cudaStream_t stream)
 {
+    const lk_logsumexp_args &a = plan.a;
+    const bool rows = a.inner == 1 && a.col_stride == 1; /* then neighbouring lanes take neighbouring columns */
     const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner) &&
                       lk_logsumexp_aligned<T>(a.dx, a.dx_outer_stride, a.dx_col_stride, a.inner);
     const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
-    lk_logsumexp_backward_column_plan plan = {a, 32, 0, 64};
-    while (plan.width > 1 && plan.width / 2 >= groups) plan.width /= 2;
-    plan.tiles = lk_ceil_div(groups, plan.width);
+    while (plan.width > 1 && (plan.width / 2 >= groups || (rows && 32 / plan.width < a.cols))) plan.width /= 2;
+    plan.tiles = lk_ceil_div(groups, plan.width), plan.stretch = 64;
     /* Long stretches amortise the loads of lse. Short ones fill the card: 64 warps per SM. */
     while (plan.stretch > 4 && plan.tiles * lk_ceil_div(a.cols, plan.stretch) < 64 * device->sms) plan.stretch /= 2;
     const int64_t warps = plan.tiles * lk_ceil_div(a.cols, plan.stretch);
@@ -576,32 +484,26 @@ LK_HOST lk_status lk_logsumexp_backward_column(const char *op, const lk_device *
 
 template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_args all = {};
+    lk_logsumexp_plan plan = {{}, {}, 32, 0, 0};
+    lk_logsumexp_args &a = plan.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_logsumexp_check<T>(op, args, true, error ? 90 : device.arch, &all);
+    lk_status status = lk_logsumexp_check<T>(op, args, true, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
-    if (status || all.outer == 0 || all.cols == 0) return status;
-    const lk_logsumexp_backward_call a = {all.x, all.lse, all.lse_low, all.dlse, all.dx, all.outer, all.cols, all.inner,
-                                          all.outer_stride, all.col_stride, all.dx_outer_stride, all.dx_col_stride, all.scale,
-                                          all.path};
+    if (status || a.outer == 0 || a.cols == 0) return status;
 
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
-    if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous) return lk_logsumexp_backward_column<T>(op, &device, a, stream);
     const bool aligned = ((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 == 0 && (a.outer_stride - a.dx_outer_stride) % LK_VEC<T> == 0;
-    const bool narrow = !aligned || lk_logsumexp_row_bytes<T>(a.cols) <= 2048;
-    const int64_t vecs = aligned ? lk_ceil_div(a.cols, LK_VEC<T>) : a.cols, U = narrow ? 4 : 2;
-    lk_logsumexp_backward_row_plan plan = {a, 1, 1};
-    const int most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_BACKWARD_THREADS;
-    while (plan.team < most && (plan.team * U < vecs || a.path == LK_LOGSUMEXP_BLOCK)) plan.team *= 2;
-    plan.pieces = lk_ceil_div(vecs, plan.team * U);
-    const int teams = LK_LOGSUMEXP_BACKWARD_THREADS / plan.team;
-    const int64_t grid = lk_ceil_div(a.outer * plan.pieces, teams); /* memory ends before 2^31 - 1 blocks */
+    if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous || !aligned)
+        return lk_logsumexp_backward_columns<T>(op, &device, plan, stream);
+    const bool narrow = lk_logsumexp_length(&a) * (int64_t)sizeof(T) <= 2048;
+    const int64_t most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_BACKWARD_THREADS;
+    const int64_t wanted = lk_ceil_div(lk_ceil_div(a.cols, LK_VEC<T>), narrow ? 4 : 2);
+    plan.team = lk_team_in_pieces(a.outer, a.path == LK_LOGSUMEXP_BLOCK && wanted < most ? most : wanted, most,
+                                  LK_LOGSUMEXP_BACKWARD_THREADS);
     return lk_launch_pdl(op, &device,
-                         !aligned ? lk_logsumexp_backward_row_kernel<T, false, 4>
-                         : narrow ? lk_logsumexp_backward_row_kernel<T, true, 4>
-                                  : lk_logsumexp_backward_row_kernel<T, true, 2>,
-                         grid, 1, LK_LOGSUMEXP_BACKWARD_THREADS, 0, stream, plan);
+                         narrow ? lk_logsumexp_backward_row_kernel<T, 4> : lk_logsumexp_backward_row_kernel<T, 2>,
+                         plan.team.grid, 1, plan.team.threads, 0, stream, plan);
 }
 
 /* No workspace. */

@@ -1345,6 +1345,61 @@ static void lse_slices(void)
         test_detail("the whole is %.9g, its slices give %.9g", (double)whole, reference_lse(halves, 2));
 }
 
+/* Every thread of every kind of team gets the state of its row. */
+enum { TEAM_THREADS = 64, TEAM_ROWS = 5, TEAM_MOST = 8 * TEAM_THREADS };
+typedef struct {
+    const float *x; /* [TEAM_ROWS, cols] */
+    float *out;     /* [TEAM_ROWS, threads of a row] */
+    int64_t cols;
+    lk_team team;
+} team_plan;
+
+template <int KIND, int THREADS> LK_KERNEL void team_kernel(team_plan p)
+{
+    const lk_row<float> row = lk_row_of<KIND, THREADS>(p.team, p.x, p.cols, TEAM_ROWS, p.cols);
+    LK_SHARED(lk_lse_inbox<TEAM_THREADS>, inbox, [1]);
+    lk_vec<float> raw[2];
+    lk_inbox_begin<KIND, true>(inbox);
+    lk_griddepcontrol_wait();
+    lk_row_load(raw, row);
+    const lk_lse s = lk_lse_team<KIND, true>(inbox, lk_lse_read<false>(raw, row, 1.0f));
+    if (row.there) p.out[(row.number << row.size_log2) + row.rank] = lk_lse_log(s);
+}
+
+static void lse_teams(int kind, int64_t cols)
+{
+    void (*const kernels[])(team_plan) = {team_kernel<LK_TEAM_LANES, TEAM_THREADS>, team_kernel<LK_TEAM_WARP, 0>,
+                                          team_kernel<LK_TEAM_BLOCK, TEAM_THREADS>, team_kernel<LK_TEAM_CLUSTER, 0>,
+                                          team_kernel<LK_TEAM_ANY, TEAM_THREADS>};
+    const int64_t sizes[] = {4, 32, TEAM_THREADS, 4 * TEAM_THREADS, cluster_here() ? TEAM_MOST : TEAM_THREADS};
+    lk_device device = {};
+    TEST_CUDA(lk_current_device(&device));
+    test_buffer_size(&x_buffer, (size_t)(TEAM_ROWS * cols + 1) * 4, 0, 0xff);
+    test_buffer_size(&lse_buffer, TEAM_ROWS * TEAM_MOST * 4, 0, 0x5a);
+    float *x = (float *)test_buffer_host(&x_buffer) + 1;
+    double *z = (double *)calloc((size_t)cols, sizeof(double));
+    uint64_t random = 7;
+    for (int64_t i = 0; i < TEAM_ROWS * cols; i++) x[i] = (float)(3 * test_uniform(&random));
+    test_buffer_upload(&x_buffer), test_buffer_upload(&lse_buffer);
+    const team_plan plan = {(const float *)test_buffer_device(&x_buffer) + 1, (float *)test_buffer_device(&lse_buffer), cols,
+                            lk_team_of(TEAM_ROWS, sizes[kind], sizes[kind], TEAM_THREADS)};
+    test_that(!lk_launch_pdl("lse_teams", &device, kernels[kind], plan.team.grid, plan.team.cluster, plan.team.threads, 0,
+                             test.stream, plan));
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    test_buffer_download(&x_buffer), test_buffer_download(&lse_buffer);
+    const float *out = (const float *)test_buffer_back(&lse_buffer);
+    for (int row = 0; row < TEAM_ROWS; row++) {
+        for (int64_t i = 0; i < cols; i++) z[i] = (double)x[row * cols + i];
+        for (int64_t i = 0; i < sizes[kind]; i++) {
+            const float got = out[row * sizes[kind] + i];
+            if (!test_near(TEST_F32, got, reference_lse(z, (int)cols), forward_slack(z, (int)cols)))
+                test_detail("team of kind %d, row %d of %lld, thread %lld: %.9g", kind, row, (long long)cols, (long long)i,
+                            (double)got);
+        }
+    }
+    free(z);
+}
+
 typedef struct {
     const float *in;
     float *logs, *exps;
@@ -1442,6 +1497,9 @@ static void all_states(void)
     for (int kind = 0; kind < 7; kind++)
         if (test_begin("lk_lse: values %d", kind)) lse_states(kind), test_finish();
     if (test_begin("lk_lse: two slices")) lse_slices(), test_finish();
+    for (int kind = LK_TEAM_LANES; kind <= LK_TEAM_ANY; kind++)
+        if ((kind != LK_TEAM_CLUSTER || cluster_here()) && test_begin("lk_lse: team of kind %d", kind))
+            lse_teams(kind, 3), lse_teams(kind, 1501), test_finish();
     if (test_begin("lk_lse_log")) mathematics(true), test_finish();
     if (test_begin("lk_exp")) mathematics(false), test_finish();
 }
