@@ -219,7 +219,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 
 /* The same in two steps, so that code between them does not wait for the target: load its words (0 where there is no such row),
  * then interpret them. */
-typedef struct alignas(8) {
+typedef struct {
     uint32_t low, high;
 } lk_ce_word;
 
@@ -825,7 +825,6 @@ typedef struct {
     int slots;                 /* per thread */
     int sms, wave, stagger;    /* about `wave` blocks run at once; each of them starts `stagger` ns after the one before it on
                                   its SM, except for short rows */
-    int inside;                /* 0 or 1: short rows, whose kernel counts the rows for a mean itself */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
 } lk_cross_entropy_gradient_plan;
@@ -1464,8 +1463,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
  * what a row needs besides its logits is loaded before them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors per lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* per SM: as many as registers allow without spills */
-/* The most rows that each cluster counts itself, 4 targets per thread. */
-#define LK_CROSS_ENTROPY_INSIDE 8192
 
 /* -inf in every element of a vector. */
 template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
@@ -1547,13 +1544,9 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
 /* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, as the plan says. Where a row has several warps, each takes its
  * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
  *
- * inside: forward_backward that counts the rows for a mean itself (no class weights), in clusters of 8 blocks. Each cluster
- * counts all rows while its logits are loaded, which saves a launch before it. Its warps exchange their counts by st.async.
- * Every warp waits for all words, also where it has no row: so no warp writes into a block that has ended.
- *
  * The first wave of blocks prefetches its rows before the wait for the previous kernel; those of several warps whole. Later
  * rows are prefetched by the block that comes a wave before their own, which by then knows whether they are ignored. */
-template <class T, bool given, int lanes, bool inside>
+template <class T, bool given, int lanes>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
 {
@@ -1570,16 +1563,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const bool early = blockIdx.x < (unsigned)p.wave, asks = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
-    const bool mean = !inside && a.reduction == LK_REDUCTION_MEAN; /* the count is known before this launch */
-    constexpr int PEERS = 8, WARPS = LK_CROSS_ENTROPY_THREADS / 32, STEP = PEERS * LK_CROSS_ENTROPY_THREADS;
-    constexpr int EACH = LK_CROSS_ENTROPY_INSIDE / STEP; /* targets that a thread counts */
-    LK_SHARED(lk_ce_inbox, inbox, [1]);
-    if (inside) {
-        if (threadIdx.x == 0) lk_mbarrier_init(&inbox->full, 1), lk_fence_mbarrier_init();
-        lk_barrier_cluster_arrive_relaxed();
-        lk_barrier_cluster_wait(); /* all peers run and have their barriers */
-        if (threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&inbox->full, PEERS * WARPS * 8);
-    }
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
     lk_griddepcontrol_launch_dependents();
     if (there && rank == 0) {
         lk_ce_prefetch_target(a, row);
@@ -1589,29 +1573,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (W == 1 && early && count > 0) lk_prefetch_l2(first);
     if (W == 1 && early && count > 1) lk_prefetch_l2(first + step);
     lk_griddepcontrol_wait();
-    if (full && !inside && !there) return;
+    if (full && !there) return;
 
     const lk_ce_word word = lk_ce_load_word(a, row);
     lk_ce_word next_word = {};
     if (asks) next_word = lk_ce_load_word(a, next);
-    const unsigned lane = threadIdx.x % 32, number = lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
-    const bool wide = a.target_dtype == LK_TARGET_INT64;
-    const int left = (int)a.rows - (int)number;
-    const lk_ce_word ignored = {(uint32_t)a.ignore_index, (uint32_t)(a.ignore_index >> 32)};
-    lk_ce_word counts[EACH]; /* the targets that this thread counts; those beyond the last row are ignored */
-#pragma unroll
-    for (int i = 0; inside && i < EACH; i++) counts[i] = ignored;
-    if (inside && wide) {
-        const lk_ce_word *target = (const lk_ce_word *)a.target + number;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (i * STEP < left) counts[i] = target[i * STEP];
-    } else if (inside) {
-        const uint32_t *target = (const uint32_t *)a.target + number;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (i * STEP < left) counts[i].low = target[i * STEP];
-    }
     float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
     int64_t valid = p.valid;
     if (there && given) lse = p.given[row];
@@ -1636,14 +1602,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     float weight = 1.0f;
     if (y >= 0) element = logits[y];
     if (y >= 0 && a.class_weight) weight = a.class_weight[y];
-    if (inside) {
-        unsigned counted = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) counted += counts[i].low != ignored.low || counts[i].high != ignored.high;
-        counted = __reduce_add_sync(0xffffffffu, counted);
-        if (lane < PEERS)
-            lk_st_async_b64(lk_mapa_shared(inbox->word + number / 32, lane), counted, lk_mapa_shared(&inbox->full, lane));
-    }
     const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : index >= 0;
     if (!read || count < U) {
@@ -1691,9 +1649,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     float others = lk_sum_warp(sum, team) * missed;
     if constexpr (W > 1) {
-        LK_SHARED(float2, states, [WARPS]);
+        LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
         const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
-        if (lane == 0) states[warp] = make_float2(all.max, others);
+        if (threadIdx.x % 32 == 0) states[warp] = make_float2(all.max, others);
         /* Orders these writes before their reads. In place: all warps have read the target's logit. */
         lk_ce_sync_warps<W>(warp / W);
         float2 other[W];
@@ -1710,14 +1668,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
             all.max = top, low = lk_lse_reference(top);
         }
-    }
-    if (inside) {
-        static_assert(PEERS * WARPS == 64, "two words a lane");
-        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
-        const unsigned counted = __reduce_add_sync(0xffffffffu, (unsigned)inbox->word[lane] + (unsigned)inbox->word[lane + 32]);
-        over = (float)counted;
-        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f;
-        if (a.z_loss > 0.0f) own = over != 0.0f ? __fdiv_rn(own, over) : 0.0f;
     }
     if constexpr (given) {
         if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
@@ -2049,16 +1999,13 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (is_short) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
-        const int cluster = plan.inside ? 8 : 1;
         plan.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
+        void (*const kernels[4])(lk_cross_entropy_gradient_plan) = {
+            lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
+            lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
         const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
-        void (*const kernels[2][4])(lk_cross_entropy_gradient_plan) = {
-            {lk_cross_entropy_short_kernel<T, given, 0, false>, lk_cross_entropy_short_kernel<T, given, 32, false>,
-             lk_cross_entropy_short_kernel<T, given, 64, false>, lk_cross_entropy_short_kernel<T, given, 128, false>},
-            {lk_cross_entropy_short_kernel<T, given, 0, !given>, lk_cross_entropy_short_kernel<T, given, 32, !given>,
-             lk_cross_entropy_short_kernel<T, given, 64, !given>, lk_cross_entropy_short_kernel<T, given, 128, !given>}};
-        return lk_launch_pdl(op, device, kernels[plan.inside][plan.team_log2 < 5 ? 0 : plan.team_log2 - 4],
-                             lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+        return lk_launch_pdl(op, device, kernels[plan.team_log2 < 5 ? 0 : plan.team_log2 - 4], blocks, 1,
+                             LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
     }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
@@ -2121,8 +2068,7 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
 }
 
-/* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. Where there are few
- * short rows, clusters count inside their launch. The caller's valid_rows then comes from the sum. */
+/* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
@@ -2135,12 +2081,9 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
-    const bool any = a.use_ignore_index && (a.target_dtype == LK_TARGET_INT64 || a.ignore_index == (int32_t)a.ignore_index);
-    const bool known = mean && (a.denominator || (!any && !a.class_weight));
+    const bool known = mean && (a.denominator || (!a.use_ignore_index && !a.class_weight));
     plan.valid = known ? a.rows : 1;
-    plan.inside = mean && !known && !asked && device.arch >= 90 && !a.class_weight && a.rows <= LK_CROSS_ENTROPY_INSIDE &&
-                  lk_cross_entropy_short<T>(&a);
-    const bool before = mean && !known && !plan.inside;
+    const bool before = mean && !known;
     lk_ce_tally *tally = before ? (lk_ce_tally *)a.workspace : NULL;
     const lk_cross_entropy_args given = a;
     if (reduced) plan.terms = lk_cross_entropy_terms(&a);
