@@ -490,46 +490,6 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     if (p.weight_sum) *p.weight_sum = s.weight;
 }
 
-/* The same for the class terms alone of at most 16 THREADS rows, by one block. The previous kernel has to end first, so this
- * one is short: few instructions, and all loads start before the first is waited for. */
-template <int THREADS>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const __grid_constant__ lk_cross_entropy_sum_plan p)
-{
-    constexpr int U = 4, WARPS = THREADS / 32;
-    LK_SHARED(float, sums, [WARPS]);
-    LK_SHARED(unsigned, counts, [WARPS]);
-    const int thread = (int)threadIdx.x, whole = (int)p.rows / 4;
-    lk_griddepcontrol_launch_dependents();
-    lk_griddepcontrol_wait();
-    const uint4 *groups = (const uint4 *)p.terms.loss + thread;
-    uint4 t[U];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        t[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
-        if (thread + u * THREADS < whole) t[u] = groups[u * THREADS];
-    }
-    uint32_t rest = LK_CE_IGNORED;
-    if (thread < (int)p.rows % 4) rest = __float_as_uint(p.terms.loss[whole * 4 + thread]);
-    float sum = __uint_as_float(rest) + 0.0f; /* not -0 */
-    unsigned count = min(rest ^ LK_CE_IGNORED, 1u);
-#pragma unroll
-    for (int u = 0; u < U; u++) sum += lk_ce_add_four(t[u], &count);
-    sum = lk_sum_warp(sum);
-    count = __reduce_add_sync(0xffffffffu, count);
-    if (thread % 32 == 0) sums[thread / 32] = sum, counts[thread / 32] = count;
-    __syncthreads(); /* the warps' sums of few rows are written before they are read */
-    if (thread >= 32) return;
-    sum = lk_sum_warp(thread < WARPS ? sums[thread] : 0.0f, WARPS);
-    count = __reduce_add_sync(0xffffffffu, thread < WARPS ? counts[thread] : 0u);
-    if (thread > 0) return;
-    const float valid = p.denominator ? *p.denominator : (float)count, nothing = p.zero_when_empty ? 0.0f : NAN;
-    const bool empty = p.mean && valid == 0.0f;
-    if (p.mean) sum = !empty ? __fdiv_rn(sum, valid) : sum != sum ? sum : nothing;
-    if (p.loss) *p.loss = sum;
-    if (p.z_loss_out) *p.z_loss_out = empty ? nothing : 0.0f;
-    if (p.valid_rows) *p.valid_rows = count;
-}
-
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
 /* Plain rows (loss, z-loss, lse and lse_low only, without smoothing and softcap) are read by lk_lse_read, all others with a
@@ -1884,11 +1844,6 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
     const bool weighted = a->class_weight && !a->denominator;
     const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->denominator,
                                            a->rows, a->reduction == LK_REDUCTION_MEAN, weighted, a->zero_when_empty};
-    const bool alone = !terms.z && !terms.weight;
-    if (alone && a->rows <= 4096)
-        return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<256>, 1, 1, 256, 0, stream, sum);
-    if (alone && a->rows <= 8192)
-        return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<512>, 1, 1, 512, 0, stream, sum);
     if (a->rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, sum);
     const int cluster = lk_cross_entropy_adders(device, a->rows, sizeof(float));
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);

@@ -1760,8 +1760,7 @@ static void functions(int function)
     }
 }
 
-/* The class terms of few rows, which have a launch of their own: up to what its block loads at once, of either size, whole
- * groups of four and what is left of one. */
+/* The class terms of few rows: up to what one block loads at once, whole groups of four and what is left of one. */
 static void few_terms(int type, int direction)
 {
     const int64_t rows[] = {0, 1, 2, 3, 4, 5, 127, 1024, 2050, 3075, 4095, 4096, 4097, 5000, 7171, 8191, 8192};
