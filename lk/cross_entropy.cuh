@@ -761,16 +761,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
  * needed.
  *   forward_backward   sums the vectors as they arrive; the team exchanges its sums; gradients are made from the slots.
  *   backward           has lse, and makes gradients from the vectors as they arrive.
- * Copies, exponentials and stores overlap because an SM has several rows in different stages. For that the first blocks of each
- * SM start one after another (see `stagger`); otherwise they would all load, then all compute, then all store. Vectors without
- * a slot, in rows longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns
- * the target's element writes it, after its vector. */
+ * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
+ * longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns the target's
+ * element writes it, after its vector. */
 #define LK_CROSS_ENTROPY_FEW 8   /* slots per thread until a row has a whole block; in backward, until it has a cluster */
 #define LK_CROSS_ENTROPY_MANY 16 /* in forward_backward, slots per thread until a row has a cluster */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
-#define LK_CROSS_ENTROPY_STAGGER 34 /* bytes that an SM can load in a ns */
 
 typedef struct {
     lk_cross_entropy_args a;   /* loss and z_loss_out: [rows] here, NULL where they are reduced */
@@ -783,8 +781,7 @@ typedef struct {
     int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
     int team_log2;             /* as in forward */
     int slots;                 /* per thread */
-    int sms, wave, stagger;    /* about `wave` blocks run at once; each of them starts `stagger` ns after the one before it on
-                                  its SM, except for short rows */
+    int wave;                  /* about so many blocks run at once */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
 } lk_cross_entropy_gradient_plan;
@@ -1277,8 +1274,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         const lk_ce_label label = lk_ce_look_up(a, row);
         y = label.bad ? -2 : label.y;
     }
-    if (blockIdx.x < (unsigned)p.wave && blockIdx.x >= (unsigned)p.sms) /* the blocks before it on its SM */
-        lk_nanosleep((blockIdx.x - lk_cluster_ctarank()) / (unsigned)p.sms * (unsigned)p.stagger);
     const bool read = given ? y >= 0 : y != -1;
     if (read) {
         const T *next = at.first;
@@ -1986,8 +1981,7 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     const int64_t bytes = plan.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
-    plan.sms = device->sms, plan.wave = (int)(resident * device->sms);
-    plan.stagger = (int)(bytes / LK_CROSS_ENTROPY_STAGGER);
+    plan.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,
                          plain ? lk_cross_entropy_gradient_kernel<T, D, true, given>
                                : lk_cross_entropy_gradient_kernel<T, D, false, given>,
