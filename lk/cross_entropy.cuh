@@ -260,6 +260,22 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     float weight_sum; /* where there are class weights */
 } lk_ce_tally;
 
+/* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher made of them. */
+typedef struct {
+    lk_cross_entropy_args a;
+    lk_ce_terms terms;         /* for a reduced loss */
+    lk_ce_tally *tally;        /* the count is written here too; NULL: to the caller alone */
+    const int64_t *valid_rows; /* gradients of a mean: the number of rows counted; NULL: `valid` */
+    int64_t valid;
+    const float *over;         /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
+    int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
+    int team_log2;             /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
+    int slots;                 /* per thread */
+    int wave;                  /* about so many blocks run at once */
+    int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
+    int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
+} lk_cross_entropy_call;
+
 /* Collects one state per warp in the block with rank 0. Who calls: every thread of a block of THREADS, or of a cluster of at
  * most MOST such blocks, once per kernel, with the state of its warp. Unless MOST is 1, lk_cluster_begin() comes anywhere
  * before. Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. A peer may end
@@ -329,29 +345,9 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     return true;
 }
 
-/* The fields that forward's kernels get. Gradients' kernels get all fields. */
-typedef struct {
-    const void *logits, *target;
-    const float *class_weight;
-    float *loss, *z_loss_out, *lse, *lse_low, *entropy;
-    int64_t *argmax, *valid_rows;
-    float *weight_sum;
-    int32_t *bad_targets;
-    void *workspace;
-    size_t workspace_bytes;
-    int64_t rows, vocab, logits_stride, ignore_index;
-    float logit_scale, softcap, label_smoothing, z_loss;
-    int use_ignore_index, reduction, zero_when_empty, target_dtype, path;
-} lk_cross_entropy_forward_call;
-
-typedef struct {
-    lk_cross_entropy_forward_call a; /* the targets, and where the counts are written */
-    lk_ce_tally *tally;              /* the counts are written here too; NULL: not */
-} lk_cross_entropy_count_plan;
-
 /* The part of the count that a thread makes. It looks at U rows at once, which takes as long as one. */
 template <int THREADS, int MOST, class Int>
-LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &a, const Int *target)
+LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const Int *target)
 {
     constexpr int U = 16, BATCH = U * THREADS;
     const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
@@ -391,9 +387,9 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &
 
 /* The counts over all rows, by one block or one cluster of MOST blocks at most. */
 template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross_entropy_count_plan p)
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     lk_griddepcontrol_launch_dependents();
     if (MOST > 1) lk_cluster_begin();
     lk_griddepcontrol_wait();
@@ -406,16 +402,6 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross
     if (a.valid_rows) *a.valid_rows = s.count;
     if (a.weight_sum) *a.weight_sum = s.weight;
 }
-
-typedef struct {
-    lk_ce_terms terms;
-    float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
-    int64_t *valid_rows;      /* likewise */
-    float *weight_sum;
-    const float *denominator; /* of a mean; NULL: the counts */
-    int64_t rows;
-    int mean, weighted, zero_when_empty; /* weighted: a mean divides by the sum of class weights */
-} lk_cross_entropy_sum_plan;
 
 /* The sum of four terms; those that are not -0 are counted. */
 LK_DEVICE float lk_ce_add_four(uint4 t, unsigned *count)
@@ -464,8 +450,9 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
 
 /* A reduced loss from the terms of all rows, by one block or one cluster of MOST blocks at most. */
 template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
+    const lk_cross_entropy_args &a = p.a;
     const bool z = p.terms.z != NULL, weight = p.terms.weight != NULL;
     lk_griddepcontrol_launch_dependents();
     if (MOST > 1) lk_cluster_begin();
@@ -473,33 +460,28 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     lk_ce_sums<unsigned> own = {};
     lk_ce_sums<int64_t> s;
     unsigned again = 0; /* the same rows: the class terms have the count already */
-    own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, p.rows, &own.count);
-    if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, p.rows, &again);
-    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
+    own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, a.rows, &own.count);
+    if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, a.rows, &again);
+    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, a.rows, &again);
     if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
-    const float valid = p.denominator ? *p.denominator : (float)s.count, over = p.weighted ? s.weight : valid;
-    if (p.mean) {
-        const float nothing = p.zero_when_empty ? 0.0f : NAN;
+    const float valid = a.denominator ? *a.denominator : (float)s.count;
+    const float over = a.class_weight && !a.denominator ? s.weight : valid;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float nothing = a.zero_when_empty ? 0.0f : NAN;
         if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
         else s.loss = __fdiv_rn(s.loss, over);
         if (over != 0.0f && z) s.z = __fdiv_rn(s.z, valid);
     }
-    if (p.loss) *p.loss = s.loss + s.z;
-    if (p.z_loss_out) *p.z_loss_out = s.z;
-    if (p.valid_rows) *p.valid_rows = s.count;
-    if (p.weight_sum) *p.weight_sum = s.weight;
+    if (a.loss) *a.loss = s.loss + s.z;
+    if (a.z_loss_out) *a.z_loss_out = s.z;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = s.weight;
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
 /* Plain rows (loss, z-loss, lse and lse_low only, without smoothing and softcap) are read by lk_lse_read, all others with a
  * running maximum. */
-
-typedef struct {
-    lk_cross_entropy_forward_call a; /* loss and z_loss_out: [rows] here, NULL where they are reduced */
-    lk_ce_terms terms; /* for a reduced loss */
-    int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
-} lk_cross_entropy_forward_plan;
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
 template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
@@ -543,26 +525,29 @@ template <class Args> LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, i
     return a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
-/* Writes a row's results, and its terms where a reduced loss is wanted. One thread of the row calls it. weight: w[y]; all:
- * entropy and argmax too. */
-template <bool all, class Args>
-LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms terms, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+/* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
+ * weight: w[y]; all: entropy and argmax too. */
+template <bool all>
+LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
+    const lk_cross_entropy_args &a = p.a;
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     if (label.counted) r = lk_ce_row_finish<all>(s, options);
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
-    if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
     if (a.lse) a.lse[row] = r.lse;
     if (a.lse_low) a.lse_low[row] = r.lse_low;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
-    if (!terms.loss) return;
-    terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
-    if (terms.z) terms.z[row] = r.z_loss;
-    if (terms.weight) terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
+    if (!p.terms.loss) {
+        if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
+        if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
+        return;
+    }
+    p.terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
+    if (p.terms.z) p.terms.z[row] = r.z_loss;
+    if (p.terms.weight) p.terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
 }
 
 /* lk_split_row in 32 bits. */
@@ -590,12 +575,12 @@ template <class T> struct lk_ce_target {
 
 /* Writes the results of a plain row; one thread of it calls it. s has max = v: see lk_ce_row. */
 template <class T>
-LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
+LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
 {
     lk_ce_row state = lk_ce_row_empty();
     state.max = s.max, state.sum = s.sum;
     if (target.label.y >= 0) state.target = lk_to_float(target.logit);
-    lk_ce_put<false>(p.a, p.terms, row, target.label, target.weight, state);
+    lk_ce_put<false>(p, row, target.label, target.weight, state);
 }
 
 /* An ignored row is not read, so rows wait for their targets first. Until then, and while the previous kernel ends, targets and
@@ -609,13 +594,13 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
 #define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* per SM: as many as registers allow without spills */
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY_WARP_BLOCKS)
-    lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
+    lk_cross_entropy_forward_warp_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const bool writes = (int)threadIdx.x < rows && result < a.rows;
     LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
     lk_lse_share<T> share = {};
@@ -647,12 +632,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
 /* A cluster of blocks owns a plain row; without clusters, a block. */
 template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
-    lk_cross_entropy_forward_block_kernel(lk_cross_entropy_forward_plan p)
+    lk_cross_entropy_forward_block_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     const int over = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank()), size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + over;
     const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
     const int64_t row = blockIdx.x >> over; /* U = 8 is for rows of one block */
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_lse_share<T> share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
@@ -691,9 +676,9 @@ typedef struct {
 /* A team of threads owns a row that is not plain: up to 32 lanes of a warp, a block, or a cluster of blocks. */
 template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
-    lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
+    lk_cross_entropy_forward_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const int team = 1 << p.team_log2;
     const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
     const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
@@ -750,7 +735,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     if (rank == 0 && row < a.rows) {
         float slope;
         s.target = a.softcap > 0.0f ? lk_ce_cap(spill->target, a.logit_scale, a.softcap, &slope) : spill->target;
-        lk_ce_put<true>(a, p.terms, row, spill->label, spill->weight, s);
+        lk_ce_put<true>(p, row, spill->label, spill->weight, s);
     }
 }
 
@@ -770,22 +755,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
 
-typedef struct {
-    lk_cross_entropy_args a;   /* loss and z_loss_out: [rows] here, NULL where they are reduced */
-    lk_ce_terms terms;         /* for a reduced loss */
-    const float *given;        /* backward: lse [rows] */
-    const float *given_low;    /* what lse was rounded by; NULL: 0 */
-    const int64_t *valid_rows; /* for mean; NULL: `valid` is used */
-    int64_t valid;             /* the number of rows counted, where valid_rows is NULL */
-    const float *over;         /* for mean, the divisor of class terms: weight_sum or denominator; NULL: the count */
-    int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
-    int team_log2;             /* as in forward */
-    int slots;                 /* per thread */
-    int wave;                  /* about so many blocks run at once */
-    int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
-    int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
-} lk_cross_entropy_gradient_plan;
-
 /* What a thread reads of a row: single elements `rank`, `rank` + `team`, ... and `count` vectors that are `jump` elements
  * apart. Vectors from p.slots on have no slot. Functions that rarely run compute this again, so that it takes no registers. */
 template <class T> struct lk_ce_share {
@@ -795,12 +764,12 @@ template <class T> struct lk_ce_share {
 };
 
 /* The row of a thread, from its index as it is read now. */
-LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_gradient_plan &p)
+LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_call &p)
 {
     return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> p.team_log2;
 }
 
-template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_gradient_plan &p, int64_t row)
+template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_call &p, int64_t row)
 {
     lk_ce_share<T> at = {};
     at.team = 1 << p.team_log2;
@@ -848,7 +817,7 @@ typedef struct {
 
 /* The max and sum of a plain share without its target, column y, with a running maximum. */
 template <class T>
-LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
+LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y,
                                      bool read)
 {
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
@@ -871,7 +840,7 @@ LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_gradient_plan &p, in
 
 /* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
 template <class T>
-LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64_t row, int y, float rate, float base)
+LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, int y, float rate, float base)
 {
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     float sum = 0.0f, lost = 0.0f;
@@ -900,7 +869,7 @@ LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64
  *   single   the share's first single element; -inf where that is the target or there is none
  * Who calls: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
 template <class T>
-LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_vec<T> *slot, int held, int half,
+LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_call &p, int64_t row, lk_vec<T> *slot, int held, int half,
                               int target, float single, int y, bool read, bool more)
 {
     const int threads = (int)blockDim.x, team = 1 << p.team_log2;
@@ -945,7 +914,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
 
 /* The state of a team's shares of any row without the target, column y, which counts only for the argmax. */
 template <class T>
-LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
+LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y,
                                      bool read, float scale)
 {
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
@@ -1066,14 +1035,14 @@ typedef struct {
     float f, h, dlse, lse, lse_low, weight;
 } lk_ce_upstream;
 
-LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_gradient_plan &p, int64_t row, int y)
+template <bool given> LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int64_t row, int y)
 {
     lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f};
     if (y == -1) return up; /* ignored */
     if (p.a.upstream) up.f = up.h = p.a.upstream[p.a.upstream_per_row ? row : 0];
     if (p.a.dlse) up.dlse = p.a.dlse[row];
-    if (p.given) up.lse = p.given[row];
-    if (p.given_low) up.lse_low = p.given_low[row];
+    if (given) up.lse = p.a.lse[row];
+    if (given && p.a.lse_low) up.lse_low = p.a.lse_low[row];
     if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
     if (p.a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.over ? *p.over : valid;
@@ -1084,7 +1053,7 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_gradient_pla
 }
 
 /* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
-LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_gradient_plan &p, lk_ce_upstream up, float lse, float weights,
+LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_gradient_spill *spill)
 {
     const lk_cross_entropy_args &a = p.a;
@@ -1211,7 +1180,7 @@ LK_DEVICE float lk_ce_sum(float x, int team)
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
  * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
 template <class T, class D, bool plain, bool given>
-LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_gradient g, bool read, int y,
+LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
     const lk_cross_entropy_args &a = p.a;
@@ -1244,7 +1213,7 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t
  * entropy or argmax. */
 template <class T, class D, bool plain, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
-    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
+    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     constexpr int N = LK_VEC<T>;
     constexpr bool exact = sizeof(T) == 4;
@@ -1300,7 +1269,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         if (col != y) single = lk_to_float(at.logits[col]);
     }
     if (owner && y >= 0) logit = lk_to_float(at.logits[y]);
-    const lk_ce_upstream up = lk_ce_load_upstream(p, row, y);
+    const lk_ce_upstream up = lk_ce_load_upstream<given>(p, row, y);
     lk_cluster_ready();
     float weights = (float)a.vocab, bend = 0.0f; /* weights: W */
     if (!plain && a.dentropy && y >= 0) bend = -a.logit_scale * a.dentropy[row];
@@ -1351,7 +1320,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
         }
         if (y >= 0) all.target = logit;
-        if (plain && owner && row < a.rows) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, up.weight, all);
+        if (plain && owner && row < a.rows) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, up.weight, all);
         if (!plain && owner) spill->row = all, spill->counted = y != -1, spill->bad = y == -2, spill->weight = up.weight;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
@@ -1406,7 +1375,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     }
     if constexpr (!given && !plain) {
         const lk_ce_label label = {-1, spill->counted != 0, spill->bad != 0};
-        if (owner && lk_ce_row_of(p) < a.rows) lk_ce_put<true>(a, p.terms, lk_ce_row_of(p), label, spill->weight, spill->row);
+        if (owner && lk_ce_row_of(p) < a.rows) lk_ce_put<true>(p, lk_ce_row_of(p), label, spill->weight, spill->row);
     }
 }
 
@@ -1496,14 +1465,14 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
-/* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, as the plan says. Where a row has several warps, each takes its
+/* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, 1 << team_log2. Where a row has several warps, each takes its
  * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
  *
  * The first wave of blocks prefetches its rows before the wait for the previous kernel; those of several warps whole. Later
  * rows are prefetched by the block that comes a wave before their own, which by then knows whether they are ignored. */
 template <class T, bool given, int lanes>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
-    lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
+    lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
     constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
@@ -1522,7 +1491,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     lk_griddepcontrol_launch_dependents();
     if (there && rank == 0) {
         lk_ce_prefetch_target(a, row);
-        if (given) lk_prefetch_l2(p.given + row);
+        if (given) lk_prefetch_l2(a.lse + row);
         if (W > 1 && early) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
     }
     if (W == 1 && early && count > 0) lk_prefetch_l2(first);
@@ -1535,8 +1504,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (asks) next_word = lk_ce_load_word(a, next);
     float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
     int64_t valid = p.valid;
-    if (there && given) lse = p.given[row];
-    if (there && given && p.given_low) lse_low = p.given_low[row];
+    if (there && given) lse = a.lse[row];
+    if (there && given && a.lse_low) lse_low = a.lse_low[row];
     if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
     if (there && a.dlse) dlse = a.dlse[row];
     if (mean && p.valid_rows) valid = *p.valid_rows;
@@ -1653,7 +1622,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         *(uint4 *)(out + u * step) = packed.raw;
     }
     if (owner && y >= 0) lk_put(dlogits + y, single);
-    if (!given && owner && there) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, weight, all);
+    if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
@@ -1805,43 +1774,30 @@ LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op, co
     return lk_cross_entropy_query<T>(op, args, LK_CE_BOTH, bytes);
 }
 
-LK_HOST lk_cross_entropy_forward_call lk_cross_entropy_forward_call_of(const lk_cross_entropy_args *a)
-{
-    return {a->logits, a->target, a->class_weight, a->loss, a->z_loss_out, a->lse, a->lse_low, a->entropy, a->argmax,
-            a->valid_rows, a->weight_sum, a->bad_targets, a->workspace, a->workspace_bytes, a->rows, a->vocab,
-            a->logits_stride, a->ignore_index, a->logit_scale, a->softcap, a->label_smoothing, a->z_loss,
-            a->use_ignore_index, a->reduction, a->zero_when_empty, a->target_dtype, a->path};
-}
-
 /* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
 LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64_t bytes)
 {
     return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
 }
 
-/* The counts of all rows: into the tally for gradients, and to the caller where no sum of terms gives them. */
-LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
-                                         lk_ce_tally *tally, cudaStream_t stream)
+/* The counts of all rows. */
+LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_call &p,
+                                         cudaStream_t stream)
 {
-    lk_cross_entropy_count_plan count = {lk_cross_entropy_forward_call_of(a), tally};
-    if (lk_cross_entropy_reduced(a)) count.a.valid_rows = NULL, count.a.weight_sum = NULL;
-    const int cluster = lk_cross_entropy_adders(device, a->rows, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    void (*kernel)(lk_cross_entropy_count_plan) = lk_cross_entropy_count_kernel<256, 1>;
+    const int cluster = lk_cross_entropy_adders(device, p.a.rows, p.a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_count_kernel<256, 1>;
     if (cluster > 1) kernel = lk_cross_entropy_count_kernel<256, 8>;
-    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, count);
+    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, p);
 }
 
 /* The reduced loss from the rows' terms, and the counts. Few rows are added up by few warps, since each warp costs a start, a
  * reduction and a barrier. */
-LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
-                                       lk_ce_terms terms, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_call &p,
+                                       cudaStream_t stream)
 {
-    const bool weighted = a->class_weight && !a->denominator;
-    const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->denominator,
-                                           a->rows, a->reduction == LK_REDUCTION_MEAN, weighted, a->zero_when_empty};
-    if (a->rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, sum);
-    const int cluster = lk_cross_entropy_adders(device, a->rows, sizeof(float));
-    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);
+    if (p.a.rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, p);
+    const int cluster = lk_cross_entropy_adders(device, p.a.rows, sizeof(float));
+    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, p);
 }
 
 /* Whether 16-bit gradients lie where f32 logits are read; and the end of the padding. */
@@ -1879,37 +1835,35 @@ LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entrop
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_args a = {};
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_FORWARD, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const bool reduced = lk_cross_entropy_reduced(&a);
-    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, &a, NULL, stream);
+    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
 
     int cluster;
-    lk_cross_entropy_forward_plan plan = {lk_cross_entropy_forward_call_of(&a), {}, 0};
-    plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
-    if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    if (reduced) plan.terms = lk_cross_entropy_terms(&a);
-    if (a.reduction != LK_REDUCTION_NONE) plan.a.loss = plan.a.z_loss_out = NULL;
-    const bool losses = reduced || plan.a.loss || plan.a.z_loss_out;
-    const bool rowwise = losses || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
+    p.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
+    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    if (reduced) p.terms = lk_cross_entropy_terms(&a);
+    const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
     if (!status && a.rows > 0 && rowwise) {
         const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
         /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
-        void (*kernel)(lk_cross_entropy_forward_plan) = lk_cross_entropy_forward_kernel<T, 2, 3>;
+        void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_kernel<T, 2, 3>;
         if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
-        else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
+        else if (plain && p.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
         else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
         else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-        const int threads = plain && plan.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
-        const int64_t size = (int64_t)1 << plan.team_log2; /* of a team */
+        const int threads = plain && p.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
+        const int64_t size = (int64_t)1 << p.team_log2; /* of a team */
         const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
-        status = lk_launch_pdl(op, &device, kernel, blocks, cluster, threads, 0, stream, plan);
+        status = lk_launch_pdl(op, &device, kernel, blocks, cluster, threads, 0, stream, p);
     }
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &a, plan.terms, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
     return status;
 }
 
@@ -1941,88 +1895,87 @@ template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_ar
  * and last as many slots as there is room for. */
 template <class T, class D, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
-                                                   lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
+                                                   lk_cross_entropy_call &p, cudaStream_t stream)
 {
-    lk_cross_entropy_args &a = plan.a;
-    plan.ordered = lk_cross_entropy_ordered<T>(&a), plan.padded_end = lk_cross_entropy_padded_end<T>(&a);
+    lk_cross_entropy_args &a = p.a;
+    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
     const bool is_short = lk_cross_entropy_short<T>(&a);
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (is_short) {
-        while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
-        plan.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
-        void (*const kernels[4])(lk_cross_entropy_gradient_plan) = {
+        while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
+        p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
+        void (*const kernels[4])(lk_cross_entropy_call) = {
             lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
             lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
-        const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
-        return lk_launch_pdl(op, device, kernels[plan.team_log2 < 5 ? 0 : plan.team_log2 - 4], blocks, 1,
-                             LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+        const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> p.team_log2);
+        return lk_launch_pdl(op, device, kernels[p.team_log2 < 5 ? 0 : p.team_log2 - 4], blocks, 1,
+                             LK_CROSS_ENTROPY_THREADS, 0, stream, p);
     }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
     const int64_t blocks = lk_ceil_div(vecs, full * LK_CROSS_ENTROPY_BLOCK_MOST);
     const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
     int cluster = 1, threads = LK_CROSS_ENTROPY_SHARED;
-    plan.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
-    if (plan.team_log2 < 0) {
+    p.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
+    if (p.team_log2 < 0) {
         if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && few))
             for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
         for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < lanes;) threads *= 2;
-        for (plan.team_log2 = 6; 1 << plan.team_log2 < threads * cluster;) plan.team_log2++;
+        for (p.team_log2 = 6; 1 << p.team_log2 < threads * cluster;) p.team_log2++;
     }
-    const int rows = threads >> plan.team_log2 > 1 ? threads >> plan.team_log2 : 1; /* a block's */
+    const int rows = threads >> p.team_log2 > 1 ? threads >> p.team_log2 : 1; /* a block's */
     const int64_t spills = rows * (int64_t)sizeof(lk_ce_gradient_spill);
     const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - spills;
-    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << plan.team_log2), most = room / (threads * 16);
-    plan.slots = (int)(slots < most ? slots : most);
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << p.team_log2), most = room / (threads * 16);
+    p.slots = (int)(slots < most ? slots : most);
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
-    plan.more = !whole || slots > most || plan.padded_end > a.vocab || plan.ordered;
+    p.more = !whole || slots > most || p.padded_end > a.vocab || p.ordered;
     bool plain = a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f);
     if (!given) plain = plain && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    const int64_t bytes = plan.slots * threads * 16 + spills;
+    const int64_t bytes = p.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
-    plan.wave = (int)(resident * device->sms);
+    p.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,
                          plain ? lk_cross_entropy_gradient_kernel<T, D, true, given>
                                : lk_cross_entropy_gradient_kernel<T, D, false, given>,
-                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, plan);
+                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
 }
 
 template <class T, bool given>
-LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_gradient_plan &plan,
+LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
                                             cudaStream_t stream)
 {
     if constexpr (sizeof(T) == 4) {
-        if (plan.a.dlogits_dtype == LK_DTYPE_F16)
-            return lk_cross_entropy_gradient_launch<T, lk_f16, given>(op, device, plan, stream);
-        if (plan.a.dlogits_dtype == LK_DTYPE_BF16)
-            return lk_cross_entropy_gradient_launch<T, lk_bf16, given>(op, device, plan, stream);
+        if (p.a.dlogits_dtype == LK_DTYPE_F16)
+            return lk_cross_entropy_gradient_launch<T, lk_f16, given>(op, device, p, stream);
+        if (p.a.dlogits_dtype == LK_DTYPE_BF16)
+            return lk_cross_entropy_gradient_launch<T, lk_bf16, given>(op, device, p, stream);
     }
-    return lk_cross_entropy_gradient_launch<T, T, given>(op, device, plan, stream);
+    return lk_cross_entropy_gradient_launch<T, T, given>(op, device, p, stream);
 }
 
 template <class T>
 LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_gradient_plan plan = {};
-    lk_cross_entropy_args &a = plan.a;
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BACKWARD, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
-    plan.given = a.lse, plan.given_low = a.lse_low;
-    plan.valid_rows = a.valid_rows, plan.valid = 1;
-    plan.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
-    return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
+    p.valid_rows = a.valid_rows, p.valid = 1;
+    p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
+    return lk_cross_entropy_gradient<T, true>(op, &device, p, stream);
 }
 
 /* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_gradient_plan plan = {};
-    lk_cross_entropy_args &a = plan.a;
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BOTH, error ? 90 : device.arch, &a);
@@ -2031,17 +1984,14 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
     const bool known = mean && (a.denominator || (!a.use_ignore_index && !a.class_weight));
-    plan.valid = known ? a.rows : 1;
+    p.valid = known ? a.rows : 1;
     const bool before = mean && !known;
-    lk_ce_tally *tally = before ? (lk_ce_tally *)a.workspace : NULL;
-    const lk_cross_entropy_args given = a;
-    if (reduced) plan.terms = lk_cross_entropy_terms(&a);
-    if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;
-    if (before || asked) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
-    if (tally) plan.valid_rows = &tally->valid_rows;
-    plan.over = a.denominator ? a.denominator : tally && a.class_weight ? &tally->weight_sum : NULL;
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &given, plan.terms, stream);
+    if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
+    p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
+    if (reduced) p.terms = lk_cross_entropy_terms(&a);
+    if (before || asked) status = lk_cross_entropy_count(op, &device, p, stream);
+    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
     return status;
 }
 
