@@ -1144,7 +1144,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
 }
 
 /* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
-template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n], bool wide)
+template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)[n], bool wide)
 {
     float full[LK_VEC<D>];
     lk_vec<D> packed;
@@ -1157,15 +1157,33 @@ template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n]
     for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
 }
 
+/* The same in the type of dlogits. */
+template <class T, int n> LK_DEVICE void lk_ce_store(const lk_cross_entropy_args &a, char *out, const float (&x)[n], bool wide)
+{
+    if (sizeof(T) == 2 || a.dlogits_dtype == LK_DTYPE_F32) lk_ce_store_as((T *)out, x, wide);
+    else if (a.dlogits_dtype == LK_DTYPE_F16) lk_ce_store_as((lk_f16 *)out, x, wide);
+    else lk_ce_store_as((lk_bf16 *)out, x, wide);
+}
+
+/* The address of a gradient. */
+template <class T> LK_DEVICE int lk_ce_bytes(const lk_cross_entropy_args &a)
+{
+    return sizeof(T) == 2 || a.dlogits_dtype != LK_DTYPE_F32 ? 2 : 4;
+}
+template <class T> LK_DEVICE char *lk_ce_at(const lk_cross_entropy_args &a, int64_t row, int64_t col)
+{
+    return (char *)a.dlogits + (row * a.dlogits_stride + col) * lk_ce_bytes<T>(a);
+}
+
 /* The gradients of one vector; hit as in lk_ce_differentiate. A plain row's target is -inf already. */
-template <bool plain, bool given, class T, class D>
-LK_DEVICE void lk_ce_emit(lk_vec<T> raw, D *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
+template <bool plain, bool given, class T>
+LK_DEVICE void lk_ce_emit(lk_vec<T> raw, char *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
                           const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
     lk_ce_differentiate<plain, given>(x, g, a, col, plain ? -1 : hit, sum);
-    lk_ce_store(out, x, wide);
+    lk_ce_store<T>(a, out, x, wide);
 }
 
 /* The sum of x over the threads of a row, for all of them. */
@@ -1179,14 +1197,13 @@ LK_DEVICE float lk_ce_sum(float x, int team)
 
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
  * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
-template <class T, class D, bool plain, bool given>
+template <class T, bool plain, bool given>
 LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
     const lk_cross_entropy_args &a = p.a;
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
-    const bool wide = (uintptr_t)(dlogits + at.head) % (LK_VEC<T> * sizeof(D)) == 0;
+    const bool wide = (uintptr_t)lk_ce_at<T>(a, row, at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
     float sum = 0.0f;
     for (int u = p.slots; u <= (int)(a.vocab / LK_VEC<T>) >> p.team_log2; u++) { /* as often in every row */
         const int col = (int)(at.first - at.logits) + u * at.jump;
@@ -1196,22 +1213,24 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_
         float x[LK_VEC<T>];
         lk_unpack(x, raw);
         if (u < at.count) lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
-        if (u < at.count) lk_ce_store(dlogits + col, x, wide);
+        if (u < at.count) lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
     }
     for (int i = at.rank; i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
         float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
         lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
-        lk_put(dlogits + col, x[0]);
+        lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
     }
+    const float zero[1] = {0.0f};
     if (row < a.rows)
-        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team) lk_put(dlogits + end, 0.0f);
+        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team)
+            lk_ce_store<T>(a, lk_ce_at<T>(a, row, end), zero, false);
     return sum;
 }
 
 /* given: backward. plain: no softcap, no dentropy, and no class weights under smoothing; in forward_backward also no smoothing,
  * entropy or argmax. */
-template <class T, class D, bool plain, bool given>
+template <class T, bool plain, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
@@ -1225,7 +1244,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     const int held = at.count < p.slots ? at.count : p.slots, half = (held + 1) / 2;
     lk_vec<T> *slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
     lk_ce_gradient_spill *spill = (lk_ce_gradient_spill *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
-    D *out = (D *)a.dlogits + row * a.dlogits_stride + (at.first - at.logits);
+    char *out = lk_ce_at<T>(a, row, at.first - at.logits);
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
     LK_SHARED(lk_ce_inbox, inbox, [1]);
     lk_ce_inbox_begin(inbox);
@@ -1347,7 +1366,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         lk_ce_sync(team); /* the logits that lie where gradients are written have been read */
     }
 
-    const bool wide = (uintptr_t)out % (N * sizeof(D)) == 0;
+    const int bytes = lk_ce_bytes<T>(a);
+    const bool wide = (uintptr_t)out % (unsigned)(N * bytes) == 0;
     int col = plain ? 0 : (int)(at.first - at.logits), u = 0;
     if constexpr (given) {
         lk_cp_async_wait_group<1>();
@@ -1355,14 +1375,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             lk_cp_async_wait_group<0>();
             lk_put((T *)slot + target, -INFINITY);
         }
-        for (; u < half; u++, out += team * N, col += team * N)
+        for (; u < half; u++, out += team * N * bytes, col += team * N)
             lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
         lk_cp_async_wait_group<0>();
     }
 #pragma unroll 2
-    for (; u < held; u++, out += team * N, col += team * N)
+    for (; u < held; u++, out += team * N * bytes, col += team * N)
         lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
-    if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
+    if (p.more) sum += lk_ce_emit_more<T, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
     if (given) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
     if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, team, index & (team - 1));
@@ -1370,8 +1390,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         others = given ? others * spill->unit : spill->others;
         const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
         const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
-        lk_put((D *)a.dlogits + lk_ce_row_of(p) * a.dlogits_stride + spill->y,
-               (fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope);
+        const float x[1] = {(fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope};
+        lk_ce_store<T>(a, lk_ce_at<T>(a, lk_ce_row_of(p), spill->y), x, false);
     }
     if constexpr (!given && !plain) {
         const lk_ce_label label = {-1, spill->counted != 0, spill->bad != 0};
@@ -1893,9 +1913,9 @@ template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_ar
 /* How a row is spread, and the launch. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In
  * forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it gets a cluster,
  * and last as many slots as there is room for. */
-template <class T, class D, bool given>
-LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
-                                                   lk_cross_entropy_call &p, cudaStream_t stream)
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
+                                            cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
     p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
@@ -1937,22 +1957,9 @@ LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_devi
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     p.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_gradient_kernel<T, D, true, given>
-                               : lk_cross_entropy_gradient_kernel<T, D, false, given>,
+                         plain ? lk_cross_entropy_gradient_kernel<T, true, given>
+                               : lk_cross_entropy_gradient_kernel<T, false, given>,
                          lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
-}
-
-template <class T, bool given>
-LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
-                                            cudaStream_t stream)
-{
-    if constexpr (sizeof(T) == 4) {
-        if (p.a.dlogits_dtype == LK_DTYPE_F16)
-            return lk_cross_entropy_gradient_launch<T, lk_f16, given>(op, device, p, stream);
-        if (p.a.dlogits_dtype == LK_DTYPE_BF16)
-            return lk_cross_entropy_gradient_launch<T, lk_bf16, given>(op, device, p, stream);
-    }
-    return lk_cross_entropy_gradient_launch<T, T, given>(op, device, p, stream);
 }
 
 template <class T>
