@@ -806,13 +806,10 @@ typedef struct {
 } lk_ce_gradient;
 
 /* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
- * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. `row` is the row's
- * state where it is not plain; results are made of it at the end. */
+ * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. */
 typedef struct {
-    lk_ce_row row;
-    float own, rest, fixed, unit, others, logit, slope, weight;
-    int y;          /* -1: no element is written */
-    int8_t counted, bad;
+    float own, rest, fixed, unit, others, logit, slope;
+    int y; /* -1: no element is written */
 } lk_ce_gradient_spill;
 
 /* The max and sum of a plain share without its target, column y, with a running maximum. */
@@ -1339,8 +1336,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
             all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
         }
         if (y >= 0) all.target = logit;
-        if (plain && owner && row < a.rows) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, up.weight, all);
-        if (!plain && owner) spill->row = all, spill->counted = y != -1, spill->bad = y == -2, spill->weight = up.weight;
+        if (owner && row < a.rows) lk_ce_put<!plain>(p, row, {y, y != -1, y == -2}, up.weight, all);
         const float inverse = __fdividef(1.0f, all.sum);
         if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
             g.rise = NAN;
@@ -1392,10 +1388,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
         const float x[1] = {(fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope};
         lk_ce_store<T>(a, lk_ce_at<T>(a, lk_ce_row_of(p), spill->y), x, false);
-    }
-    if constexpr (!given && !plain) {
-        const lk_ce_label label = {-1, spill->counted != 0, spill->bad != 0};
-        if (owner && lk_ce_row_of(p) < a.rows) lk_ce_put<true>(p, lk_ce_row_of(p), label, spill->weight, spill->row);
     }
 }
 
