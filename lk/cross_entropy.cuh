@@ -480,8 +480,8 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Plain rows (loss, z-loss, lse and lse_low only, without smoothing and softcap) are read by lk_lse_read, all others with a
- * running maximum. */
+/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_lse_read. All other rows
+ * take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
 template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
@@ -665,85 +665,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_ce_put_plain(p, row, *target, s);
 }
 
-/* What a thread keeps in shared memory while the row is read, since registers are for loads: how the row splits, the thread's
- * first single element, and, for the thread with rank 0, the target with its logit and class weight. */
-typedef struct {
-    lk_ce_label label;
-    float target, weight, single;
-    lk_split split;
-} lk_ce_forward_spill;
-
-/* A team of threads owns a row that is not plain: up to 32 lanes of a warp, a block, or a cluster of blocks. */
-template <class T, int U, int BLOCKS>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
-    lk_cross_entropy_forward_kernel(const __grid_constant__ lk_cross_entropy_call p)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const int team = 1 << p.team_log2;
-    const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
-    const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
-    const T *logits = (const T *)a.logits + row * a.logits_stride;
-    LK_SHARED(lk_ce_forward_spill, spills, [LK_CROSS_ENTROPY_THREADS]);
-    lk_ce_forward_spill *spill = &spills[threadIdx.x];
-    lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_forward_spill own = {{-1, false, false}, -INFINITY, 1.0f, 0.0f, {}};
-    if (row < a.rows) own.label = lk_ce_look_up(a, row); /* lanes without a row take part in the warp's reduction */
-    if (own.label.counted) own.split = lk_split_row(logits, a.vocab);
-    if (rank == 0 && own.label.y >= 0) {
-        own.target = lk_to_float(logits[own.label.y]);
-        if (a.class_weight) own.weight = a.class_weight[own.label.y];
-    }
-    const int vecs = (int)own.split.vecs, count = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
-    const T *first = logits + own.split.head + rank * LK_VEC<T>;
-    lk_vec<T> raw[U];
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u < count) raw[u] = lk_load_vec(first + u * step);
-    if (rank < own.split.edge) own.single = lk_to_float(logits[lk_edge_col<T>(own.split, rank)]);
-    *spill = own;
-
-    lk_ce_row s = lk_ce_row_empty();
-    int col = own.split.head + rank * LK_VEC<T>;
-    for (int left = count; left > 0; left -= U) {
-#pragma unroll
-        for (int u = 0; u < U; u++, col += step) {
-            if (u >= left) break;
-            float x[LK_VEC<T>];
-            lk_unpack(x, raw[u]);
-            if (U + u < left) raw[u] = lk_load_vec(logits + col + U * step);
-            s = lk_ce_take(s, x, col, a);
-        }
-    }
-    for (int i = rank; i < spill->split.edge; i += team) {
-        const int64_t edge = lk_edge_col<T>(spill->split, i);
-        const float single[1] = {i == rank ? spill->single : lk_to_float(logits[edge])};
-        s = lk_ce_take(s, single, edge, a);
-    }
-    lk_griddepcontrol_launch_dependents();
-
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    s = lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, team < 32 ? team : 32);
-    if (team > 32) {
-        const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
-        if (inbox) {
-            lk_ce_row all = lk_ce_row_empty();
-            for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge<sizeof(T) == 4>(all, inbox[i], scale);
-            s = lk_ce_row_warp<true, sizeof(T) == 4>(all, scale);
-        }
-    }
-    if (rank == 0 && row < a.rows) {
-        float slope;
-        s.target = a.softcap > 0.0f ? lk_ce_cap(spill->target, a.logit_scale, a.softcap, &slope) : spill->target;
-        lk_ce_put<true>(p, row, spill->label, spill->weight, s);
-    }
-}
-
 /* ---- Backward and forward_backward --------------------------------------------------------------------------------------- */
 
-/* One kernel for both. A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous
- * copies bring a whole row into shared memory. Each thread copies its own vectors into slots of its own, so no barrier is
- * needed.
+/* One kernel for both, and for forward's rows that are not plain. A team of threads owns a row: up to 32 lanes of a warp, a
+ * block, or a cluster of blocks. Asynchronous copies bring a whole row into shared memory. Each thread copies its own vectors
+ * into slots of its own, so no barrier is needed.
+ *   forward            sums the vectors when they have arrived; the team exchanges its sums.
  *   forward_backward   sums the vectors as they arrive; the team exchanges its sums; gradients are made from the slots.
  *   backward           has lse, and makes gradients from the vectors as they arrive.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
@@ -1337,6 +1264,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         }
         if (y >= 0) all.target = logit;
         if (owner && row < a.rows) lk_ce_put<!plain>(p, row, {y, y != -1, y == -2}, up.weight, all);
+        if (!plain && !a.dlogits) return; /* forward */
         const float inverse = __fdividef(1.0f, all.sum);
         if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
             g.rise = NAN;
@@ -1701,7 +1629,10 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = arch == LK_QUERY, forward = call == LK_CE_FORWARD, back = call == LK_CE_BACKWARD;
-    if (forward) a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL, a->zero_padding = 0; /* what it lacks */
+    if (forward) { /* what it lacks */
+        a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
+        a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
+    }
     if (back) a->loss = a->z_loss_out = NULL, a->argmax = NULL;
     if (back && !a->dentropy) a->entropy = NULL;
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
@@ -1746,7 +1677,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
     const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
-    if (!forward && a->dlogits_dtype != lk_dtype<T> && !half)
+    if (a->dlogits_dtype != lk_dtype<T> && !half)
         return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
     status = lk_check_enum(op, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
     if (status) return status;
@@ -1822,63 +1753,6 @@ template <class T> LK_HOST int64_t lk_cross_entropy_padded_end(const lk_cross_en
     return !a->zero_padding ? a->vocab : lk_cross_entropy_ordered<T>(a) ? a->logits_stride : a->dlogits_stride;
 }
 
-/* The threads of a row, 1 << the result, and the blocks of its cluster. Lanes until each has two vectors. */
-template <class T>
-LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
-{
-    const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
-    int path = a->path, team_log2 = 0;
-    if (path == LK_CROSS_ENTROPY_AUTO) {
-        if (a->vocab * (int64_t)sizeof(T) <= 16384 || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
-        else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
-    }
-    *cluster = 1;
-    if (path == LK_CROSS_ENTROPY_WARP) {
-        while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
-        return team_log2;
-    }
-    if (path == LK_CROSS_ENTROPY_CLUSTER)
-        for (*cluster = 2; *cluster < 8 && a->rows * *cluster < 2 * device->sms;) *cluster *= 2;
-    for (team_log2 = LK_CROSS_ENTROPY_THREADS_LOG2; LK_CROSS_ENTROPY_THREADS * *cluster > 1 << team_log2;) team_log2++;
-    return team_log2;
-}
-
-/* The row kernel runs where an output per row or a reduced loss is wanted. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
-{
-    lk_cross_entropy_call p = {};
-    lk_cross_entropy_args &a = p.a;
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_FORWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
-    const bool reduced = lk_cross_entropy_reduced(&a);
-    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
-
-    int cluster;
-    p.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
-    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    if (reduced) p.terms = lk_cross_entropy_terms(&a);
-    const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    if (!status && a.rows > 0 && rowwise) {
-        const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-        /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
-        void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_kernel<T, 2, 3>;
-        if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
-        else if (plain && p.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
-        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
-        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-        const int threads = plain && p.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
-        const int64_t size = (int64_t)1 << p.team_log2; /* of a team */
-        const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
-        status = lk_launch_pdl(op, &device, kernel, blocks, cluster, threads, 0, stream, p);
-    }
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
-    return status;
-}
-
 /* log2 of the lanes of a row where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
 #define LK_CROSS_ENTROPY_SHARED 128
 template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_entropy_args *a)
@@ -1952,6 +1826,70 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
                          plain ? lk_cross_entropy_gradient_kernel<T, true, given>
                                : lk_cross_entropy_gradient_kernel<T, false, given>,
                          lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
+}
+
+/* The threads of a row, 1 << the result, and the blocks of its cluster. Lanes until each has two vectors. */
+template <class T>
+LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
+{
+    const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
+    int path = a->path, team_log2 = 0;
+    if (path == LK_CROSS_ENTROPY_AUTO) {
+        if (a->vocab * (int64_t)sizeof(T) <= 16384 || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
+        else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
+    }
+    *cluster = 1;
+    if (path == LK_CROSS_ENTROPY_WARP) {
+        while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
+        return team_log2;
+    }
+    if (path == LK_CROSS_ENTROPY_CLUSTER)
+        for (*cluster = 2; *cluster < 8 && a->rows * *cluster < 2 * device->sms;) *cluster *= 2;
+    for (team_log2 = LK_CROSS_ENTROPY_THREADS_LOG2; LK_CROSS_ENTROPY_THREADS * *cluster > 1 << team_log2;) team_log2++;
+    return team_log2;
+}
+
+/* The launch of forward's rows that are plain. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = p.a;
+    int cluster;
+    p.team_log2 = lk_cross_entropy_team<T>(device, &a, &cluster);
+    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
+    if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
+    else if (p.team_log2 <= 5 && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
+    else if (p.team_log2 <= 5) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
+    const int threads = p.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
+    const int64_t size = (int64_t)1 << p.team_log2; /* of a team */
+    const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
+    return lk_launch_pdl(op, device, kernel, blocks, cluster, threads, 0, stream, p);
+}
+
+/* Rows are read where an output per row or a reduced loss is wanted. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
+{
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_FORWARD, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
+    if (status) return status;
+    const bool reduced = lk_cross_entropy_reduced(&a);
+    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
+
+    if (reduced) p.terms = lk_cross_entropy_terms(&a);
+    const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
+    const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+    if (!status && a.rows > 0 && rowwise)
+        status = plain ? lk_cross_entropy_plain<T>(op, &device, p, stream)
+                       : lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
+    return status;
 }
 
 template <class T>
