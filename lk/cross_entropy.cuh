@@ -497,32 +497,32 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x
     return s;
 }
 
-/* Adds the logits x of columns col, col + 1, ... to the state. */
-template <int n, class Args>
-LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
+/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
+template <bool plain, int n>
+LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_args &a)
 {
     float v[n], w[n], slope;
 #pragma unroll
     for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
+    if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
     if (a.class_weight && a.label_smoothing > 0.0f) {
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
     }
     if (a.argmax) s = lk_ce_take_top(s, x, col);
-    if (a.softcap > 0.0f) {
+    if (a.softcap == 0.0f) return lk_ce_row_add(s, v, w, a.logit_scale);
 #pragma unroll
-        for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        return lk_ce_row_add(s, v, w, 1.0f);
-    }
-    return lk_ce_row_add(s, v, w, a.logit_scale);
+    for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+    return lk_ce_row_add(s, v, w, 1.0f);
 }
 
 /* Adds one logit; the target's only to the argmax. */
-template <class Args> LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const Args &a)
+template <bool plain>
+LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const lk_cross_entropy_args &a)
 {
     const float one[1] = {x};
-    if (col != y) return lk_ce_take(s, one, col, a);
-    return a.argmax ? lk_ce_row_top(s, x, col) : s;
+    if (col != y) return lk_ce_take<plain>(s, one, col, a);
+    return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
 /* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
@@ -739,29 +739,6 @@ typedef struct {
     int y; /* -1: no element is written */
 } lk_ce_gradient_spill;
 
-/* The max and sum of a plain share without its target, column y, with a running maximum. */
-template <class T>
-LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y,
-                                     bool read)
-{
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    lk_ce_row s = lk_ce_row_empty();
-    const float w[LK_VEC<T>] = {}, none[1] = {0.0f};
-    for (int u = 0, col; read && u < at.count; u++) {
-        float v[LK_VEC<T>];
-        lk_unpack(v, lk_ce_vec(at, slot, p.slots, u, &col));
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) v[j] = col + j == y ? -INFINITY : v[j];
-        s = lk_ce_row_add(s, v, w, p.a.logit_scale);
-    }
-    for (int i = at.rank; read && i < at.edge; i += at.team) {
-        const int col = lk_ce_edge_col(at, i);
-        const float v[1] = {lk_to_float(at.logits[col])};
-        if (col != y) s = lk_ce_row_add(s, v, none, p.a.logit_scale);
-    }
-    return {s.max, s.sum};
-}
-
 /* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
 template <class T>
 LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, int y, float rate, float base)
@@ -785,6 +762,32 @@ LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, i
         sum = total;
     }
     return sum;
+}
+
+/* The state of a team's shares of a row without the target, column y, which counts only for the argmax; with a running maximum.
+ * plain: max and sum alone. */
+template <bool plain, class T>
+LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y, bool read,
+                                     float scale)
+{
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
+    lk_ce_row s = lk_ce_row_empty();
+    lk_cp_async_wait_group<0>();
+    for (int u = 0, col; read && u < at.count; u++) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, lk_ce_vec(at, slot, p.slots, u, &col));
+        if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
+            s = lk_ce_take<plain>(s, x, col, p.a);
+        } else {
+#pragma unroll 1
+            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_one<plain>(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
+        }
+    }
+    for (int i = at.rank; read && i < at.edge; i += at.team) {
+        const int col = lk_ce_edge_col(at, i);
+        s = lk_ce_take_one<plain>(s, lk_to_float(at.logits[col]), col, y, p.a);
+    }
+    return lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale, at.team);
 }
 
 /* The max and sum of a team's shares of a plain row without the target, column y; the empty state where `read` is false.
@@ -829,36 +832,8 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_call &p, int64_t row, lk_ve
         /* base differs from rate reference by a rounding error, which is known exactly. */
         return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
     }
-    const lk_lse slow = lk_ce_gather_slowly(p, row, slot, y, read);
-    lk_ce_row s = lk_ce_row_empty();
-    s.max = slow.max, s.sum = slow.sum;
-    s = lk_ce_row_warp<false, sizeof(T) == 4>(s, p.a.logit_scale, team);
+    const lk_ce_row s = lk_ce_gather_all<true>(p, row, slot, y, read, p.a.logit_scale);
     return {s.max, s.sum};
-}
-
-/* The state of a team's shares of any row without the target, column y, which counts only for the argmax. */
-template <class T>
-LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y,
-                                     bool read, float scale)
-{
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    lk_ce_row s = lk_ce_row_empty();
-    lk_cp_async_wait_group<0>();
-    for (int u = 0, col; read && u < at.count; u++) {
-        float x[LK_VEC<T>];
-        lk_unpack(x, lk_ce_vec(at, slot, p.slots, u, &col));
-        if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
-            s = lk_ce_take(s, x, col, p.a);
-        } else {
-#pragma unroll 1
-            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_one(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
-        }
-    }
-    for (int i = at.rank; read && i < at.edge; i += at.team) {
-        const int col = lk_ce_edge_col(at, i);
-        s = lk_ce_take_one(s, lk_to_float(at.logits[col]), col, y, p.a);
-    }
-    return lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, at.team);
 }
 
 /* A barrier of the threads of a row. */
@@ -1245,7 +1220,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
                                             at.count > p.slots || at.edge > team);
             rest.max = got.max, rest.sum = got.sum;
         } else {
-            rest = lk_ce_gather_all(p, row, slot, y, read, scale);
+            rest = lk_ce_gather_all<false>(p, row, slot, y, read, scale);
         }
         rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, team, index & (team - 1), owner, &logit);
         if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
