@@ -739,6 +739,24 @@ typedef struct {
     int y; /* -1: no element is written */
 } lk_ce_gradient_spill;
 
+/* What a thread knows of its row. */
+template <class T> struct lk_ce_thread {
+    lk_ce_share<T> at;
+    int64_t row;
+    lk_vec<T> *slot; /* its first; the next are blockDim.x apart */
+    int held, half;  /* slots in use, and how many of them are filled first */
+    char *out;       /* the gradients of its first vector */
+    lk_ce_gradient_spill *spill; /* of the row */
+    int y;           /* the target; -1: ignored, or there is no row; -2: bad. A label takes three registers */
+    bool read;       /* the logits are used */
+    bool owner;      /* of the target's element */
+    int source;      /* the owner's rank */
+    int target;      /* where the target's logit is in the owner's slots, in elements; -1: not there, or not plain */
+    float logit;     /* the owner's: the target's, -inf where there is none; z under a softcap, and then its slope */
+    float slope;
+    float single;    /* the first single element; -inf where that is the target or there is none, 0 in rows that are not read */
+};
+
 /* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
 template <class T>
 LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, int y, float rate, float base)
@@ -790,18 +808,15 @@ LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row
     return lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale, at.team);
 }
 
-/* The max and sum of a team's shares of a plain row without the target, column y; the empty state where `read` is false.
- *   slot     the thread's slots; `held` of them are in use, and the first `half` are filled first
- *   target   where the target's logit is in the slots, in elements, or -1
- *   single   the share's first single element; -inf where that is the target or there is none
- * Who calls: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
-template <class T>
-LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_call &p, int64_t row, lk_vec<T> *slot, int held, int half,
-                              int target, float single, int y, bool read, bool more)
+/* The max and sum of a team's shares of a plain row without the target; the empty state of a row that is not read.
+ * Called by: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
+template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t)
 {
-    const int threads = (int)blockDim.x, team = 1 << p.team_log2;
-    const float rate = p.a.logit_scale * LK_LOG2E;
-    if (!read) held = half = 0, single = -INFINITY;
+    const int threads = (int)blockDim.x, team = 1 << p.team_log2, target = t.target;
+    const int held = t.read ? t.held : 0, half = t.read ? t.half : 0;
+    const float rate = p.a.logit_scale * LK_LOG2E, single = t.read ? t.single : -INFINITY;
+    const bool more = t.at.count > p.slots || t.at.edge > team;
+    lk_vec<T> *const slot = t.slot;
     lk_cp_async_wait_group<1>();
     if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
     float reference = single; /* of the others: one that includes a target far above them would flush the sums of other warps */
@@ -816,7 +831,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_call &p, int64_t row, lk_ve
         if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
     const float base = rate * reference;
     float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
-    if (read && more) sum += lk_ce_gather_more<T>(p, row, y, rate, base);
+    if (t.read && more) sum += lk_ce_gather_more<T>(p, t.row, t.y, rate, base);
     if (target >= 0) { /* this lane waits for both groups */
         lk_cp_async_wait_group<0>();
         lk_put((T *)slot + target, -INFINITY);
@@ -828,12 +843,13 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_call &p, int64_t row, lk_ve
 #pragma unroll 4
     for (int u = half; u < held; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
-    if (__all_sync(0xffffffffu, fast || !read)) {
-        /* base differs from rate reference by a rounding error, which is known exactly. */
-        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+    if (__all_sync(0xffffffffu, fast || !t.read)) {
+        lk_ce_row s = lk_ce_row_empty();
+        s.max = reference; /* base differs from rate reference by a rounding error, which is known exactly */
+        s.sum = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base));
+        return s;
     }
-    const lk_ce_row s = lk_ce_gather_all<true>(p, row, slot, y, read, p.a.logit_scale);
-    return {s.max, s.sum};
+    return lk_ce_gather_all<true>(p, t.row, slot, t.y, t.read, p.a.logit_scale);
 }
 
 /* A barrier of the threads of a row. */
@@ -929,20 +945,22 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
 }
 
 /* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
- * the z-loss. */
+ * the z-loss; bend: dentropy's, times -logit_scale. */
 typedef struct {
-    float f, h, dlse, lse, lse_low, weight;
+    float f, h, dlse, lse, lse_low, weight, bend;
 } lk_ce_upstream;
 
-template <bool given> LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int64_t row, int y)
+template <bool plain, bool given>
+LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int64_t row, int y)
 {
-    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f};
+    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f};
     if (y == -1) return up; /* ignored */
     if (p.a.upstream) up.f = up.h = p.a.upstream[p.a.upstream_per_row ? row : 0];
     if (p.a.dlse) up.dlse = p.a.dlse[row];
     if (given) up.lse = p.a.lse[row];
     if (given && p.a.lse_low) up.lse_low = p.a.lse_low[row];
     if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
+    if (!plain && p.a.dentropy && y >= 0) up.bend = -p.a.logit_scale * p.a.dentropy[row];
     if (p.a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.over ? *p.over : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
@@ -1127,171 +1145,217 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_
     return sum;
 }
 
+/* Starts the copies of a thread's vectors into its slots, in two groups. A row that is not read is 0. */
+template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
+{
+    const int threads = (int)blockDim.x;
+    if (!t.read) {
+#pragma unroll 1
+        for (int u = 0; u < t.held; u++) t.slot[u * threads] = {};
+        return;
+    }
+    const T *next = t.at.first;
+#pragma unroll 4
+    for (int u = 0; u < t.half; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
+    lk_cp_async_commit_group();
+#pragma unroll 4
+    for (int u = t.half; u < t.held; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
+    lk_cp_async_commit_group();
+}
+
+/* Finds the owner of the target's element, from its index among the vectors or among the single elements, and loads the target's
+ * logit and the thread's first single element. */
+template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_ce_share<T> &at = t->at;
+    const int y = t->y, inner = y - at.head;
+    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
+    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> team_log2;
+    t->source = index & (at.team - 1), t->owner = t->source == at.rank, t->target = -1;
+    if (plain && t->owner && in_vectors && slot < t->held) t->target = slot * (int)blockDim.x * N + inner % N;
+    t->single = t->read ? -INFINITY : 0.0f, t->logit = -INFINITY, t->slope = 1.0f;
+    if (t->read && at.rank < at.edge) {
+        const int col = lk_ce_edge_col(at, at.rank);
+        if (col != y) t->single = lk_to_float(at.logits[col]);
+    }
+    if (t->owner && y >= 0) t->logit = lk_to_float(at.logits[y]);
+}
+
+/* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
+template <bool plain, class T>
+LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
+{
+    const lk_cross_entropy_args &a = p.a;
+    lk_ce_gradient g = {};
+    float weights = (float)a.vocab; /* W */
+    if constexpr (!plain) {
+        if (a.class_weight && a.label_smoothing > 0.0f) {
+            weights = 0.0f;
+            for (int64_t col = t->at.rank; col < a.vocab; col += t->at.team) weights += a.class_weight[col];
+            weights = lk_ce_sum(weights, t->at.team);
+        }
+        if (a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    }
+    if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
+        g.rise = NAN;
+        t->y = -1;
+    } else if (t->y >= 0) {
+        g = lk_ce_factors(p, up, up.lse, weights, t->owner ? t->spill : NULL);
+        const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
+        g.rise *= unit;
+        if (!plain && a.dentropy) lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, a.entropy[t->row], scale);
+        if (t->owner) t->spill->unit = unit;
+    }
+    return g;
+}
+
+/* The state of the whole row and, in *rest, that of its other columns against the same reference. y: the target. */
+template <bool plain, bool exact>
+LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float weight, float scale)
+{
+    lk_ce_row all = *rest;
+    if (y < 0) return all;
+    if (!plain) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
+        const float v[1] = {logit}, w[1] = {weight};
+        all = lk_ce_row_add(*rest, v, w, scale);
+    }
+    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be above
+     * 2^-126 where the factor is not. */
+    if (plain) *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, 0.5f * rest->max + 0.5f * logit), scale);
+    *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
+    if (plain) {
+        all = *rest;
+        all.sum += lk_ex2(scale * LK_LOG2E * (logit - lk_lse_reference(all.max)));
+    }
+    all.target = logit;
+    return all;
+}
+
+/* Reads the row and writes its results. The factors of its gradient, as lk_ce_from_lse. */
+template <bool plain, class T>
+LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
+                                        lk_ce_upstream up, float scale)
+{
+    constexpr bool exact = sizeof(T) == 4;
+    const lk_cross_entropy_args &a = p.a;
+    const bool smooth = !plain && a.label_smoothing > 0.0f;
+    lk_ce_row rest = plain ? lk_ce_gather(p, *t) : lk_ce_gather_all<false>(p, t->row, t->slot, t->y, t->read, scale);
+    rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, t->at.team, t->source, t->owner, &t->logit);
+    if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    const lk_ce_row all = lk_ce_with_target<plain, exact>(&rest, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(p, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
+
+    lk_ce_gradient g = {};
+    const float inverse = __fdividef(1.0f, all.sum);
+    if (t->y == -2 || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
+        g.rise = NAN;
+        t->y = -1;
+    } else if (t->y >= 0) {
+        float lse = 0.0f;
+        if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
+        g = lk_ce_factors(p, up, lse, smooth && a.class_weight ? all.weights : (float)a.vocab, t->owner ? t->spill : NULL);
+        g.rate = lk_ce_rate(scale * LK_LOG2E, all.max);
+        const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
+        g.rise *= unit;
+        if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
+            g.bend = up.bend * unit, g.center = lk_lse_reference(all.max);
+            g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
+        }
+        if (t->owner) t->spill->unit = unit, t->spill->others = rest.sum * inverse;
+    }
+    return g;
+}
+
+/* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns, in
+ * backward alone. */
+template <bool plain, bool given, class T>
+LK_DEVICE float lk_ce_write(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
+{
+    const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T>(p.a);
+    char *out = t.out;
+    const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
+    int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
+    float sum = 0.0f;
+    if constexpr (given) {
+        lk_cp_async_wait_group<1>();
+        if (t.target >= 0) {
+            lk_cp_async_wait_group<0>();
+            lk_put((T *)t.slot + t.target, -INFINITY);
+        }
+        for (; u < t.half; u++, out += t.at.jump * bytes, col += t.at.jump)
+            lk_ce_emit<plain, given>(t.slot[u * threads], out, col, t.y - col, wide, g, p.a, &sum);
+        lk_cp_async_wait_group<0>();
+    }
+#pragma unroll 2
+    for (; u < t.held; u++, out += t.at.jump * bytes, col += t.at.jump)
+        lk_ce_emit<plain, given>(t.slot[u * threads], out, col, t.y - col, wide, g, p.a, &sum);
+    if (p.more) sum += lk_ce_emit_more<T, plain, given>(p, lk_ce_row_of(p), g, t.read, t.y, t.single);
+    return sum;
+}
+
+/* Writes the gradient of the target: minus those of the others, whose sum of p is `others`. */
+template <bool plain, class T>
+LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &p, const lk_ce_gradient_spill *spill, const lk_ce_gradient &g,
+                                  float others, float scale)
+{
+    const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
+    const float bent = !plain && p.a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
+    const float x[1] = {(fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope};
+    lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, lk_ce_row_of(p), spill->y), x, false);
+}
+
 /* given: backward. plain: no softcap, no dentropy, and no class weights under smoothing; in forward_backward also no smoothing,
  * entropy or argmax. */
 template <class T, bool plain, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    constexpr int N = LK_VEC<T>;
-    constexpr bool exact = sizeof(T) == 4;
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a spill for each row of the block */
-    const lk_cross_entropy_args &a = p.a;
-    const int threads = (int)blockDim.x, team = 1 << p.team_log2;
-    const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) >> p.team_log2;
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    const int held = at.count < p.slots ? at.count : p.slots, half = (held + 1) / 2;
-    lk_vec<T> *slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
-    lk_ce_gradient_spill *spill = (lk_ce_gradient_spill *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
-    char *out = lk_ce_at<T>(a, row, at.first - at.logits);
-    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
     LK_SHARED(lk_ce_inbox, inbox, [1]);
+    const lk_cross_entropy_args &a = p.a;
+    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_ce_thread<T> t;
+    t.row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> p.team_log2;
+    t.at = lk_ce_share_of<T>(p, t.row);
+    t.held = t.at.count < p.slots ? t.at.count : p.slots, t.half = (t.held + 1) / 2;
+    t.slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
+    t.spill = (lk_ce_gradient_spill *)(&slots + p.slots * (int)blockDim.x) + (threadIdx.x >> p.team_log2);
+    t.out = lk_ce_at<T>(a, t.row, t.at.first - t.at.logits);
     lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
     /* Not in backward: alternating forward and backward is slower with it. The first wave prefetches two vectors per thread,
      * later blocks one, since an ignored row pays for it in vain. */
     if (!given) lk_griddepcontrol_launch_dependents();
-    if (at.rank == 0 && row < a.rows) lk_ce_prefetch_target(a, row);
-    if (at.count > 0) lk_prefetch_l2(at.first);
-    if (at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(at.first + at.jump);
+    if (t.at.rank == 0 && t.row < a.rows) lk_ce_prefetch_target(a, t.row);
+    if (t.at.count > 0) lk_prefetch_l2(t.at.first);
+    if (t.at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(t.at.first + t.at.jump);
     lk_griddepcontrol_wait();
 
-    int y = -1; /* the target, or -1 ignored, -2 bad; a label takes three registers */
-    if (row < a.rows) {
-        const lk_ce_label label = lk_ce_look_up(a, row);
-        y = label.bad ? -2 : label.y;
+    t.y = -1;
+    if (t.row < a.rows) {
+        const lk_ce_label label = lk_ce_look_up(a, t.row);
+        t.y = label.bad ? -2 : label.y;
     }
-    const bool read = given ? y >= 0 : y != -1;
-    if (read) {
-        const T *next = at.first;
-#pragma unroll 4
-        for (int u = 0; u < half; u++, next += team * N) lk_cp_async_16(slot, u * threads * 16, next);
-        lk_cp_async_commit_group();
-#pragma unroll 4
-        for (int u = half; u < held; u++, next += team * N) lk_cp_async_16(slot, u * threads * 16, next);
-        lk_cp_async_commit_group();
-    } else {
-#pragma unroll 1
-        for (int u = 0; u < held; u++) slot[u * threads] = {};
-    }
-    /* The owner of the target's element, from its index among the vectors or among the single elements. */
-    const int inner = y - at.head;
-    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N;
-    const bool owner = (index & (team - 1)) == at.rank;
-    int target = -1; /* where the target's logit is in the thread's slots, in elements */
-    if (plain && owner && in_vectors && index >> p.team_log2 < held) target = (index >> p.team_log2) * threads * N + inner % N;
-    float single = read ? -INFINITY : 0.0f, logit = -INFINITY, sum = 0.0f, slope = 1.0f;
-    if (read && at.rank < at.edge) {
-        const int col = lk_ce_edge_col(at, at.rank);
-        if (col != y) single = lk_to_float(at.logits[col]);
-    }
-    if (owner && y >= 0) logit = lk_to_float(at.logits[y]);
-    const lk_ce_upstream up = lk_ce_load_upstream<given>(p, row, y);
+    t.read = given ? t.y >= 0 : t.y != -1;
+    lk_ce_copy(t);
+    lk_ce_find_target<plain>(&t, p.team_log2);
+    const lk_ce_upstream up = lk_ce_load_upstream<plain, given>(p, t.row, t.y);
     lk_cluster_ready();
-    float weights = (float)a.vocab, bend = 0.0f; /* weights: W */
-    if (!plain && a.dentropy && y >= 0) bend = -a.logit_scale * a.dentropy[row];
-    if constexpr (given && !plain) {
-        if (a.class_weight && a.label_smoothing > 0.0f) {
-            weights = 0.0f;
-            for (int64_t col = at.rank; col < a.vocab; col += team) weights += a.class_weight[col];
-            weights = lk_ce_sum(weights, team);
-        }
-    }
-
-    lk_ce_gradient g = {};
-    if constexpr (given) {
-        if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
-        if (y == -2 || (y >= 0 && !lk_is_finite(up.lse))) {
-            g.rise = NAN;
-            y = -1;
-        } else if (y >= 0) {
-            g = lk_ce_factors(p, up, up.lse, weights, owner ? spill : NULL);
-            const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
-            g.rise *= unit;
-            if (!plain && a.dentropy) lk_ce_bend_given(&g, bend * unit, up.lse, up.lse_low, a.entropy[row], scale);
-            if (owner) spill->unit = unit;
-        }
-    } else {
-        lk_ce_row rest = lk_ce_row_empty(), all;
-        if constexpr (plain) {
-            const lk_lse got = lk_ce_gather(p, row, slot, held, half, target, single, y, read,
-                                            at.count > p.slots || at.edge > team);
-            rest.max = got.max, rest.sum = got.sum;
-        } else {
-            rest = lk_ce_gather_all<false>(p, row, slot, y, read, scale);
-        }
-        rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, team, index & (team - 1), owner, &logit);
-        if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        all = rest;
-        if (!plain && y >= 0) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
-            const float v[1] = {logit}, w[1] = {a.label_smoothing > 0.0f ? up.weight : 1.0f};
-            all = lk_ce_row_add(rest, v, w, scale);
-        }
-        /* Against the reference of all. In two steps where rest.max may be far below the largest of the others: their sum may
-         * be above 2^-126 where the factor is not. */
-        if (plain && y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, 0.5f * rest.max + 0.5f * logit), scale);
-        if (y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, logit), scale);
-        if (plain && y >= 0) {
-            all = rest;
-            all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
-        }
-        if (y >= 0) all.target = logit;
-        if (owner && row < a.rows) lk_ce_put<!plain>(p, row, {y, y != -1, y == -2}, up.weight, all);
-        if (!plain && !a.dlogits) return; /* forward */
-        const float inverse = __fdividef(1.0f, all.sum);
-        if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
-            g.rise = NAN;
-            y = -1;
-        } else if (y >= 0) {
-            float lse = 0.0f;
-            if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-            const bool weighted = !plain && a.class_weight && a.label_smoothing > 0.0f;
-            g = lk_ce_factors(p, up, lse, weighted ? all.weights : weights, owner ? spill : NULL);
-            g.rate = lk_ce_rate(rate, all.max);
-            const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
-            g.rise *= unit;
-            if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
-                g.bend = bend * unit, g.center = lk_lse_reference(all.max);
-                g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
-            }
-            if (owner) spill->unit = unit, spill->others = rest.sum * inverse;
-        }
-    }
-    if (owner) spill->y = y, spill->logit = logit, spill->slope = slope;
+    const lk_ce_gradient g = given ? lk_ce_from_lse<plain>(p, &t, up, scale) : lk_ce_from_row<plain>(p, &t, inbox, up, scale);
+    if (!plain && !given && !a.dlogits) return; /* forward */
+    if (t.owner) t.spill->y = t.y, t.spill->logit = t.logit, t.spill->slope = t.slope;
     if (p.ordered) {
         lk_cp_async_wait_group<0>();
-        lk_ce_sync(team); /* the logits that lie where gradients are written have been read */
+        lk_ce_sync(t.at.team); /* the logits that lie where gradients are written have been read */
     }
-
-    const int bytes = lk_ce_bytes<T>(a);
-    const bool wide = (uintptr_t)out % (unsigned)(N * bytes) == 0;
-    int col = plain ? 0 : (int)(at.first - at.logits), u = 0;
-    if constexpr (given) {
-        lk_cp_async_wait_group<1>();
-        if (target >= 0) {
-            lk_cp_async_wait_group<0>();
-            lk_put((T *)slot + target, -INFINITY);
-        }
-        for (; u < half; u++, out += team * N * bytes, col += team * N)
-            lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
-        lk_cp_async_wait_group<0>();
-    }
-#pragma unroll 2
-    for (; u < held; u++, out += team * N * bytes, col += team * N)
-        lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
-    if (p.more) sum += lk_ce_emit_more<T, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
+    const float sum = lk_ce_write<plain, given>(p, t, g);
     if (given) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, team, index & (team - 1));
-    if (owner && spill->y >= 0) {
-        others = given ? others * spill->unit : spill->others;
-        const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
-        const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
-        const float x[1] = {(fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope};
-        lk_ce_store<T>(a, lk_ce_at<T>(a, lk_ce_row_of(p), spill->y), x, false);
-    }
+    if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
+    if (t.owner && t.spill->y >= 0)
+        lk_ce_write_target<plain, T>(p, t.spill, g, given ? others * t.spill->unit : t.spill->others, scale);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
