@@ -480,8 +480,8 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_lse_read. All others take
- * forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
+/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_lse_read. All others
+ * take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
 template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
@@ -1724,6 +1724,16 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     return status ? status : lk_check_allocations(op, list, count);
 }
 
+/* The first steps of a call: which device it is for, and the checks. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int call, lk_device *device,
+                                         lk_cross_entropy_args *a)
+{
+    const cudaError_t error = lk_current_device(device);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device->arch, a);
+    return status ? status : lk_asked_device(op, error);
+}
+
 /* The bytes of workspace that a call needs. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int call, size_t *bytes)
@@ -1907,9 +1917,7 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     lk_cross_entropy_call p = {};
     lk_cross_entropy_args &a = p.a;
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_FORWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FORWARD, &device, &a);
     if (status) return status;
     const bool reduced = lk_cross_entropy_reduced(&a);
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
@@ -1930,9 +1938,7 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     lk_cross_entropy_call p = {};
     lk_cross_entropy_args &a = p.a;
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BACKWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BACKWARD, &device, &a);
     if (status || a.rows == 0) return status;
     p.valid_rows = a.valid_rows, p.valid = 1;
     p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
@@ -1946,9 +1952,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     lk_cross_entropy_call p = {};
     lk_cross_entropy_args &a = p.a;
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BOTH, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BOTH, &device, &a);
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
