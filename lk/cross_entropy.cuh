@@ -219,7 +219,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t
 
 /* The same in two steps, so that code between them does not wait for the target: load its words (0 where there is no such row),
  * then interpret them. */
-typedef struct alignas(8) {
+typedef struct {
     uint32_t low, high;
 } lk_ce_word;
 
@@ -259,6 +259,22 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     int64_t valid_rows;
     float weight_sum; /* where there are class weights */
 } lk_ce_tally;
+
+/* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher made of them. */
+typedef struct {
+    lk_cross_entropy_args a;
+    lk_ce_terms terms;         /* for a reduced loss */
+    lk_ce_tally *tally;        /* the count is written here too; NULL: to the caller alone */
+    const int64_t *valid_rows; /* gradients of a mean: the number of rows counted; NULL: `valid` */
+    int64_t valid;
+    const float *over;         /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
+    int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
+    int team_log2;             /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
+    int slots;                 /* per thread */
+    int wave;                  /* about so many blocks run at once */
+    int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
+    int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
+} lk_cross_entropy_call;
 
 /* Collects one state per warp in the block with rank 0. Who calls: every thread of a block of THREADS, or of a cluster of at
  * most MOST such blocks, once per kernel, with the state of its warp. Unless MOST is 1, lk_cluster_begin() comes anywhere
@@ -329,29 +345,9 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     return true;
 }
 
-/* The fields that forward's kernels get. Gradients' kernels get all fields. */
-typedef struct {
-    const void *logits, *target;
-    const float *class_weight;
-    float *loss, *z_loss_out, *lse, *lse_low, *entropy;
-    int64_t *argmax, *valid_rows;
-    float *weight_sum;
-    int32_t *bad_targets;
-    void *workspace;
-    size_t workspace_bytes;
-    int64_t rows, vocab, logits_stride, ignore_index;
-    float logit_scale, softcap, label_smoothing, z_loss;
-    int use_ignore_index, reduction, zero_when_empty, target_dtype, path;
-} lk_cross_entropy_forward_call;
-
-typedef struct {
-    lk_cross_entropy_forward_call a; /* the targets, and where the counts are written */
-    lk_ce_tally *tally;              /* the counts are written here too; NULL: not */
-} lk_cross_entropy_count_plan;
-
 /* The part of the count that a thread makes. It looks at U rows at once, which takes as long as one. */
 template <int THREADS, int MOST, class Int>
-LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &a, const Int *target)
+LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const Int *target)
 {
     constexpr int U = 16, BATCH = U * THREADS;
     const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
@@ -391,9 +387,9 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_forward_call &
 
 /* The counts over all rows, by one block or one cluster of MOST blocks at most. */
 template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross_entropy_count_plan p)
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     lk_griddepcontrol_launch_dependents();
     if (MOST > 1) lk_cluster_begin();
     lk_griddepcontrol_wait();
@@ -406,16 +402,6 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(lk_cross
     if (a.valid_rows) *a.valid_rows = s.count;
     if (a.weight_sum) *a.weight_sum = s.weight;
 }
-
-typedef struct {
-    lk_ce_terms terms;
-    float *loss, *z_loss_out; /* the caller's, f32 [1]; NULL to skip */
-    int64_t *valid_rows;      /* likewise */
-    float *weight_sum;
-    const float *denominator; /* of a mean; NULL: the counts */
-    int64_t rows;
-    int mean, weighted, zero_when_empty; /* weighted: a mean divides by the sum of class weights */
-} lk_cross_entropy_sum_plan;
 
 /* The sum of four terms; those that are not -0 are counted. */
 LK_DEVICE float lk_ce_add_four(uint4 t, unsigned *count)
@@ -464,8 +450,9 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
 
 /* A reduced loss from the terms of all rows, by one block or one cluster of MOST blocks at most. */
 template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_entropy_sum_plan p)
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
+    const lk_cross_entropy_args &a = p.a;
     const bool z = p.terms.z != NULL, weight = p.terms.weight != NULL;
     lk_griddepcontrol_launch_dependents();
     if (MOST > 1) lk_cluster_begin();
@@ -473,73 +460,28 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(lk_cross_e
     lk_ce_sums<unsigned> own = {};
     lk_ce_sums<int64_t> s;
     unsigned again = 0; /* the same rows: the class terms have the count already */
-    own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, p.rows, &own.count);
-    if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, p.rows, &again);
-    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, p.rows, &again);
+    own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, a.rows, &own.count);
+    if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, a.rows, &again);
+    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, a.rows, &again);
     if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
-    const float valid = p.denominator ? *p.denominator : (float)s.count, over = p.weighted ? s.weight : valid;
-    if (p.mean) {
-        const float nothing = p.zero_when_empty ? 0.0f : NAN;
+    const float valid = a.denominator ? *a.denominator : (float)s.count;
+    const float over = a.class_weight && !a.denominator ? s.weight : valid;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float nothing = a.zero_when_empty ? 0.0f : NAN;
         if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
         else s.loss = __fdiv_rn(s.loss, over);
         if (over != 0.0f && z) s.z = __fdiv_rn(s.z, valid);
     }
-    if (p.loss) *p.loss = s.loss + s.z;
-    if (p.z_loss_out) *p.z_loss_out = s.z;
-    if (p.valid_rows) *p.valid_rows = s.count;
-    if (p.weight_sum) *p.weight_sum = s.weight;
-}
-
-/* The same for the class terms alone of at most 16 THREADS rows, by one block. The previous kernel has to end first, so this
- * one is short: few instructions, and all loads start before the first is waited for. */
-template <int THREADS>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_few_kernel(const __grid_constant__ lk_cross_entropy_sum_plan p)
-{
-    constexpr int U = 4, WARPS = THREADS / 32;
-    LK_SHARED(float, sums, [WARPS]);
-    LK_SHARED(unsigned, counts, [WARPS]);
-    const int thread = (int)threadIdx.x, whole = (int)p.rows / 4;
-    lk_griddepcontrol_launch_dependents();
-    lk_griddepcontrol_wait();
-    const uint4 *groups = (const uint4 *)p.terms.loss + thread;
-    uint4 t[U];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        t[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
-        if (thread + u * THREADS < whole) t[u] = groups[u * THREADS];
-    }
-    uint32_t rest = LK_CE_IGNORED;
-    if (thread < (int)p.rows % 4) rest = __float_as_uint(p.terms.loss[whole * 4 + thread]);
-    float sum = __uint_as_float(rest) + 0.0f; /* not -0 */
-    unsigned count = min(rest ^ LK_CE_IGNORED, 1u);
-#pragma unroll
-    for (int u = 0; u < U; u++) sum += lk_ce_add_four(t[u], &count);
-    sum = lk_sum_warp(sum);
-    count = __reduce_add_sync(0xffffffffu, count);
-    if (thread % 32 == 0) sums[thread / 32] = sum, counts[thread / 32] = count;
-    __syncthreads(); /* the warps' sums of few rows are written before they are read */
-    if (thread >= 32) return;
-    sum = lk_sum_warp(thread < WARPS ? sums[thread] : 0.0f, WARPS);
-    count = __reduce_add_sync(0xffffffffu, thread < WARPS ? counts[thread] : 0u);
-    if (thread > 0) return;
-    const float valid = p.denominator ? *p.denominator : (float)count, nothing = p.zero_when_empty ? 0.0f : NAN;
-    const bool empty = p.mean && valid == 0.0f;
-    if (p.mean) sum = !empty ? __fdiv_rn(sum, valid) : sum != sum ? sum : nothing;
-    if (p.loss) *p.loss = sum;
-    if (p.z_loss_out) *p.z_loss_out = empty ? nothing : 0.0f;
-    if (p.valid_rows) *p.valid_rows = count;
+    if (a.loss) *a.loss = s.loss + s.z;
+    if (a.z_loss_out) *a.z_loss_out = s.z;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = s.weight;
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Plain rows (loss, z-loss, lse and lse_low only, without smoothing and softcap) are read by lk_lse_read, all others with a
- * running maximum. */
-
-typedef struct {
-    lk_cross_entropy_forward_call a; /* loss and z_loss_out: [rows] here, NULL where they are reduced */
-    lk_ce_terms terms; /* for a reduced loss */
-    int team_log2;     /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
-} lk_cross_entropy_forward_plan;
+/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_lse_read. All others
+ * take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
 template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
@@ -555,54 +497,57 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x
     return s;
 }
 
-/* Adds the logits x of columns col, col + 1, ... to the state. */
-template <int n, class Args>
-LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
+/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
+template <bool plain, int n>
+LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_args &a)
 {
     float v[n], w[n], slope;
 #pragma unroll
     for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
+    if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
     if (a.class_weight && a.label_smoothing > 0.0f) {
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
     }
     if (a.argmax) s = lk_ce_take_top(s, x, col);
-    if (a.softcap > 0.0f) {
+    if (a.softcap == 0.0f) return lk_ce_row_add(s, v, w, a.logit_scale);
 #pragma unroll
-        for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        return lk_ce_row_add(s, v, w, 1.0f);
-    }
-    return lk_ce_row_add(s, v, w, a.logit_scale);
+    for (int j = 0; j < n; j++) v[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+    return lk_ce_row_add(s, v, w, 1.0f);
 }
 
 /* Adds one logit; the target's only to the argmax. */
-template <class Args> LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const Args &a)
+template <bool plain>
+LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const lk_cross_entropy_args &a)
 {
     const float one[1] = {x};
-    if (col != y) return lk_ce_take(s, one, col, a);
-    return a.argmax ? lk_ce_row_top(s, x, col) : s;
+    if (col != y) return lk_ce_take<plain>(s, one, col, a);
+    return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
-/* Writes a row's results, and its terms where a reduced loss is wanted. One thread of the row calls it. weight: w[y]; all:
- * entropy and argmax too. */
-template <bool all, class Args>
-LK_DEVICE void lk_ce_put(const Args &a, lk_ce_terms terms, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+/* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
+ * weight: w[y]; all: entropy and argmax too. */
+template <bool all>
+LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
+    const lk_cross_entropy_args &a = p.a;
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     if (label.counted) r = lk_ce_row_finish<all>(s, options);
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
-    if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
     if (a.lse) a.lse[row] = r.lse;
     if (a.lse_low) a.lse_low[row] = r.lse_low;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
-    if (!terms.loss) return;
-    terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
-    if (terms.z) terms.z[row] = r.z_loss;
-    if (terms.weight) terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
+    if (!p.terms.loss) {
+        if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
+        if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
+        return;
+    }
+    p.terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
+    if (p.terms.z) p.terms.z[row] = r.z_loss;
+    if (p.terms.weight) p.terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
 }
 
 /* lk_split_row in 32 bits. */
@@ -630,12 +575,12 @@ template <class T> struct lk_ce_target {
 
 /* Writes the results of a plain row; one thread of it calls it. s has max = v: see lk_ce_row. */
 template <class T>
-LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
+LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
 {
     lk_ce_row state = lk_ce_row_empty();
     state.max = s.max, state.sum = s.sum;
     if (target.label.y >= 0) state.target = lk_to_float(target.logit);
-    lk_ce_put<false>(p.a, p.terms, row, target.label, target.weight, state);
+    lk_ce_put<false>(p, row, target.label, target.weight, state);
 }
 
 /* An ignored row is not read, so rows wait for their targets first. Until then, and while the previous kernel ends, targets and
@@ -649,13 +594,13 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_forward_plan &p, int64_t r
 #define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* per SM: as many as registers allow without spills */
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY_WARP_BLOCKS)
-    lk_cross_entropy_forward_warp_kernel(lk_cross_entropy_forward_plan p)
+    lk_cross_entropy_forward_warp_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
     const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const bool writes = (int)threadIdx.x < rows && result < a.rows;
     LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
     lk_lse_share<T> share = {};
@@ -687,12 +632,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
 /* A cluster of blocks owns a plain row; without clusters, a block. */
 template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
-    lk_cross_entropy_forward_block_kernel(lk_cross_entropy_forward_plan p)
+    lk_cross_entropy_forward_block_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     const int over = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank()), size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + over;
     const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
     const int64_t row = blockIdx.x >> over; /* U = 8 is for rows of one block */
-    const lk_cross_entropy_forward_call &a = p.a;
+    const lk_cross_entropy_args &a = p.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_lse_share<T> share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
@@ -720,115 +665,22 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_ce_put_plain(p, row, *target, s);
 }
 
-/* What a thread keeps in shared memory while the row is read, since registers are for loads: how the row splits, the thread's
- * first single element, and, for the thread with rank 0, the target with its logit and class weight. */
-typedef struct {
-    lk_ce_label label;
-    float target, weight, single;
-    lk_split split;
-} lk_ce_forward_spill;
-
-/* A team of threads owns a row that is not plain: up to 32 lanes of a warp, a block, or a cluster of blocks. */
-template <class T, int U, int BLOCKS>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
-    lk_cross_entropy_forward_kernel(lk_cross_entropy_forward_plan p)
-{
-    const lk_cross_entropy_forward_call &a = p.a;
-    const int team = 1 << p.team_log2;
-    const int64_t thread = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x, row = thread >> p.team_log2;
-    const int rank = (int)thread & (team - 1), step = team * LK_VEC<T>;
-    const T *logits = (const T *)a.logits + row * a.logits_stride;
-    LK_SHARED(lk_ce_forward_spill, spills, [LK_CROSS_ENTROPY_THREADS]);
-    lk_ce_forward_spill *spill = &spills[threadIdx.x];
-    lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_forward_spill own = {{-1, false, false}, -INFINITY, 1.0f, 0.0f, {}};
-    if (row < a.rows) own.label = lk_ce_look_up(a, row); /* lanes without a row take part in the warp's reduction */
-    if (own.label.counted) own.split = lk_split_row(logits, a.vocab);
-    if (rank == 0 && own.label.y >= 0) {
-        own.target = lk_to_float(logits[own.label.y]);
-        if (a.class_weight) own.weight = a.class_weight[own.label.y];
-    }
-    const int vecs = (int)own.split.vecs, count = (vecs >> p.team_log2) + (rank < (vecs & (team - 1)));
-    const T *first = logits + own.split.head + rank * LK_VEC<T>;
-    lk_vec<T> raw[U];
-#pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u < count) raw[u] = lk_load_vec(first + u * step);
-    if (rank < own.split.edge) own.single = lk_to_float(logits[lk_edge_col<T>(own.split, rank)]);
-    *spill = own;
-
-    lk_ce_row s = lk_ce_row_empty();
-    int col = own.split.head + rank * LK_VEC<T>;
-    for (int left = count; left > 0; left -= U) {
-#pragma unroll
-        for (int u = 0; u < U; u++, col += step) {
-            if (u >= left) break;
-            float x[LK_VEC<T>];
-            lk_unpack(x, raw[u]);
-            if (U + u < left) raw[u] = lk_load_vec(logits + col + U * step);
-            s = lk_ce_take(s, x, col, a);
-        }
-    }
-    for (int i = rank; i < spill->split.edge; i += team) {
-        const int64_t edge = lk_edge_col<T>(spill->split, i);
-        const float single[1] = {i == rank ? spill->single : lk_to_float(logits[edge])};
-        s = lk_ce_take(s, single, edge, a);
-    }
-    lk_griddepcontrol_launch_dependents();
-
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    s = lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, team < 32 ? team : 32);
-    if (team > 32) {
-        const lk_ce_row *inbox = lk_ce_collect<LK_CROSS_ENTROPY_THREADS>(s);
-        if (inbox) {
-            lk_ce_row all = lk_ce_row_empty();
-            for (int i = rank; i < team / 32; i += 32) all = lk_ce_row_merge<sizeof(T) == 4>(all, inbox[i], scale);
-            s = lk_ce_row_warp<true, sizeof(T) == 4>(all, scale);
-        }
-    }
-    if (rank == 0 && row < a.rows) {
-        float slope;
-        s.target = a.softcap > 0.0f ? lk_ce_cap(spill->target, a.logit_scale, a.softcap, &slope) : spill->target;
-        lk_ce_put<true>(a, p.terms, row, spill->label, spill->weight, s);
-    }
-}
-
 /* ---- Backward and forward_backward --------------------------------------------------------------------------------------- */
 
-/* One kernel for both. A team of threads owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous
- * copies bring a whole row into shared memory. Each thread copies its own vectors into slots of its own, so no barrier is
- * needed.
+/* One kernel for both, and for forward's rows that are not plain. A team of threads owns a row: up to 32 lanes of a warp, a
+ * block, or a cluster of blocks. Asynchronous copies bring a whole row into shared memory. Each thread copies its own vectors
+ * into slots of its own, so no barrier is needed.
+ *   forward            sums the vectors when they have arrived; the team exchanges its sums.
  *   forward_backward   sums the vectors as they arrive; the team exchanges its sums; gradients are made from the slots.
  *   backward           has lse, and makes gradients from the vectors as they arrive.
- * Copies, exponentials and stores overlap because an SM has several rows in different stages. For that the first blocks of each
- * SM start one after another (see `stagger`); otherwise they would all load, then all compute, then all store. Vectors without
- * a slot, in rows longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns
- * the target's element writes it, after its vector. */
+ * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
+ * longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns the target's
+ * element writes it, after its vector. */
 #define LK_CROSS_ENTROPY_FEW 8   /* slots per thread until a row has a whole block; in backward, until it has a cluster */
 #define LK_CROSS_ENTROPY_MANY 16 /* in forward_backward, slots per thread until a row has a cluster */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
-#define LK_CROSS_ENTROPY_STAGGER 34 /* bytes that an SM can load in a ns */
-
-typedef struct {
-    lk_cross_entropy_args a;   /* loss and z_loss_out: [rows] here, NULL where they are reduced */
-    lk_ce_terms terms;         /* for a reduced loss */
-    const float *given;        /* backward: lse [rows] */
-    const float *given_low;    /* what lse was rounded by; NULL: 0 */
-    const int64_t *valid_rows; /* for mean; NULL: `valid` is used */
-    int64_t valid;             /* the number of rows counted, where valid_rows is NULL */
-    const float *over;         /* for mean, the divisor of class terms: weight_sum or denominator; NULL: the count */
-    int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
-    int team_log2;             /* as in forward */
-    int slots;                 /* per thread */
-    int sms, wave, stagger;    /* about `wave` blocks run at once; each of them starts `stagger` ns after the one before it on
-                                  its SM, except for short rows */
-    int inside;                /* 0 or 1: short rows, whose kernel counts the rows for a mean itself */
-    int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
-    int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
-} lk_cross_entropy_gradient_plan;
 
 /* What a thread reads of a row: single elements `rank`, `rank` + `team`, ... and `count` vectors that are `jump` elements
  * apart. Vectors from p.slots on have no slot. Functions that rarely run compute this again, so that it takes no registers. */
@@ -839,12 +691,12 @@ template <class T> struct lk_ce_share {
 };
 
 /* The row of a thread, from its index as it is read now. */
-LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_gradient_plan &p)
+LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_call &p)
 {
     return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> p.team_log2;
 }
 
-template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_gradient_plan &p, int64_t row)
+template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_call &p, int64_t row)
 {
     lk_ce_share<T> at = {};
     at.team = 1 << p.team_log2;
@@ -881,41 +733,33 @@ typedef struct {
 } lk_ce_gradient;
 
 /* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
- * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. `row` is the row's
- * state where it is not plain; results are made of it at the end. */
+ * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. */
 typedef struct {
-    lk_ce_row row;
-    float own, rest, fixed, unit, others, logit, slope, weight;
-    int y;          /* -1: no element is written */
-    int8_t counted, bad;
+    float own, rest, fixed, unit, others, logit, slope;
+    int y; /* -1: no element is written */
 } lk_ce_gradient_spill;
 
-/* The max and sum of a plain share without its target, column y, with a running maximum. */
-template <class T>
-LK_DEVICE lk_lse lk_ce_gather_slowly(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
-                                     bool read)
-{
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    lk_ce_row s = lk_ce_row_empty();
-    const float w[LK_VEC<T>] = {}, none[1] = {0.0f};
-    for (int u = 0, col; read && u < at.count; u++) {
-        float v[LK_VEC<T>];
-        lk_unpack(v, lk_ce_vec(at, slot, p.slots, u, &col));
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) v[j] = col + j == y ? -INFINITY : v[j];
-        s = lk_ce_row_add(s, v, w, p.a.logit_scale);
-    }
-    for (int i = at.rank; read && i < at.edge; i += at.team) {
-        const int col = lk_ce_edge_col(at, i);
-        const float v[1] = {lk_to_float(at.logits[col])};
-        if (col != y) s = lk_ce_row_add(s, v, none, p.a.logit_scale);
-    }
-    return {s.max, s.sum};
-}
+/* What a thread knows of its row. */
+template <class T> struct lk_ce_thread {
+    lk_ce_share<T> at;
+    int64_t row;
+    lk_vec<T> *slot; /* its first; the next are blockDim.x apart */
+    int held, half;  /* slots in use, and how many of them are filled first */
+    char *out;       /* the gradients of its first vector */
+    lk_ce_gradient_spill *spill; /* of the row */
+    int y;           /* the target; -1: ignored, or there is no row; -2: bad. A label takes three registers */
+    bool read;       /* the logits are used */
+    bool owner;      /* of the target's element */
+    int source;      /* the owner's rank */
+    int target;      /* where the target's logit is in the owner's slots, in elements; -1: not there, or not plain */
+    float logit;     /* the owner's: the target's, -inf where there is none; z under a softcap, and then its slope */
+    float slope;
+    float single;    /* the first single element; -inf where that is the target or there is none, 0 in rows that are not read */
+};
 
 /* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
 template <class T>
-LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64_t row, int y, float rate, float base)
+LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, int y, float rate, float base)
 {
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     float sum = 0.0f, lost = 0.0f;
@@ -938,18 +782,41 @@ LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_gradient_plan &p, int64
     return sum;
 }
 
-/* The max and sum of a team's shares of a plain row without the target, column y; the empty state where `read` is false.
- *   slot     the thread's slots; `held` of them are in use, and the first `half` are filled first
- *   target   where the target's logit is in the slots, in elements, or -1
- *   single   the share's first single element; -inf where that is the target or there is none
- * Who calls: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
-template <class T>
-LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_vec<T> *slot, int held, int half,
-                              int target, float single, int y, bool read, bool more)
+/* The state of a team's shares of a row without the target, column y, which counts only for the argmax; with a running maximum.
+ * plain: max and sum alone. */
+template <bool plain, class T>
+LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y, bool read,
+                                     float scale)
 {
-    const int threads = (int)blockDim.x, team = 1 << p.team_log2;
-    const float rate = p.a.logit_scale * LK_LOG2E;
-    if (!read) held = half = 0, single = -INFINITY;
+    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
+    lk_ce_row s = lk_ce_row_empty();
+    lk_cp_async_wait_group<0>();
+    for (int u = 0, col; read && u < at.count; u++) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, lk_ce_vec(at, slot, p.slots, u, &col));
+        if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
+            s = lk_ce_take<plain>(s, x, col, p.a);
+        } else {
+#pragma unroll 1
+            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_one<plain>(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
+        }
+    }
+    for (int i = at.rank; read && i < at.edge; i += at.team) {
+        const int col = lk_ce_edge_col(at, i);
+        s = lk_ce_take_one<plain>(s, lk_to_float(at.logits[col]), col, y, p.a);
+    }
+    return lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale, at.team);
+}
+
+/* The max and sum of a team's shares of a plain row without the target; the empty state of a row that is not read.
+ * Called by: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
+template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t)
+{
+    const int threads = (int)blockDim.x, team = 1 << p.team_log2, target = t.target;
+    const int held = t.read ? t.held : 0, half = t.read ? t.half : 0;
+    const float rate = p.a.logit_scale * LK_LOG2E, single = t.read ? t.single : -INFINITY;
+    const bool more = t.at.count > p.slots || t.at.edge > team;
+    lk_vec<T> *const slot = t.slot;
     lk_cp_async_wait_group<1>();
     if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
     float reference = single; /* of the others: one that includes a target far above them would flush the sums of other warps */
@@ -964,7 +831,7 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
         if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
     const float base = rate * reference;
     float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
-    if (read && more) sum += lk_ce_gather_more<T>(p, row, y, rate, base);
+    if (t.read && more) sum += lk_ce_gather_more<T>(p, t.row, t.y, rate, base);
     if (target >= 0) { /* this lane waits for both groups */
         lk_cp_async_wait_group<0>();
         lk_put((T *)slot + target, -INFINITY);
@@ -976,40 +843,13 @@ LK_DEVICE lk_lse lk_ce_gather(const lk_cross_entropy_gradient_plan &p, int64_t r
 #pragma unroll 4
     for (int u = half; u < held; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
-    if (__all_sync(0xffffffffu, fast || !read)) {
-        /* base differs from rate reference by a rounding error, which is known exactly. */
-        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+    if (__all_sync(0xffffffffu, fast || !t.read)) {
+        lk_ce_row s = lk_ce_row_empty();
+        s.max = reference; /* base differs from rate reference by a rounding error, which is known exactly */
+        s.sum = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base));
+        return s;
     }
-    const lk_lse slow = lk_ce_gather_slowly(p, row, slot, y, read);
-    lk_ce_row s = lk_ce_row_empty();
-    s.max = slow.max, s.sum = slow.sum;
-    s = lk_ce_row_warp<false, sizeof(T) == 4>(s, p.a.logit_scale, team);
-    return {s.max, s.sum};
-}
-
-/* The state of a team's shares of any row without the target, column y, which counts only for the argmax. */
-template <class T>
-LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_gradient_plan &p, int64_t row, const lk_vec<T> *slot, int y,
-                                     bool read, float scale)
-{
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    lk_ce_row s = lk_ce_row_empty();
-    lk_cp_async_wait_group<0>();
-    for (int u = 0, col; read && u < at.count; u++) {
-        float x[LK_VEC<T>];
-        lk_unpack(x, lk_ce_vec(at, slot, p.slots, u, &col));
-        if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
-            s = lk_ce_take(s, x, col, p.a);
-        } else {
-#pragma unroll 1
-            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_one(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
-        }
-    }
-    for (int i = at.rank; read && i < at.edge; i += at.team) {
-        const int col = lk_ce_edge_col(at, i);
-        s = lk_ce_take_one(s, lk_to_float(at.logits[col]), col, y, p.a);
-    }
-    return lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, at.team);
+    return lk_ce_gather_all<true>(p, t.row, slot, t.y, t.read, p.a.logit_scale);
 }
 
 /* A barrier of the threads of a row. */
@@ -1105,20 +945,22 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
 }
 
 /* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
- * the z-loss. */
+ * the z-loss; bend: dentropy's, times -logit_scale. */
 typedef struct {
-    float f, h, dlse, lse, lse_low, weight;
+    float f, h, dlse, lse, lse_low, weight, bend;
 } lk_ce_upstream;
 
-LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_gradient_plan &p, int64_t row, int y)
+template <bool plain, bool given>
+LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int64_t row, int y)
 {
-    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f};
+    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f};
     if (y == -1) return up; /* ignored */
     if (p.a.upstream) up.f = up.h = p.a.upstream[p.a.upstream_per_row ? row : 0];
     if (p.a.dlse) up.dlse = p.a.dlse[row];
-    if (p.given) up.lse = p.given[row];
-    if (p.given_low) up.lse_low = p.given_low[row];
+    if (given) up.lse = p.a.lse[row];
+    if (given && p.a.lse_low) up.lse_low = p.a.lse_low[row];
     if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
+    if (!plain && p.a.dentropy && y >= 0) up.bend = -p.a.logit_scale * p.a.dentropy[row];
     if (p.a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.over ? *p.over : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
@@ -1127,15 +969,16 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_gradient_pla
     return up;
 }
 
-/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
-LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_gradient_plan &p, lk_ce_upstream up, float lse, float weights,
+/* The factors of a row's gradient except for rate, base and the factor of e; weights: W, for smoothing. */
+template <bool smoothed = true>
+LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_gradient_spill *spill)
 {
     const lk_cross_entropy_args &a = p.a;
     const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
     lk_ce_gradient g = {};
     float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
-    if (a.label_smoothing > 0.0f) {
+    if (smoothed && a.label_smoothing > 0.0f) {
         g.fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
         rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
         fixed = g.fall * (weights - up.weight);
@@ -1219,7 +1062,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
 }
 
 /* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
-template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n], bool wide)
+template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)[n], bool wide)
 {
     float full[LK_VEC<D>];
     lk_vec<D> packed;
@@ -1232,15 +1075,33 @@ template <class D, int n> LK_DEVICE void lk_ce_store(D *out, const float (&x)[n]
     for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
 }
 
+/* The same in the type of dlogits. */
+template <class T, int n> LK_DEVICE void lk_ce_store(const lk_cross_entropy_args &a, char *out, const float (&x)[n], bool wide)
+{
+    if (sizeof(T) == 2 || a.dlogits_dtype == LK_DTYPE_F32) lk_ce_store_as((T *)out, x, wide);
+    else if (a.dlogits_dtype == LK_DTYPE_F16) lk_ce_store_as((lk_f16 *)out, x, wide);
+    else lk_ce_store_as((lk_bf16 *)out, x, wide);
+}
+
+/* The address of a gradient. */
+template <class T> LK_DEVICE int lk_ce_bytes(const lk_cross_entropy_args &a)
+{
+    return sizeof(T) == 2 || a.dlogits_dtype != LK_DTYPE_F32 ? 2 : 4;
+}
+template <class T> LK_DEVICE char *lk_ce_at(const lk_cross_entropy_args &a, int64_t row, int64_t col)
+{
+    return (char *)a.dlogits + (row * a.dlogits_stride + col) * lk_ce_bytes<T>(a);
+}
+
 /* The gradients of one vector; hit as in lk_ce_differentiate. A plain row's target is -inf already. */
-template <bool plain, bool given, class T, class D>
-LK_DEVICE void lk_ce_emit(lk_vec<T> raw, D *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
+template <bool plain, bool given, class T>
+LK_DEVICE void lk_ce_emit(lk_vec<T> raw, char *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
                           const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
     lk_ce_differentiate<plain, given>(x, g, a, col, plain ? -1 : hit, sum);
-    lk_ce_store(out, x, wide);
+    lk_ce_store<T>(a, out, x, wide);
 }
 
 /* The sum of x over the threads of a row, for all of them. */
@@ -1254,14 +1115,13 @@ LK_DEVICE float lk_ce_sum(float x, int team)
 
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
  * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
-template <class T, class D, bool plain, bool given>
-LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t row, lk_ce_gradient g, bool read, int y,
+template <class T, bool plain, bool given>
+LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
     const lk_cross_entropy_args &a = p.a;
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    D *dlogits = (D *)a.dlogits + row * a.dlogits_stride;
-    const bool wide = (uintptr_t)(dlogits + at.head) % (LK_VEC<T> * sizeof(D)) == 0;
+    const bool wide = (uintptr_t)lk_ce_at<T>(a, row, at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
     float sum = 0.0f;
     for (int u = p.slots; u <= (int)(a.vocab / LK_VEC<T>) >> p.team_log2; u++) { /* as often in every row */
         const int col = (int)(at.first - at.logits) + u * at.jump;
@@ -1271,189 +1131,232 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_gradient_plan &p, int64_t
         float x[LK_VEC<T>];
         lk_unpack(x, raw);
         if (u < at.count) lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
-        if (u < at.count) lk_ce_store(dlogits + col, x, wide);
+        if (u < at.count) lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
     }
     for (int i = at.rank; i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
         float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
         lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
-        lk_put(dlogits + col, x[0]);
+        lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
     }
+    const float zero[1] = {0.0f};
     if (row < a.rows)
-        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team) lk_put(dlogits + end, 0.0f);
+        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team)
+            lk_ce_store<T>(a, lk_ce_at<T>(a, row, end), zero, false);
     return sum;
+}
+
+/* Starts the copies of a thread's vectors into its slots, in two groups. A row that is not read is 0. */
+template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
+{
+    const int threads = (int)blockDim.x;
+    if (!t.read) {
+#pragma unroll 1
+        for (int u = 0; u < t.held; u++) t.slot[u * threads] = {};
+        return;
+    }
+    const T *next = t.at.first;
+#pragma unroll 4
+    for (int u = 0; u < t.half; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
+    lk_cp_async_commit_group();
+#pragma unroll 4
+    for (int u = t.half; u < t.held; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
+    lk_cp_async_commit_group();
+}
+
+/* Finds the owner of the target's element, from its index among the vectors or among the single elements. Loads the target's
+ * logit and the thread's first single element. */
+template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_ce_share<T> &at = t->at;
+    const int y = t->y, inner = y - at.head;
+    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
+    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> team_log2;
+    t->source = index & (at.team - 1), t->owner = t->source == at.rank, t->target = -1;
+    if (plain && t->owner && in_vectors && slot < t->held) t->target = slot * (int)blockDim.x * N + inner % N;
+    t->single = t->read ? -INFINITY : 0.0f, t->logit = -INFINITY, t->slope = 1.0f;
+    if (t->read && at.rank < at.edge) {
+        const int col = lk_ce_edge_col(at, at.rank);
+        if (col != y) t->single = lk_to_float(at.logits[col]);
+    }
+    if (t->owner && y >= 0) t->logit = lk_to_float(at.logits[y]);
+}
+
+/* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
+template <bool plain, class T>
+LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
+{
+    const lk_cross_entropy_args &a = p.a;
+    lk_ce_gradient g = {};
+    float weights = (float)a.vocab; /* W */
+    if constexpr (!plain) {
+        if (a.class_weight && a.label_smoothing > 0.0f) {
+            weights = 0.0f;
+            for (int64_t col = t->at.rank; col < a.vocab; col += t->at.team) weights += a.class_weight[col];
+            weights = lk_ce_sum(weights, t->at.team);
+        }
+        if (a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    }
+    if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
+        g.rise = NAN;
+        t->y = -1;
+    } else if (t->y >= 0) {
+        g = lk_ce_factors(p, up, up.lse, weights, t->owner ? t->spill : NULL);
+        const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
+        g.rise *= unit;
+        if (!plain && a.dentropy) lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, a.entropy[t->row], scale);
+        if (t->owner) t->spill->unit = unit;
+    }
+    return g;
+}
+
+/* The state of the whole row and, in *rest, that of its other columns against the same reference. y: the target. */
+template <bool plain, bool exact>
+LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float weight, float scale)
+{
+    lk_ce_row all = *rest;
+    if (y < 0) return all;
+    if (!plain) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
+        const float v[1] = {logit}, w[1] = {weight};
+        all = lk_ce_row_add(*rest, v, w, scale);
+    }
+    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be
+     * above 2^-126 where the factor is not. */
+    if (plain) *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, 0.5f * rest->max + 0.5f * logit), scale);
+    *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
+    if (plain) {
+        all = *rest;
+        all.sum += lk_ex2(scale * LK_LOG2E * (logit - lk_lse_reference(all.max)));
+    }
+    all.target = logit;
+    return all;
+}
+
+/* Reads the row and writes its results. The factors of its gradient, as lk_ce_from_lse. */
+template <bool plain, class T>
+LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
+                                        lk_ce_upstream up, float scale)
+{
+    constexpr bool exact = sizeof(T) == 4;
+    const lk_cross_entropy_args &a = p.a;
+    const bool smooth = !plain && a.label_smoothing > 0.0f;
+    lk_ce_row rest = plain ? lk_ce_gather(p, *t) : lk_ce_gather_all<false>(p, t->row, t->slot, t->y, t->read, scale);
+    rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, t->at.team, t->source, t->owner, &t->logit);
+    if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    const lk_ce_row all = lk_ce_with_target<plain, exact>(&rest, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(p, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
+
+    lk_ce_gradient g = {};
+    const float inverse = __fdividef(1.0f, all.sum);
+    if (t->y == -2 || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
+        g.rise = NAN;
+        t->y = -1;
+    } else if (t->y >= 0) {
+        float lse = 0.0f;
+        if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
+        g = lk_ce_factors(p, up, lse, smooth && a.class_weight ? all.weights : (float)a.vocab, t->owner ? t->spill : NULL);
+        g.rate = lk_ce_rate(scale * LK_LOG2E, all.max);
+        const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
+        g.rise *= unit;
+        if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
+            g.bend = up.bend * unit, g.center = lk_lse_reference(all.max);
+            g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
+        }
+        if (t->owner) t->spill->unit = unit, t->spill->others = rest.sum * inverse;
+    }
+    return g;
+}
+
+/* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns, in
+ * backward alone. */
+template <bool plain, bool given, class T>
+LK_DEVICE float lk_ce_write(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
+{
+    const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T>(p.a);
+    char *out = t.out;
+    const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
+    int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
+    float sum = 0.0f;
+    if constexpr (given) {
+        lk_cp_async_wait_group<1>();
+        if (t.target >= 0) {
+            lk_cp_async_wait_group<0>();
+            lk_put((T *)t.slot + t.target, -INFINITY);
+        }
+        for (; u < t.half; u++, out += t.at.jump * bytes, col += t.at.jump)
+            lk_ce_emit<plain, given>(t.slot[u * threads], out, col, t.y - col, wide, g, p.a, &sum);
+        lk_cp_async_wait_group<0>();
+    }
+#pragma unroll 2
+    for (; u < t.held; u++, out += t.at.jump * bytes, col += t.at.jump)
+        lk_ce_emit<plain, given>(t.slot[u * threads], out, col, t.y - col, wide, g, p.a, &sum);
+    if (p.more) sum += lk_ce_emit_more<T, plain, given>(p, lk_ce_row_of(p), g, t.read, t.y, t.single);
+    return sum;
+}
+
+/* Writes the gradient of the target: minus those of the others, whose sum of p is `others`. */
+template <bool plain, class T>
+LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &p, const lk_ce_gradient_spill *spill, const lk_ce_gradient &g,
+                                  float others, float scale)
+{
+    const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
+    const float bent = !plain && p.a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
+    const float x[1] = {(fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope};
+    lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, lk_ce_row_of(p), spill->y), x, false);
 }
 
 /* given: backward. plain: no softcap, no dentropy, and no class weights under smoothing; in forward_backward also no smoothing,
  * entropy or argmax. */
-template <class T, class D, bool plain, bool given>
+template <class T, bool plain, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
-    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
+    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    constexpr int N = LK_VEC<T>;
-    constexpr bool exact = sizeof(T) == 4;
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a spill for each row of the block */
-    const lk_cross_entropy_args &a = p.a;
-    const int threads = (int)blockDim.x, team = 1 << p.team_log2;
-    const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) >> p.team_log2;
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
-    const int held = at.count < p.slots ? at.count : p.slots, half = (held + 1) / 2;
-    lk_vec<T> *slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
-    lk_ce_gradient_spill *spill = (lk_ce_gradient_spill *)(&slots + p.slots * threads) + (threadIdx.x >> p.team_log2);
-    D *out = (D *)a.dlogits + row * a.dlogits_stride + (at.first - at.logits);
-    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
     LK_SHARED(lk_ce_inbox, inbox, [1]);
+    const lk_cross_entropy_args &a = p.a;
+    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_ce_thread<T> t;
+    t.row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> p.team_log2;
+    t.at = lk_ce_share_of<T>(p, t.row);
+    t.held = t.at.count < p.slots ? t.at.count : p.slots, t.half = (t.held + 1) / 2;
+    t.slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
+    t.spill = (lk_ce_gradient_spill *)(&slots + p.slots * (int)blockDim.x) + (threadIdx.x >> p.team_log2);
+    t.out = lk_ce_at<T>(a, t.row, t.at.first - t.at.logits);
     lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
     /* Not in backward: alternating forward and backward is slower with it. The first wave prefetches two vectors per thread,
      * later blocks one, since an ignored row pays for it in vain. */
     if (!given) lk_griddepcontrol_launch_dependents();
-    if (at.rank == 0 && row < a.rows) lk_ce_prefetch_target(a, row);
-    if (at.count > 0) lk_prefetch_l2(at.first);
-    if (at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(at.first + at.jump);
+    if (t.at.rank == 0 && t.row < a.rows) lk_ce_prefetch_target(a, t.row);
+    if (t.at.count > 0) lk_prefetch_l2(t.at.first);
+    if (t.at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(t.at.first + t.at.jump);
     lk_griddepcontrol_wait();
 
-    int y = -1; /* the target, or -1 ignored, -2 bad; a label takes three registers */
-    if (row < a.rows) {
-        const lk_ce_label label = lk_ce_look_up(a, row);
-        y = label.bad ? -2 : label.y;
+    t.y = -1;
+    if (t.row < a.rows) {
+        const lk_ce_label label = lk_ce_look_up(a, t.row);
+        t.y = label.bad ? -2 : label.y;
     }
-    if (blockIdx.x < (unsigned)p.wave && blockIdx.x >= (unsigned)p.sms) /* the blocks before it on its SM */
-        lk_nanosleep((blockIdx.x - lk_cluster_ctarank()) / (unsigned)p.sms * (unsigned)p.stagger);
-    const bool read = given ? y >= 0 : y != -1;
-    if (read) {
-        const T *next = at.first;
-#pragma unroll 4
-        for (int u = 0; u < half; u++, next += team * N) lk_cp_async_16(slot, u * threads * 16, next);
-        lk_cp_async_commit_group();
-#pragma unroll 4
-        for (int u = half; u < held; u++, next += team * N) lk_cp_async_16(slot, u * threads * 16, next);
-        lk_cp_async_commit_group();
-    } else {
-#pragma unroll 1
-        for (int u = 0; u < held; u++) slot[u * threads] = {};
-    }
-    /* The owner of the target's element, from its index among the vectors or among the single elements. */
-    const int inner = y - at.head;
-    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N;
-    const bool owner = (index & (team - 1)) == at.rank;
-    int target = -1; /* where the target's logit is in the thread's slots, in elements */
-    if (plain && owner && in_vectors && index >> p.team_log2 < held) target = (index >> p.team_log2) * threads * N + inner % N;
-    float single = read ? -INFINITY : 0.0f, logit = -INFINITY, sum = 0.0f, slope = 1.0f;
-    if (read && at.rank < at.edge) {
-        const int col = lk_ce_edge_col(at, at.rank);
-        if (col != y) single = lk_to_float(at.logits[col]);
-    }
-    if (owner && y >= 0) logit = lk_to_float(at.logits[y]);
-    const lk_ce_upstream up = lk_ce_load_upstream(p, row, y);
+    t.read = given ? t.y >= 0 : t.y != -1;
+    lk_ce_copy(t);
+    lk_ce_find_target<plain>(&t, p.team_log2);
+    const lk_ce_upstream up = lk_ce_load_upstream<plain, given>(p, t.row, t.y);
     lk_cluster_ready();
-    float weights = (float)a.vocab, bend = 0.0f; /* weights: W */
-    if (!plain && a.dentropy && y >= 0) bend = -a.logit_scale * a.dentropy[row];
-    if constexpr (given && !plain) {
-        if (a.class_weight && a.label_smoothing > 0.0f) {
-            weights = 0.0f;
-            for (int64_t col = at.rank; col < a.vocab; col += team) weights += a.class_weight[col];
-            weights = lk_ce_sum(weights, team);
-        }
-    }
-
-    lk_ce_gradient g = {};
-    if constexpr (given) {
-        if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
-        if (y == -2 || (y >= 0 && !lk_is_finite(up.lse))) {
-            g.rise = NAN;
-            y = -1;
-        } else if (y >= 0) {
-            g = lk_ce_factors(p, up, up.lse, weights, owner ? spill : NULL);
-            const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
-            g.rise *= unit;
-            if (!plain && a.dentropy) lk_ce_bend_given(&g, bend * unit, up.lse, up.lse_low, a.entropy[row], scale);
-            if (owner) spill->unit = unit;
-        }
-    } else {
-        lk_ce_row rest = lk_ce_row_empty(), all;
-        if constexpr (plain) {
-            const lk_lse got = lk_ce_gather(p, row, slot, held, half, target, single, y, read,
-                                            at.count > p.slots || at.edge > team);
-            rest.max = got.max, rest.sum = got.sum;
-        } else {
-            rest = lk_ce_gather_all(p, row, slot, y, read, scale);
-        }
-        rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, team, index & (team - 1), owner, &logit);
-        if (!plain && a.softcap > 0.0f) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
-        all = rest;
-        if (!plain && y >= 0) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
-            const float v[1] = {logit}, w[1] = {a.label_smoothing > 0.0f ? up.weight : 1.0f};
-            all = lk_ce_row_add(rest, v, w, scale);
-        }
-        /* Against the reference of all. In two steps where rest.max may be far below the largest of the others: their sum may
-         * be above 2^-126 where the factor is not. */
-        if (plain && y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, 0.5f * rest.max + 0.5f * logit), scale);
-        if (y >= 0) rest = lk_ce_row_raise<exact>(rest, fmaxf(rest.max, logit), scale);
-        if (plain && y >= 0) {
-            all = rest;
-            all.sum += lk_ex2(rate * (logit - lk_lse_reference(all.max)));
-        }
-        if (y >= 0) all.target = logit;
-        if (plain && owner && row < a.rows) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, up.weight, all);
-        if (!plain && owner) spill->row = all, spill->counted = y != -1, spill->bad = y == -2, spill->weight = up.weight;
-        const float inverse = __fdividef(1.0f, all.sum);
-        if (y == -2 || (y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
-            g.rise = NAN;
-            y = -1;
-        } else if (y >= 0) {
-            float lse = 0.0f;
-            if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-            const bool weighted = !plain && a.class_weight && a.label_smoothing > 0.0f;
-            g = lk_ce_factors(p, up, lse, weighted ? all.weights : weights, owner ? spill : NULL);
-            g.rate = lk_ce_rate(rate, all.max);
-            const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
-            g.rise *= unit;
-            if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
-                g.bend = bend * unit, g.center = lk_lse_reference(all.max);
-                g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
-            }
-            if (owner) spill->unit = unit, spill->others = rest.sum * inverse;
-        }
-    }
-    if (owner) spill->y = y, spill->logit = logit, spill->slope = slope;
+    const lk_ce_gradient g = given ? lk_ce_from_lse<plain>(p, &t, up, scale) : lk_ce_from_row<plain>(p, &t, inbox, up, scale);
+    if (!plain && !given && !a.dlogits) return; /* forward */
+    if (t.owner) t.spill->y = t.y, t.spill->logit = t.logit, t.spill->slope = t.slope;
     if (p.ordered) {
         lk_cp_async_wait_group<0>();
-        lk_ce_sync(team); /* the logits that lie where gradients are written have been read */
+        lk_ce_sync(t.at.team); /* the logits that lie where gradients are written have been read */
     }
-
-    const bool wide = (uintptr_t)out % (N * sizeof(D)) == 0;
-    int col = plain ? 0 : (int)(at.first - at.logits), u = 0;
-    if constexpr (given) {
-        lk_cp_async_wait_group<1>();
-        if (target >= 0) {
-            lk_cp_async_wait_group<0>();
-            lk_put((T *)slot + target, -INFINITY);
-        }
-        for (; u < half; u++, out += team * N, col += team * N)
-            lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
-        lk_cp_async_wait_group<0>();
-    }
-#pragma unroll 2
-    for (; u < held; u++, out += team * N, col += team * N)
-        lk_ce_emit<plain, given>(slot[u * threads], out, col, y - col, wide, g, a, &sum);
-    if (p.more) sum += lk_ce_emit_more<T, D, plain, given>(p, lk_ce_row_of(p), g, read, y, single);
+    const float sum = lk_ce_write<plain, given>(p, t, g);
     if (given) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, team, index & (team - 1));
-    if (owner && spill->y >= 0) {
-        others = given ? others * spill->unit : spill->others;
-        const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
-        const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
-        lk_put((D *)a.dlogits + lk_ce_row_of(p) * a.dlogits_stride + spill->y,
-               (fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope);
-    }
-    if constexpr (!given && !plain) {
-        const lk_ce_label label = {-1, spill->counted != 0, spill->bad != 0};
-        if (owner && lk_ce_row_of(p) < a.rows) lk_ce_put<true>(a, p.terms, lk_ce_row_of(p), label, spill->weight, spill->row);
-    }
+    if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
+    if (t.owner && t.spill->y >= 0)
+        lk_ce_write_target<plain, T>(p, t.spill, g, given ? others * t.spill->unit : t.spill->others, scale);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
@@ -1464,8 +1367,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
  * what a row needs besides its logits is loaded before them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors per lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* per SM: as many as registers allow without spills */
-/* The most rows that each cluster counts itself, 4 targets per thread. */
-#define LK_CROSS_ENTROPY_INSIDE 8192
 
 /* -inf in every element of a vector. */
 template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
@@ -1478,9 +1379,14 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
     return none;
 }
 
-/* Puts -inf in element `element` of vector `slot`; slot -1: nowhere. */
-template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int slot, int element)
+/* Puts -inf in the vectors from `count` on, and in element `element` of vector `slot`; slot -1: nowhere. */
+template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int count, int slot, int element)
 {
+    if (count < LK_CROSS_ENTROPY_SHORT) {
+#pragma unroll
+        for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++)
+            if (u >= count) raw[u] = lk_ce_nothing<T>();
+    }
     constexpr int each = LK_VEC<T> / 4; /* elements of a word */
     const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << (unsigned)element % each * 16;
     const uint32_t none = lk_ce_nothing<T>().raw.x;
@@ -1544,18 +1450,67 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
-/* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, as the plan says. Where a row has several warps, each takes its
+/* The largest logit of a row, or of a warp's part of it, for every lane of the team. */
+template <class T>
+LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float logit, int team)
+{
+    lk_vec<T> most = raw[0];
+#pragma unroll
+    for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&most, raw[u]);
+    float v[LK_VEC<T>], max = logit;
+    lk_unpack(v, most);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) max = fmaxf(max, v[j]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    return max;
+}
+
+/* From the sums of a row's W warps, each against its own max, to that of the row against the row's max, which is returned.
+ * *factor is multiplied by 2^(rate (max - the result)). given: all are against the same reference. The barrier also says, in
+ * place, that all warps have read the target's logit. */
+template <int W, bool given> LK_DEVICE float lk_ce_short_exchange(float max, float *sum, float *factor, float rate)
+{
+    LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
+    const int warp = (int)threadIdx.x / 32, first = warp & ~(W - 1);
+    if (threadIdx.x % 32 == 0) states[warp] = make_float2(max, *sum);
+    lk_ce_sync_warps<W>(warp / W); /* orders these writes before their reads */
+    float2 other[W];
+    float top = -INFINITY;
+    *sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < W; i++) other[i] = states[first + i], top = fmaxf(top, other[i].x);
+#pragma unroll
+    for (int i = 0; i < W; i++) /* the difference of two equal infinities is NaN; fminf passes over it */
+        *sum = fmaf(other[i].y, given ? 1.0f : lk_ex2(rate * fminf(other[i].x - top, 0.0f)), *sum);
+    if (!given) *factor *= lk_ex2(rate * fminf(max - top, 0.0f));
+    return top;
+}
+
+/* Writes a thread's gradients, rise e. */
+template <class T>
+LK_DEVICE void lk_ce_short_write(T *out, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float rise, int count, int step)
+{
+#pragma unroll
+    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+        if (u >= count) continue;
+        lk_vec<T> packed;
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= rise;
+        lk_pack(&packed, e[u]);
+        lk_store_vec_wb(out + u * step, packed);
+    }
+}
+
+/* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, 1 << team_log2. Where a row has several warps, each takes its
  * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
- *
- * inside: forward_backward that counts the rows for a mean itself (no class weights), in clusters of 8 blocks. Each cluster
- * counts all rows while its logits are loaded, which saves a launch before it. Its warps exchange their counts by st.async.
- * Every warp waits for all words, also where it has no row: so no warp writes into a block that has ended.
  *
  * The first wave of blocks prefetches its rows before the wait for the previous kernel; those of several warps whole. Later
  * rows are prefetched by the block that comes a wave before their own, which by then knows whether they are ignored. */
-template <class T, bool given, int lanes, bool inside>
+template <class T, bool given, int lanes>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
-    lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_gradient_plan p)
+    lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
     constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
@@ -1570,157 +1525,57 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const bool early = blockIdx.x < (unsigned)p.wave, asks = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
-    const bool mean = !inside && a.reduction == LK_REDUCTION_MEAN; /* the count is known before this launch */
-    constexpr int PEERS = 8, WARPS = LK_CROSS_ENTROPY_THREADS / 32, STEP = PEERS * LK_CROSS_ENTROPY_THREADS;
-    constexpr int EACH = LK_CROSS_ENTROPY_INSIDE / STEP; /* targets that a thread counts */
-    LK_SHARED(lk_ce_inbox, inbox, [1]);
-    if (inside) {
-        if (threadIdx.x == 0) lk_mbarrier_init(&inbox->full, 1), lk_fence_mbarrier_init();
-        lk_barrier_cluster_arrive_relaxed();
-        lk_barrier_cluster_wait(); /* all peers run and have their barriers */
-        if (threadIdx.x == 0) lk_mbarrier_arrive_expect_tx(&inbox->full, PEERS * WARPS * 8);
-    }
     lk_griddepcontrol_launch_dependents();
-    if (there && rank == 0) {
-        lk_ce_prefetch_target(a, row);
-        if (given) lk_prefetch_l2(p.given + row);
-        if (W > 1 && early) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
-    }
+    if (there && rank == 0) lk_ce_prefetch_target(a, row);
+    if (there && rank == 0 && given) lk_prefetch_l2(a.lse + row);
+    if (W > 1 && early && there && rank == 0) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
     if (W == 1 && early && count > 0) lk_prefetch_l2(first);
     if (W == 1 && early && count > 1) lk_prefetch_l2(first + step);
     lk_griddepcontrol_wait();
-    if (full && !inside && !there) return;
+    if (full && !there) return;
 
     const lk_ce_word word = lk_ce_load_word(a, row);
     lk_ce_word next_word = {};
     if (asks) next_word = lk_ce_load_word(a, next);
-    const unsigned lane = threadIdx.x % 32, number = lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
-    const bool wide = a.target_dtype == LK_TARGET_INT64;
-    const int left = (int)a.rows - (int)number;
-    const lk_ce_word ignored = {(uint32_t)a.ignore_index, (uint32_t)(a.ignore_index >> 32)};
-    lk_ce_word counts[EACH]; /* the targets that this thread counts; those beyond the last row are ignored */
-#pragma unroll
-    for (int i = 0; inside && i < EACH; i++) counts[i] = ignored;
-    if (inside && wide) {
-        const lk_ce_word *target = (const lk_ce_word *)a.target + number;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (i * STEP < left) counts[i] = target[i * STEP];
-    } else if (inside) {
-        const uint32_t *target = (const uint32_t *)a.target + number;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (i * STEP < left) counts[i].low = target[i * STEP];
-    }
-    float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
-    int64_t valid = p.valid;
-    if (there && given) lse = p.given[row];
-    if (there && given && p.given_low) lse_low = p.given_low[row];
-    if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
-    if (there && a.dlse) dlse = a.dlse[row];
-    if (mean && p.valid_rows) valid = *p.valid_rows;
-    if (mean && p.over) over = *p.over;
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++)
-        if (read && u < count) {
-            const T *from = first + u * step;
-            raw[u] = W > 1 ? lk_load_vec_ca(from) : lk_load_vec(from);
-        }
+        if (read && u < count) raw[u] = W > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
     if (asks && lk_ce_label_of_word(a, next, next_word).counted)
         lk_cp_async_bulk_prefetch_l2((const T *)a.logits + next * a.logits_stride, (unsigned)a.vocab * (unsigned)sizeof(T));
     T element = {};
-    float weight = 1.0f;
     if (y >= 0) element = logits[y];
-    if (y >= 0 && a.class_weight) weight = a.class_weight[y];
-    if (inside) {
-        unsigned counted = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) counted += counts[i].low != ignored.low || counts[i].high != ignored.high;
-        counted = __reduce_add_sync(0xffffffffu, counted);
-        if (lane < PEERS)
-            lk_st_async_b64(lk_mapa_shared(inbox->word + number / 32, lane), counted, lk_mapa_shared(&inbox->full, lane));
-    }
+    const lk_ce_upstream up = lk_ce_load_upstream<true, given>(p, row, y);
     const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : index >= 0;
-    if (!read || count < U) {
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
-    }
-    lk_ce_blank(raw, index, y % N);
+    lk_ce_blank(raw, read ? count : 0, index, y % N);
 
-    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
+    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = g.own p[y] - g.rest sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight;
-    float own = 2.0f * a.z_loss * f * scale;
-    if (mean) {
-        if (!p.over) over = (float)valid;
-        const float z_over = a.denominator ? over : (float)valid;
-        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, z_over) : 0.0f;
-    }
+    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN;
+    lk_ce_gradient_spill g;
     lk_ce_row all = lk_ce_row_empty();
     float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: the rounding of base, which is known exactly */
     if constexpr (given) {
-        const bool proper = y >= 0 && lk_is_finite(lse);
-        if (proper) missed = lk_ce_unit(lse, lse_low, scale, &rate, &base);
-        own = (a.z_loss > 0.0f ? own * lse : 0.0f) + dlse * scale;
-        rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
+        const bool proper = y >= 0 && lk_is_finite(up.lse);
+        if (proper) missed = lk_ce_unit(up.lse, up.lse_low, scale, &rate, &base);
+        const lk_ce_gradient factors = lk_ce_factors<false>(p, up, up.lse, 0.0f, &g);
+        rise = proper ? missed * factors.rise : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
-        lk_vec<T> most = raw[0];
-#pragma unroll
-        for (int u = 1; u < U; u++) lk_ce_max(&most, raw[u]);
-        float v[N], top = logit;
-        lk_unpack(v, most);
-#pragma unroll
-        for (int j = 0; j < N; j++) top = fmaxf(top, v[j]);
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2)
-            if (offset < team) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-        all.max = top, low = lk_lse_reference(top), base = rate * low;
-        if (fabsf(base) < LK_LSE_BASE) {
-            missed = lk_ex2(-fmaf(rate, low, -base));
-            sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
-        } else {
-            sum = lk_ce_exponentials<true, T>(e, raw, rate, low);
-        }
+        all.max = lk_ce_short_max(raw, logit, team), low = lk_lse_reference(all.max), base = rate * low;
+        const bool fast = fabsf(base) < LK_LSE_BASE;
+        if (fast) missed = lk_ex2(-fmaf(rate, low, -base));
+        sum = fast ? lk_ce_exponentials<false, T>(e, raw, rate, base) : lk_ce_exponentials<true, T>(e, raw, rate, low);
     }
     float others = lk_sum_warp(sum, team) * missed;
-    if constexpr (W > 1) {
-        LK_SHARED(float2, states, [WARPS]);
-        const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
-        if (lane == 0) states[warp] = make_float2(all.max, others);
-        /* Orders these writes before their reads. In place: all warps have read the target's logit. */
-        lk_ce_sync_warps<W>(warp / W);
-        float2 other[W];
-        float top = -INFINITY;
-        others = 0.0f;
-#pragma unroll
-        for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
-        if constexpr (given) {
-#pragma unroll
-            for (int i = 0; i < W; i++) others += other[i].y;
-        } else { /* the difference of two equal infinities is NaN; fminf passes over it */
-#pragma unroll
-            for (int i = 0; i < W; i++) others = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), others);
-            missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
-            all.max = top, low = lk_lse_reference(top);
-        }
-    }
-    if (inside) {
-        static_assert(PEERS * WARPS == 64, "two words a lane");
-        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
-        const unsigned counted = __reduce_add_sync(0xffffffffu, (unsigned)inbox->word[lane] + (unsigned)inbox->word[lane + 32]);
-        over = (float)counted;
-        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f;
-        if (a.z_loss > 0.0f) own = over != 0.0f ? __fdiv_rn(own, over) : 0.0f;
-    }
+    if constexpr (W > 1) all.max = lk_ce_short_exchange<W, given>(all.max, &others, &missed, rate);
+    if (W > 1 && !given) low = lk_lse_reference(all.max);
     if constexpr (given) {
-        if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
+        if (y >= 0 && lk_is_finite(up.lse)) single = g.own * (missed * lk_ex2(fmaf(rate, logit, -base))) - g.rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
         const float target = lk_ex2(rate * (logit - low));
@@ -1728,27 +1583,18 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (y >= 0) all.sum += target, all.target = logit;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
-            own = a.z_loss > 0.0f ? own * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
-            own += dlse * scale;
-            rise = (rest + own) * missed * inverse;
-            single = own * (target * inverse) - rest * (others * inverse);
+            const float lse = a.z_loss > 0.0f ? lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
+            rise = lk_ce_factors<false>(p, up, lse, 0.0f, &g).rise * missed * inverse;
+            single = g.own * (target * inverse) - g.rest * (others * inverse);
         } else if (y != -1) {
             rise = NAN;
         }
     }
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u >= count) continue;
-        lk_vec<T> packed;
-#pragma unroll
-        for (int j = 0; j < N; j++) e[u][j] *= rise;
-        lk_pack(&packed, e[u]);
-        *(uint4 *)(out + u * step) = packed.raw;
-    }
+    lk_ce_short_write(out, e, rise, count, step);
     if (owner && y >= 0) lk_put(dlogits + y, single);
-    if (!given && owner && there) lk_ce_put<false>(a, p.terms, row, {y, y != -1, y == -2}, weight, all);
+    if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, up.weight, all);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
@@ -1815,7 +1661,10 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = arch == LK_QUERY, forward = call == LK_CE_FORWARD, back = call == LK_CE_BACKWARD;
-    if (forward) a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL, a->zero_padding = 0; /* what it lacks */
+    if (forward) { /* what it lacks */
+        a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
+        a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
+    }
     if (back) a->loss = a->z_loss_out = NULL, a->argmax = NULL;
     if (back && !a->dentropy) a->entropy = NULL;
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
@@ -1860,7 +1709,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
     const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
-    if (!forward && a->dlogits_dtype != lk_dtype<T> && !half)
+    if (a->dlogits_dtype != lk_dtype<T> && !half)
         return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
     status = lk_check_enum(op, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
     if (status) return status;
@@ -1873,6 +1722,16 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, bytes);
     if (!status) lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
     return status ? status : lk_check_allocations(op, list, count);
+}
+
+/* The first steps of a call: which device it is for, and the checks. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int call, lk_device *device,
+                                         lk_cross_entropy_args *a)
+{
+    const cudaError_t error = lk_current_device(device);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device->arch, a);
+    return status ? status : lk_asked_device(op, error);
 }
 
 /* The bytes of workspace that a call needs. */
@@ -1900,48 +1759,30 @@ LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op, co
     return lk_cross_entropy_query<T>(op, args, LK_CE_BOTH, bytes);
 }
 
-LK_HOST lk_cross_entropy_forward_call lk_cross_entropy_forward_call_of(const lk_cross_entropy_args *a)
-{
-    return {a->logits, a->target, a->class_weight, a->loss, a->z_loss_out, a->lse, a->lse_low, a->entropy, a->argmax,
-            a->valid_rows, a->weight_sum, a->bad_targets, a->workspace, a->workspace_bytes, a->rows, a->vocab,
-            a->logits_stride, a->ignore_index, a->logit_scale, a->softcap, a->label_smoothing, a->z_loss,
-            a->use_ignore_index, a->reduction, a->zero_when_empty, a->target_dtype, a->path};
-}
-
 /* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
 LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64_t bytes)
 {
     return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
 }
 
-/* The counts of all rows: into the tally for gradients, and to the caller where no sum of terms gives them. */
-LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
-                                         lk_ce_tally *tally, cudaStream_t stream)
+/* The counts of all rows. */
+LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_call &p,
+                                         cudaStream_t stream)
 {
-    lk_cross_entropy_count_plan count = {lk_cross_entropy_forward_call_of(a), tally};
-    if (lk_cross_entropy_reduced(a)) count.a.valid_rows = NULL, count.a.weight_sum = NULL;
-    const int cluster = lk_cross_entropy_adders(device, a->rows, a->target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    void (*kernel)(lk_cross_entropy_count_plan) = lk_cross_entropy_count_kernel<256, 1>;
+    const int cluster = lk_cross_entropy_adders(device, p.a.rows, p.a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_count_kernel<256, 1>;
     if (cluster > 1) kernel = lk_cross_entropy_count_kernel<256, 8>;
-    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, count);
+    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, p);
 }
 
 /* The reduced loss from the rows' terms, and the counts. Few rows are added up by few warps, since each warp costs a start, a
  * reduction and a barrier. */
-LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_args *a,
-                                       lk_ce_terms terms, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_call &p,
+                                       cudaStream_t stream)
 {
-    const bool weighted = a->class_weight && !a->denominator;
-    const lk_cross_entropy_sum_plan sum = {terms, a->loss, a->z_loss_out, a->valid_rows, a->weight_sum, a->denominator,
-                                           a->rows, a->reduction == LK_REDUCTION_MEAN, weighted, a->zero_when_empty};
-    const bool alone = !terms.z && !terms.weight;
-    if (alone && a->rows <= 4096)
-        return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<256>, 1, 1, 256, 0, stream, sum);
-    if (alone && a->rows <= 8192)
-        return lk_launch_pdl(op, device, lk_cross_entropy_sum_few_kernel<512>, 1, 1, 512, 0, stream, sum);
-    if (a->rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, sum);
-    const int cluster = lk_cross_entropy_adders(device, a->rows, sizeof(float));
-    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, sum);
+    if (p.a.rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, p);
+    const int cluster = lk_cross_entropy_adders(device, p.a.rows, sizeof(float));
+    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, p);
 }
 
 /* Whether 16-bit gradients lie where f32 logits are read; and the end of the padding. */
@@ -1952,65 +1793,6 @@ template <class T> LK_HOST bool lk_cross_entropy_ordered(const lk_cross_entropy_
 template <class T> LK_HOST int64_t lk_cross_entropy_padded_end(const lk_cross_entropy_args *a)
 {
     return !a->zero_padding ? a->vocab : lk_cross_entropy_ordered<T>(a) ? a->logits_stride : a->dlogits_stride;
-}
-
-/* The threads of a row, 1 << the result, and the blocks of its cluster. Lanes until each has two vectors. */
-template <class T>
-LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
-{
-    const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
-    int path = a->path, team_log2 = 0;
-    if (path == LK_CROSS_ENTROPY_AUTO) {
-        if (a->vocab * (int64_t)sizeof(T) <= 16384 || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
-        else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
-    }
-    *cluster = 1;
-    if (path == LK_CROSS_ENTROPY_WARP) {
-        while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
-        return team_log2;
-    }
-    if (path == LK_CROSS_ENTROPY_CLUSTER)
-        for (*cluster = 2; *cluster < 8 && a->rows * *cluster < 2 * device->sms;) *cluster *= 2;
-    for (team_log2 = LK_CROSS_ENTROPY_THREADS_LOG2; LK_CROSS_ENTROPY_THREADS * *cluster > 1 << team_log2;) team_log2++;
-    return team_log2;
-}
-
-/* The row kernel runs where an output per row or a reduced loss is wanted. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
-{
-    lk_cross_entropy_args a = {};
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_FORWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
-    const bool reduced = lk_cross_entropy_reduced(&a);
-    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, &a, NULL, stream);
-
-    int cluster;
-    lk_cross_entropy_forward_plan plan = {lk_cross_entropy_forward_call_of(&a), {}, 0};
-    plan.team_log2 = lk_cross_entropy_team<T>(&device, &a, &cluster);
-    if (a.rows < 2) plan.a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    if (reduced) plan.terms = lk_cross_entropy_terms(&a);
-    if (a.reduction != LK_REDUCTION_NONE) plan.a.loss = plan.a.z_loss_out = NULL;
-    const bool losses = reduced || plan.a.loss || plan.a.z_loss_out;
-    const bool rowwise = losses || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    if (!status && a.rows > 0 && rowwise) {
-        const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-        /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
-        void (*kernel)(lk_cross_entropy_forward_plan) = lk_cross_entropy_forward_kernel<T, 2, 3>;
-        if (plain && cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
-        else if (plain && plan.team_log2 > 5) kernel = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
-        else if (plain && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
-        else if (plain) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-        const int threads = plain && plan.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
-        const int64_t size = (int64_t)1 << plan.team_log2; /* of a team */
-        const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
-        status = lk_launch_pdl(op, &device, kernel, blocks, cluster, threads, 0, stream, plan);
-    }
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &a, plan.terms, stream);
-    return status;
 }
 
 /* log2 of the lanes of a row where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
@@ -2039,117 +1821,150 @@ template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_ar
 /* How a row is spread, and the launch. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In
  * forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it gets a cluster,
  * and last as many slots as there is room for. */
-template <class T, class D, bool given>
-LK_HOST lk_status lk_cross_entropy_gradient_launch(const char *op, const lk_device *device,
-                                                   lk_cross_entropy_gradient_plan &plan, cudaStream_t stream)
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
+                                            cudaStream_t stream)
 {
-    lk_cross_entropy_args &a = plan.a;
-    plan.ordered = lk_cross_entropy_ordered<T>(&a), plan.padded_end = lk_cross_entropy_padded_end<T>(&a);
+    lk_cross_entropy_args &a = p.a;
+    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
     const bool is_short = lk_cross_entropy_short<T>(&a);
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (is_short) {
-        while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << plan.team_log2) plan.team_log2++;
-        const int cluster = plan.inside ? 8 : 1;
-        plan.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
-        const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> plan.team_log2);
-        void (*const kernels[2][4])(lk_cross_entropy_gradient_plan) = {
-            {lk_cross_entropy_short_kernel<T, given, 0, false>, lk_cross_entropy_short_kernel<T, given, 32, false>,
-             lk_cross_entropy_short_kernel<T, given, 64, false>, lk_cross_entropy_short_kernel<T, given, 128, false>},
-            {lk_cross_entropy_short_kernel<T, given, 0, !given>, lk_cross_entropy_short_kernel<T, given, 32, !given>,
-             lk_cross_entropy_short_kernel<T, given, 64, !given>, lk_cross_entropy_short_kernel<T, given, 128, !given>}};
-        return lk_launch_pdl(op, device, kernels[plan.inside][plan.team_log2 < 5 ? 0 : plan.team_log2 - 4],
-                             lk_ceil_div(blocks, cluster) * cluster, cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, plan);
+        while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
+        p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
+        void (*const kernels[4])(lk_cross_entropy_call) = {
+            lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
+            lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
+        const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> p.team_log2);
+        return lk_launch_pdl(op, device, kernels[p.team_log2 < 5 ? 0 : p.team_log2 - 4], blocks, 1,
+                             LK_CROSS_ENTROPY_THREADS, 0, stream, p);
     }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
     const int64_t blocks = lk_ceil_div(vecs, full * LK_CROSS_ENTROPY_BLOCK_MOST);
     const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
     int cluster = 1, threads = LK_CROSS_ENTROPY_SHARED;
-    plan.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
-    if (plan.team_log2 < 0) {
+    p.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
+    if (p.team_log2 < 0) {
         if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && few))
             for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
         for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < lanes;) threads *= 2;
-        for (plan.team_log2 = 6; 1 << plan.team_log2 < threads * cluster;) plan.team_log2++;
+        for (p.team_log2 = 6; 1 << p.team_log2 < threads * cluster;) p.team_log2++;
     }
-    const int rows = threads >> plan.team_log2 > 1 ? threads >> plan.team_log2 : 1; /* a block's */
+    const int rows = threads >> p.team_log2 > 1 ? threads >> p.team_log2 : 1; /* a block's */
     const int64_t spills = rows * (int64_t)sizeof(lk_ce_gradient_spill);
     const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - spills;
-    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << plan.team_log2), most = room / (threads * 16);
-    plan.slots = (int)(slots < most ? slots : most);
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << p.team_log2), most = room / (threads * 16);
+    p.slots = (int)(slots < most ? slots : most);
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
-    plan.more = !whole || slots > most || plan.padded_end > a.vocab || plan.ordered;
+    p.more = !whole || slots > most || p.padded_end > a.vocab || p.ordered;
     bool plain = a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f);
     if (!given) plain = plain && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    const int64_t bytes = plan.slots * threads * 16 + spills;
+    const int64_t bytes = p.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
-    plan.sms = device->sms, plan.wave = (int)(resident * device->sms);
-    plan.stagger = (int)(bytes / LK_CROSS_ENTROPY_STAGGER);
+    p.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_gradient_kernel<T, D, true, given>
-                               : lk_cross_entropy_gradient_kernel<T, D, false, given>,
-                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, plan);
+                         plain ? lk_cross_entropy_gradient_kernel<T, true, given>
+                               : lk_cross_entropy_gradient_kernel<T, false, given>,
+                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
 }
 
-template <class T, bool given>
-LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_gradient_plan &plan,
-                                            cudaStream_t stream)
+/* The threads of a row, 1 << the result, and the blocks of its cluster. Lanes until each has two vectors. */
+template <class T>
+LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
 {
-    if constexpr (sizeof(T) == 4) {
-        if (plan.a.dlogits_dtype == LK_DTYPE_F16)
-            return lk_cross_entropy_gradient_launch<T, lk_f16, given>(op, device, plan, stream);
-        if (plan.a.dlogits_dtype == LK_DTYPE_BF16)
-            return lk_cross_entropy_gradient_launch<T, lk_bf16, given>(op, device, plan, stream);
+    const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
+    int path = a->path, team_log2 = 0;
+    if (path == LK_CROSS_ENTROPY_AUTO) {
+        if (a->vocab * (int64_t)sizeof(T) <= 16384 || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
+        else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
     }
-    return lk_cross_entropy_gradient_launch<T, T, given>(op, device, plan, stream);
+    *cluster = 1;
+    if (path == LK_CROSS_ENTROPY_WARP) {
+        while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
+        return team_log2;
+    }
+    if (path == LK_CROSS_ENTROPY_CLUSTER)
+        for (*cluster = 2; *cluster < 8 && a->rows * *cluster < 2 * device->sms;) *cluster *= 2;
+    for (team_log2 = LK_CROSS_ENTROPY_THREADS_LOG2; LK_CROSS_ENTROPY_THREADS * *cluster > 1 << team_log2;) team_log2++;
+    return team_log2;
+}
+
+/* The launch of forward's rows that are plain. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = p.a;
+    int cluster;
+    p.team_log2 = lk_cross_entropy_team<T>(device, &a, &cluster);
+    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
+    if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
+    else if (p.team_log2 <= 5 && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
+    else if (p.team_log2 <= 5) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
+    const int threads = p.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
+    const int64_t size = (int64_t)1 << p.team_log2; /* of a team */
+    const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
+    return lk_launch_pdl(op, device, kernel, blocks, cluster, threads, 0, stream, p);
+}
+
+/* Rows are read where an output per row or a reduced loss is wanted. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
+{
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
+    lk_device device = {};
+    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FORWARD, &device, &a);
+    if (status) return status;
+    const bool reduced = lk_cross_entropy_reduced(&a);
+    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
+
+    if (reduced) p.terms = lk_cross_entropy_terms(&a);
+    const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
+    const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+    if (!status && a.rows > 0 && rowwise)
+        status = plain ? lk_cross_entropy_plain<T>(op, &device, p, stream)
+                       : lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
+    return status;
 }
 
 template <class T>
 LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_gradient_plan plan = {};
-    lk_cross_entropy_args &a = plan.a;
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BACKWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BACKWARD, &device, &a);
     if (status || a.rows == 0) return status;
-    plan.given = a.lse, plan.given_low = a.lse_low;
-    plan.valid_rows = a.valid_rows, plan.valid = 1;
-    plan.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
-    return lk_cross_entropy_gradient<T, true>(op, &device, plan, stream);
+    p.valid_rows = a.valid_rows, p.valid = 1;
+    p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
+    return lk_cross_entropy_gradient<T, true>(op, &device, p, stream);
 }
 
-/* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. Where there are few
- * short rows, clusters count inside their launch. The caller's valid_rows then comes from the sum. */
+/* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
-    lk_cross_entropy_gradient_plan plan = {};
-    lk_cross_entropy_args &a = plan.a;
+    lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, LK_CE_BOTH, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BOTH, &device, &a);
     if (status) return status;
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
-    const bool any = a.use_ignore_index && (a.target_dtype == LK_TARGET_INT64 || a.ignore_index == (int32_t)a.ignore_index);
-    const bool known = mean && (a.denominator || (!any && !a.class_weight));
-    plan.valid = known ? a.rows : 1;
-    plan.inside = mean && !known && !asked && device.arch >= 90 && !a.class_weight && a.rows <= LK_CROSS_ENTROPY_INSIDE &&
-                  lk_cross_entropy_short<T>(&a);
-    const bool before = mean && !known && !plan.inside;
-    lk_ce_tally *tally = before ? (lk_ce_tally *)a.workspace : NULL;
-    const lk_cross_entropy_args given = a;
-    if (reduced) plan.terms = lk_cross_entropy_terms(&a);
-    if (a.reduction != LK_REDUCTION_NONE) a.loss = a.z_loss_out = NULL;
-    if (before || asked) status = lk_cross_entropy_count(op, &device, &given, tally, stream);
-    if (tally) plan.valid_rows = &tally->valid_rows;
-    plan.over = a.denominator ? a.denominator : tally && a.class_weight ? &tally->weight_sum : NULL;
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, plan, stream);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, &given, plan.terms, stream);
+    const bool known = mean && (a.denominator || (!a.use_ignore_index && !a.class_weight));
+    p.valid = known ? a.rows : 1;
+    const bool before = mean && !known;
+    if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
+    p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
+    if (reduced) p.terms = lk_cross_entropy_terms(&a);
+    if (before || asked) status = lk_cross_entropy_count(op, &device, p, stream);
+    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
     return status;
 }
 

@@ -477,12 +477,6 @@ LK_DEVICE void lk_cp_async_bulk_prefetch_l2(const void *global, unsigned bytes)
 #endif
 }
 
-/* nanosleep.u32 (9.7.13.14): suspends the thread for about `ns` nanoseconds, at most twice that. */
-LK_DEVICE void lk_nanosleep(unsigned ns)
-{
-    asm volatile("nanosleep.u32 %0;" ::"r"(ns));
-}
-
 /* %tid.x (10.2), read again at each call, so that no register holds what was computed from it before. */
 LK_DEVICE unsigned lk_tid_x(void)
 {

@@ -1104,9 +1104,9 @@ static void reduced(int type, int direction, int path)
     }
 }
 
-/* A mean's count inside the launch of short rows: clusters whose blocks all have rows, or some of them or one, up to the most
- * rows that are counted so, and one more. Who asks for the count without a reduced loss has it counted in front. */
-static void counted_inside(int type, int direction, int path)
+/* A mean's count where rows are short: one row, a few, and more than a block of the count takes. The caller asks for the count
+ * too, with a reduced loss and without. */
+static void counted_first(int type, int direction, int path)
 {
     const int vec = 16 / test_type_bytes[type];
     const int64_t rows[] = {1, 7, 64, 65, 4096, 8192, 8193}, vocab[] = {8, 64, 1000, 1024, 200 * vec, 512 * vec};
@@ -1388,7 +1388,7 @@ static void all_themes(void)
                                    {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
                                    {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
                                    {"rows held in part", held_in_part}, {"full warps", full_warps},
-                                   {"reduced", reduced},     {"short rows", short_rows}, {"counted inside", counted_inside},
+                                   {"reduced", reduced},     {"short rows", short_rows}, {"counted first", counted_first},
                                    {"huge logits", huge_logits}, {"the ends of scales", scale_ends},
                                    {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
@@ -1402,7 +1402,7 @@ static void all_themes(void)
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
                 if (themes[i].run == short_rows && !short_here(at)) continue;
-                if (themes[i].run == counted_inside && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
+                if (themes[i].run == counted_first && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
                 if (themes[i].run == reduced && (!gives_loss(direction) || path != LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && (!gives_gradient(direction) || path == LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && path == LK_CROSS_ENTROPY_CLUSTER && test.small) continue; /* too long */
@@ -1760,8 +1760,7 @@ static void functions(int function)
     }
 }
 
-/* The class terms of few rows, which have a launch of their own: up to what its block loads at once, of either size, whole
- * groups of four and what is left of one. */
+/* The class terms of few rows: up to what one block loads at once, whole groups of four and what is left of one. */
 static void few_terms(int type, int direction)
 {
     const int64_t rows[] = {0, 1, 2, 3, 4, 5, 127, 1024, 2050, 3075, 4095, 4096, 4097, 5000, 7171, 8191, 8192};

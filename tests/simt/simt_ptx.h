@@ -43,7 +43,6 @@ template <int registers> LK_DEVICE void lk_setmaxnreg_inc(void) {
 template <int registers> LK_DEVICE void lk_setmaxnreg_dec(void) {
     static_assert(registers % 8 == 0 && registers >= 24 && registers <= 256, "a multiple of 8 from 24 to 256");
 }
-LK_DEVICE void lk_nanosleep(unsigned) {}
 LK_DEVICE unsigned lk_tid_x(void) { return threadIdx.x; }
 LK_DEVICE void lk_forget(uint4 *) {}
 
