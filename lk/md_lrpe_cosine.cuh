@@ -48,8 +48,8 @@
  *            NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
  *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
- *            angles. Over 3 and more, four threads (two for a large tensor) compute a vector's angles together and exchange
- *            them. Each then processes every fourth (second) batch.
+ *            angles. Over 3 and more, four threads compute a vector's angles together and exchange them. Each then processes
+ *            every fourth batch.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -562,10 +562,6 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
  * group is whole warps. */
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
-/* If a launch with 4 groups would be more than GROUPED_WAVES waves of 1024 threads per SM, it has 2 groups. Then fewer indices
- * are computed per vector. */
-#define LK_LRPE_FEW_GROUPS 2
-#define LK_LRPE_GROUPED_WAVES 4
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
  * later takes more registers, and an SM of sm_120 runs 1536 threads. */
 #define LK_LRPE_BATCH_FORWARD_BLOCKS 8
@@ -662,10 +658,10 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
     }
 }
 
-/* Over the batch a block's threads are K groups with the same vectors of a token. Group g processes batches g, g + K, ... of
- * the block's stretch. It computes N / K angles of each vector and gets the others from shared memory. */
-#define LK_LRPE_BATCH_VECTORS(K) (LK_LRPE_BATCH_THREADS / (K))
-static_assert(LK_LRPE_BATCH_VECTORS(LK_LRPE_GROUPS) % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
+/* Over the batch a block's threads are G groups with the same vectors of a token. Group g processes batches g, g + G, ... of
+ * the block's stretch. It computes N / G angles of each vector and gets the others from shared memory. */
+#define LK_LRPE_BATCH_VECTORS (LK_LRPE_BATCH_THREADS / LK_LRPE_GROUPS)
+static_assert(LK_LRPE_BATCH_VECTORS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
 /* Where the angles that a thread computes come from. This reads no memory, so it is computed before the wait. */
 template <int M> struct lk_lrpe_own_angles {
@@ -697,11 +693,11 @@ LK_DEVICE void lk_lrpe_load_own(float (&theta)[M], const lk_lrpe_plan &p, const 
 
 /* Writes a thread's own angles into the table, [feature of a vector][vector], and reads those of its vector. All threads call
  * it. */
-template <int K, int M, int N>
+template <int M, int N>
 LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table, const float (&theta)[M],
                                        const lk_lrpe_own_angles<M> &own)
 {
-    constexpr int S = LK_LRPE_BATCH_VECTORS(K);
+    constexpr int S = LK_LRPE_BATCH_VECTORS;
     const int vector = threadIdx.x % S, group = threadIdx.x / S;
 #pragma unroll
     for (int i = 0; i < M; i++) {
@@ -717,20 +713,20 @@ LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table,
 }
 
 /* How many batches of its block's stretch a group processes. */
-template <int K> LK_DEVICE int lk_lrpe_batches(const lk_lrpe_item &item, int group)
+LK_DEVICE int lk_lrpe_batches(const lk_lrpe_item &item, int group)
 {
-    return item.owner && item.batches > group ? (item.batches - group - 1) / K + 1 : 0;
+    return item.owner && item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
 }
 
-template <class T, bool ACT, int K>
+template <class T, bool ACT>
 LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BLOCKS)
     lk_lrpe_forward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
-    constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U;
+    constexpr int N = LK_VEC<T>, M = N / LK_LRPE_GROUPS, S = LK_LRPE_BATCH_VECTORS, U = LK_LRPE_BATCH_U;
     LK_SHARED(float2, table, [N * S]);
     const int group = threadIdx.x / S;
     const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches<K>(item, group), steps = ACT ? p.steps : count;
+    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches(item, group), steps = ACT ? p.steps : count;
     const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
     T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
     lk_lrpe_own_angles<M> own;
@@ -746,7 +742,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BL
         if (u < count) raw[u] = lk_load_vec_ca(x);
     }
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles<K>(&angles, table, theta, own);
+    lk_lrpe_exchange_angles(&angles, table, theta, own);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
@@ -851,15 +847,15 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, (lk_lrpe_backward_walk_blocks<
     }
 }
 
-template <class T, bool ACT, int K>
+template <class T, bool ACT>
 LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT))
     lk_lrpe_backward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
-    constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U - ACT;
+    constexpr int N = LK_VEC<T>, M = N / LK_LRPE_GROUPS, S = LK_LRPE_BATCH_VECTORS, U = LK_LRPE_BATCH_U - ACT;
     LK_SHARED(float2, table, [N * S]);
     const int group = threadIdx.x / S;
     const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches<K>(item, group), steps = ACT ? p.steps : count;
+    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches(item, group), steps = ACT ? p.steps : count;
     const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
     const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + group, item.head, item.token) + feature;
     T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
@@ -876,7 +872,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_B
         if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
     }
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles<K>(&angles, table, theta, own);
+    lk_lrpe_exchange_angles(&angles, table, theta, own);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
@@ -1342,11 +1338,7 @@ LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_token
     if (dtheta)
         return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
     if (groups == 1) return backward ? lk_lrpe_backward_walk_kernel<T, ACT> : lk_lrpe_forward_walk_kernel<T, ACT>;
-    if (groups == LK_LRPE_GROUPS)
-        return backward ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
-                        : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_GROUPS>;
-    return backward ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>
-                    : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
+    return backward ? lk_lrpe_backward_batch_kernel<T, ACT> : lk_lrpe_forward_batch_kernel<T, ACT>;
 }
 
 /* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
@@ -1361,10 +1353,8 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
     int groups = 1, block = backward ? LK_LRPE_DTHETA_THREADS : LK_LRPE_THREADS;
     if (vector && !a.dtheta) {
-        const int64_t threads = a.heads * p.tokens * (a.dim / LK_VEC<T>) * LK_LRPE_GROUPS;
-        const bool few = threads > (int64_t)device->sms * 1024 * LK_LRPE_GROUPED_WAVES;
         block = walk_tokens ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS;
-        if (!walk_tokens) groups = few ? LK_LRPE_FEW_GROUPS : LK_LRPE_GROUPS;
+        if (!walk_tokens) groups = LK_LRPE_GROUPS;
     }
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
     void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;

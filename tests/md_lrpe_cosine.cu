@@ -892,14 +892,6 @@ static void walks(int type, int direction, int path)
     check(&p);
     p = plain(type, direction, path, 17, 1, 4 * test.sms + 1, 32 * vec);
     check(&p);
-    if (!test.small || type == TEST_BF16) { /* just more threads than LK_LRPE_GROUPS groups are for, and rounds not all alike */
-        const int64_t many = (int64_t)test.sms * LK_LRPE_GROUPED_WAVES * 1024 / LK_LRPE_GROUPS / 32 + 1;
-        problem few_groups = plain(type, direction, path, 5, 1, many, 32 * vec);
-        few_groups.prefix = 1, few_groups.shape[0] = many - 1;
-        check(&few_groups);
-        few_groups.batch = 9, few_groups.activation = LK_MD_LRPE_COSINE_SOFTMAX;
-        if (few_sms && !test.small) check(&few_groups);
-    }
     if (!few_sms) return;
     p.activation = LK_MD_LRPE_COSINE_SOFTMAX, p.dim = 24 * vec;
     check(&p);
