@@ -177,7 +177,7 @@ template <class I> LK_DEVICE int lk_lrpe_position_as(const lk_lrpe_grid &grid, I
 {
     uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.stride[axis]);
     if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.stride[axis - 1]);
-    return (int)index + grid.offset[axis];
+    return (int)(index + (uint32_t)grid.offset[axis]);
 }
 LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
 {
@@ -222,13 +222,10 @@ LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
 
-/* cos and sin of the angle s theta. The product's upper word counts 2^-32 turns in [-1/2, 1/2). */
-LK_DEVICE void lk_lrpe_rotation(lk_lrpe_turn turn, int s, float *cos, float *sin)
+/* The angle s theta in 2^-32 turns, rounded to nearest. Whole turns wrap around. */
+LK_DEVICE uint32_t lk_lrpe_phase(lk_lrpe_turn turn, int s)
 {
-    const uint32_t phase = (uint32_t)s * turn.high + (uint32_t)__mulhi(s, turn.low);
-    const float phi = (float)(int)phase * 0x1.921fb6p-30f; /* 2 pi / 2^32 */
-    *cos = lk_cos(phi);
-    *sin = lk_sin(phi);
+    return (uint32_t)s * turn.high + (uint32_t)((uint64_t)((int64_t)s * turn.low + 0x80000000) >> 32);
 }
 
 /* theta of N features of a head. */
@@ -237,7 +234,7 @@ template <int N> struct lk_lrpe_turns {
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-/* cos, sin and positions of N features at one token. In the prefix they are 1, 0 and 0. */
+/* cos, sin and positions of N features at one token. In the prefix cos and sin are 1 and 0, and s means nothing. */
 template <int N> struct lk_lrpe_angles {
     float cos[N], sin[N];
     int s[N];
@@ -264,13 +261,11 @@ typedef struct {
     void *out;
     int64_t in_stride[4], x_stride[4], out_stride[4];
     bool read_dy, read_x, write_dx;
-    int activation, axes, axes_a_vector; /* axes_a_vector: axes that a vector may lie on; 3 for more than two */
-    float *partial;                      /* [slot, head, feature], or NULL */
+    int activation;
+    float *partial; /* [slot, head, feature], or NULL */
     /* A walk over tokens, without dtheta: a step of token_step tokens is `walk` positions on walk_axis, the first axis longer
-     * than 1, and none on the others. Token t is cell t + walk_cells of a grid that begins walk_back positions earlier, so that
-     * this grid contains the prefix. */
-    int64_t walk, walk_back, walk_cells;
-    int walk_axis;
+     * than 1, and none on the others. */
+    int walk, walk_axis;
 } lk_lrpe_plan;
 
 /* The axis of feature f: f / e, as lk_lrpe_divide computes it in 32 bits. */
@@ -279,44 +274,20 @@ LK_DEVICE int lk_lrpe_axis(const lk_lrpe_plan &p, int f)
     return (int)((uint64_t)(uint32_t)f * p.e_factor >> p.e_shift);
 }
 
-template <int STEP> LK_DEVICE int lk_lrpe_feature(const lk_lrpe_plan &p, int feature, int j)
-{
-    const int f = feature + (STEP ? STEP : 1) * j;
-    return f < p.dim ? f : p.dim - 1;
-}
-
-/* theta of N features of a head: every STEP-th from `feature` on. Features beyond dim, whose results are not used, count as the
- * last one. STEP 1: a vector on one axis or on two neighbouring ones. STEP 0: a vector that may lie on more. */
-template <class T, int STEP, int N>
-LK_DEVICE void lk_lrpe_load_theta(float (&theta)[N], const lk_lrpe_plan &p, int64_t head, int feature)
-{
-    const int axis = lk_lrpe_axis(p, feature), t = feature - axis * p.e, left = p.e - t;
-    int index[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        index[j] = j < left ? t + j : t + j - p.e;
-        if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
-            const int f = lk_lrpe_feature<STEP>(p, feature, j);
-            index[j] = f - lk_lrpe_axis(p, f) * p.e;
-        }
-    }
-    if (p.theta_f32) {
-        const float *of_head = (const float *)p.theta + head * p.theta_stride;
-#pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = of_head[index[j]];
-    } else {
-        const T *of_head = (const T *)p.theta + head * p.theta_stride;
-#pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[index[j]]);
-    }
-}
-
+/* theta of N features of a head: every STEP-th from `feature` on. Here and below features beyond dim, whose results are not
+ * used, count as the last one. */
 template <class T, int STEP, int N>
 LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p, int64_t head, int feature)
 {
+    const float *const theta_f32 = (const float *)p.theta + head * p.theta_stride;
+    const T *const theta_t = (const T *)p.theta + head * p.theta_stride;
     float theta[N];
-    lk_lrpe_load_theta<T, STEP>(theta, p, head, feature);
     turns->not_finite = 0;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int f = min(feature + STEP * j, p.dim - 1), t = f - lk_lrpe_axis(p, f) * p.e;
+        theta[j] = p.theta_f32 ? theta_f32[t] : lk_to_float(theta_t[t]);
+    }
 #pragma unroll
     for (int j = 0; j < N; j++) {
         turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
@@ -327,116 +298,89 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 /* The positions of those features at a cell of the grid. */
 template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
 {
-    const int axis = lk_lrpe_axis(p, feature), left = (axis + 1) * p.e - feature; /* features until the next axis */
-    if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
+    int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)), here = lk_lrpe_position(p.grid, cell, axis);
+    const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            s[j] = lk_lrpe_position(p.grid, cell, lk_lrpe_axis(p, lk_lrpe_feature<STEP>(p, feature, j)));
-        return;
+    for (int j = 0; j < N; j++) s[j] = here;
+#pragma unroll 1
+    while (N > 1 && axis < last) {
+        here = lk_lrpe_position(p.grid, cell, ++axis);
+#pragma unroll
+        for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
     }
-    const int here = lk_lrpe_position(p.grid, cell, axis);
-    int next = here;
-    if (p.axes_a_vector > 1 && left < N) next = lk_lrpe_position(p.grid, cell, axis + 1);
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] = j < left ? here : next;
 }
 
-/* The angles of N features at a token. */
+/* cos and sin of angles in 2^-32 turns, as ints from -1/2 to 1/2 of a turn. */
+template <int N>
+LK_DEVICE void lk_lrpe_rotate(lk_lrpe_angles<N> *angles, const uint32_t (&phase)[N], uint32_t not_finite, bool in_prefix)
+{
+    const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
+    angles->in_prefix = in_prefix;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const float phi = (float)(int)phase[j] * unit;
+        angles->cos[j] = lk_cos(phi);
+        angles->sin[j] = lk_sin(phi);
+    }
+    if (not_finite && !in_prefix) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+    }
+}
+
+/* The angles of every STEP-th of N features at a token. */
 template <int STEP, int N>
 LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
                                  int feature)
 {
-    const int64_t cell = token - p.grid.prefix;
-    angles->in_prefix = cell < 0;
-    if (p.axes == 1) { /* one position for all features, without a select for each */
-        const int s = angles->in_prefix ? 0 : (int)cell + p.grid.offset[0];
+    uint32_t phase[N];
+    lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            angles->s[j] = s;
-            lk_lrpe_rotation(turns.of[j], s, &angles->cos[j], &angles->sin[j]);
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) angles->s[j] = 0;
-        if (!angles->in_prefix) lk_lrpe_positions<STEP>(angles->s, p, cell, feature);
-#pragma unroll
-        for (int j = 0; j < N; j++) lk_lrpe_rotation(turns.of[j], angles->s[j], &angles->cos[j], &angles->sin[j]);
-    }
-    if (turns.not_finite && !angles->in_prefix) {
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            if (turns.not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
-    }
+    for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
+    lk_lrpe_rotate(angles, phase, turns.not_finite, token < p.grid.prefix);
 }
 
-/* Where a vector's walk over tokens begins. Its first `left` features start at position s[0], which increases by step[0] per
- * step. The others, on the next axis, start at s[1]. 64 bits, since the prefix may begin before -2^31. It reads no memory, so
- * it is computed before the wait. */
-typedef struct {
-    int left;
-    int64_t s[2], step[2];
-} lk_lrpe_origin;
-
-template <int N> LK_DEVICE lk_lrpe_origin lk_lrpe_find_origin(const lk_lrpe_plan &p, int64_t token, int feature)
-{
-    const int64_t cell = token + p.walk_cells;
-    const int axis = lk_lrpe_axis(p, feature);
-    lk_lrpe_origin from = {(axis + 1) * p.e - feature, {}, {}};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int a = axis + i;
-        from.s[i] = from.s[0], from.step[i] = from.step[0];
-        if (i > 0 && (p.axes_a_vector == 1 || from.left >= N)) break;
-        from.step[i] = a == p.walk_axis ? p.walk : 0;
-        if (a > p.walk_axis) from.s[i] = lk_lrpe_position(p.grid, cell, a);
-        else from.s[i] = p.grid.offset[a]; /* axes before it have length 1 */
-        if (a == p.walk_axis)
-            from.s[i] += (p.grid.small ? lk_lrpe_divide((int)cell, p.grid.stride[a]) : lk_lrpe_divide(cell, p.grid.stride[a])) -
-                         p.walk_back;
-    }
-    return from;
-}
-
-/* The angles of a vector on its walk, in 2^-32 turns, and their increase per step. Both are rounded to nearest, so an angle
- * errs by (n + 1) / 2 units at step n. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
+/* A walk over tokens: the angles of a vector in 2^-32 turns, and their increase per step. Both are rounded to nearest, so an
+ * angle errs by (n + 1) / 2 units n steps from where it was computed. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
 template <int N> struct lk_lrpe_walk {
     uint32_t phase[N], step[N];
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
+/* Where a walk's angles are computed: at its first token in the grid, `back` steps from its first. This reads no memory, so it
+ * is done before the wait. */
+template <int N> struct lk_lrpe_origin {
+    int s[N], back;
+};
+
+template <int N>
+LK_DEVICE void lk_lrpe_find_origin(lk_lrpe_origin<N> *from, const lk_lrpe_plan &p, int64_t token, int tokens, int feature)
+{
+    for (from->back = 0; token < p.grid.prefix && from->back < tokens; from->back++) token += p.token_step;
+    lk_lrpe_positions<1>(from->s, p, token - p.grid.prefix, feature);
+}
+
 template <class T, int N>
 LK_DEVICE void lk_lrpe_start_walk(lk_lrpe_walk<N> *walk, const lk_lrpe_plan &p, int64_t head, int feature,
-                                  const lk_lrpe_origin &from)
+                                  const lk_lrpe_origin<N> &from)
 {
-    float theta[N];
-    lk_lrpe_load_theta<T, 1>(theta, p, head, feature);
+    lk_lrpe_turns<N> turns;
+    lk_lrpe_load_turns<T, 1>(&turns, p, head, feature);
+    walk->not_finite = turns.not_finite;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const uint64_t turn = lk_lrpe_turn_bits(__float_as_uint(theta[j]));
-        const int64_t s = j < from.left ? from.s[0] : from.s[1], step = j < from.left ? from.step[0] : from.step[1];
-        walk->phase[j] = (uint32_t)((turn * (uint64_t)s + 0x80000000u) >> 32);
-        walk->step[j] = (uint32_t)((turn * (uint64_t)step + 0x80000000u) >> 32);
-        walk->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
+        walk->step[j] = lk_lrpe_axis(p, feature + j) == p.walk_axis ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
+        walk->phase[j] = lk_lrpe_phase(turns.of[j], from.s[j]) - (uint32_t)from.back * walk->step[j];
     }
 }
 
 /* The angles at this step; then the walk goes on to the next one. */
 template <int N> LK_DEVICE void lk_lrpe_walk_step(lk_lrpe_angles<N> *angles, lk_lrpe_walk<N> *walk, bool in_prefix)
 {
-    const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
-    angles->in_prefix = in_prefix;
+    lk_lrpe_rotate(angles, walk->phase, walk->not_finite, in_prefix);
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        const float phi = (float)(int)walk->phase[j] * unit;
-        angles->cos[j] = lk_cos(phi);
-        angles->sin[j] = lk_sin(phi);
-        walk->phase[j] += walk->step[j];
-    }
-    if (walk->not_finite && !in_prefix) {
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            if (walk->not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
-    }
+    for (int j = 0; j < N; j++) walk->phase[j] += walk->step[j];
 }
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
@@ -639,7 +583,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
     const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
     const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
     T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
-    const lk_lrpe_origin origin = lk_lrpe_find_origin<N>(p, item.token, feature);
+    lk_lrpe_origin<N> origin;
+    lk_lrpe_find_origin(&origin, p, item.token, item.tokens, feature);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     lk_vec<T> next = {};
@@ -663,51 +608,25 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
 #define LK_LRPE_BATCH_VECTORS (LK_LRPE_BATCH_THREADS / LK_LRPE_GROUPS)
 static_assert(LK_LRPE_BATCH_VECTORS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
-/* Where the angles that a thread computes come from. This reads no memory, so it is computed before the wait. */
-template <int M> struct lk_lrpe_own_angles {
-    int64_t index[M]; /* in theta */
-    int s[M];
-    bool in_prefix;
-};
-
-template <int M>
-LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own_angles<M> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item, int feature)
-{
-    const int64_t cell = item.token - p.grid.prefix;
-    own->in_prefix = cell < 0;
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        const int axis = lk_lrpe_axis(p, feature + i);
-        own->index[i] = item.head * p.theta_stride + (feature + i - axis * p.e);
-        own->s[i] = own->in_prefix ? 0 : lk_lrpe_position(p.grid, cell, axis);
-    }
-}
-
-template <class T, int M>
-LK_DEVICE void lk_lrpe_load_own(float (&theta)[M], const lk_lrpe_plan &p, const lk_lrpe_own_angles<M> &own)
-{
-#pragma unroll
-    for (int i = 0; i < M; i++)
-        theta[i] = p.theta_f32 ? ((const float *)p.theta)[own.index[i]] : lk_to_float(((const T *)p.theta)[own.index[i]]);
-}
-
-/* Writes a thread's own angles into the table, [feature of a vector][vector], and reads those of its vector. All threads call
- * it. */
-template <int M, int N>
-LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table, const float (&theta)[M],
-                                       const lk_lrpe_own_angles<M> &own)
+/* A group computes M angles of each vector, writes them into the table, [feature of a vector][vector], and reads those that the
+ * others have written. All threads call it. own: positions of its own features, the first of which is `feature`. */
+template <class T, int M, int N>
+LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table, const lk_lrpe_plan &p, int64_t head, int feature,
+                                       const int (&own)[M], bool in_prefix)
 {
     constexpr int S = LK_LRPE_BATCH_VECTORS;
     const int vector = threadIdx.x % S, group = threadIdx.x / S;
+    lk_lrpe_turns<M> turns;
+    lk_lrpe_angles<M> part;
+    uint32_t phase[M];
+    lk_lrpe_load_turns<T, 1>(&turns, p, head, feature);
 #pragma unroll
-    for (int i = 0; i < M; i++) {
-        float2 rotated;
-        lk_lrpe_rotation(lk_lrpe_make_turn(__float_as_uint(theta[i])), own.s[i], &rotated.x, &rotated.y);
-        if (!own.in_prefix && !lk_is_finite(theta[i])) rotated.x = rotated.y = NAN;
-        table[(group * M + i) * S + vector] = rotated;
-    }
+    for (int i = 0; i < M; i++) phase[i] = lk_lrpe_phase(turns.of[i], own[i]);
+    lk_lrpe_rotate(&part, phase, turns.not_finite, in_prefix);
+#pragma unroll
+    for (int i = 0; i < M; i++) table[(group * M + i) * S + vector] = {part.cos[i], part.sin[i]};
     __syncthreads(); /* all groups have written their angles */
-    angles->in_prefix = own.in_prefix;
+    angles->in_prefix = in_prefix;
 #pragma unroll
     for (int j = 0; j < N; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
@@ -729,12 +648,11 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BL
     const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches(item, group), steps = ACT ? p.steps : count;
     const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
     T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
-    lk_lrpe_own_angles<M> own;
-    lk_lrpe_find_own(&own, p, item, feature + group * M);
+    const bool in_prefix = item.token < p.grid.prefix;
+    int own[M];
+    lk_lrpe_positions<1>(own, p, item.token - p.grid.prefix, feature + group * M);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    float theta[M] = {};
-    if (item.owner) lk_lrpe_load_own<T>(theta, p, own);
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++, x += p.in_stride[3]) {
@@ -742,7 +660,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BL
         if (u < count) raw[u] = lk_load_vec_ca(x);
     }
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles(&angles, table, theta, own);
+    lk_lrpe_exchange_angles<T>(&angles, table, p, item.head, feature + group * M, own, in_prefix);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
@@ -827,7 +745,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, (lk_lrpe_backward_walk_blocks<
     const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
     const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + feature;
     T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
-    const lk_lrpe_origin origin = lk_lrpe_find_origin<N>(p, item.token, feature);
+    lk_lrpe_origin<N> origin;
+    lk_lrpe_find_origin(&origin, p, item.token, item.tokens, feature);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     lk_lrpe_step<T> next = {};
@@ -859,20 +778,19 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_B
     const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
     const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + group, item.head, item.token) + feature;
     T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
-    lk_lrpe_own_angles<M> own;
-    lk_lrpe_find_own(&own, p, item, feature + group * M);
+    const bool in_prefix = item.token < p.grid.prefix;
+    int own[M];
+    lk_lrpe_positions<1>(own, p, item.token - p.grid.prefix, feature + group * M);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    float theta[M] = {};
-    if (item.owner) lk_lrpe_load_own<T>(theta, p, own);
     lk_lrpe_step<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
         raw[u] = {};
-        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
+        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, in_prefix);
     }
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles(&angles, table, theta, own);
+    lk_lrpe_exchange_angles<T>(&angles, table, p, item.head, feature + group * M, own, in_prefix);
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
@@ -883,7 +801,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_B
         }
 #pragma unroll
         for (int u = 0; u < U && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
+            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, in_prefix);
     }
 }
 
@@ -913,15 +831,15 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
         lk_lrpe_step<T> next = {};
         if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-        if (item.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, item.head, feature);
-        if (!TOKENS) lk_lrpe_angles_at<TOKENS>(&angles, turns, p, token, feature);
+        if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
+        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
         for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-            if (TOKENS) lk_lrpe_angles_at<TOKENS>(&angles, turns, p, here, feature);
+            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
             lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, !ACT || i < count, &sums);
         }
     }
@@ -1267,7 +1185,6 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
     p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
     for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
     lk_lrpe_grid *const grid = &p->grid;
     grid->prefix = a.prefix;
     int64_t stride = 1;
@@ -1278,8 +1195,6 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
         if (cells) stride *= a.shape[i];
     }
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
-    const int64_t size = grid->stride[p->walk_axis].size;
-    p->walk_back = lk_ceil_div(a.prefix, size), p->walk_cells = p->walk_back * size - a.prefix;
 }
 
 /* The fields of a plan for its items. groups: of a block over the batch, else 1. split: of dtheta. */
@@ -1304,7 +1219,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
         int64_t each = threads * a.batch / fill;
         if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
         if (each > 1) p->token_step = cells * lk_ceil_div(lk_ceil_div(tokens, cells), each);
-        p->walk = p->token_step / cells;
+        p->walk = (int)(p->token_step / cells);
         if (p->token_step > tokens) p->token_step = tokens;
     } else { /* a stretch is whole rounds of the groups; steps are counted in ints */
         int64_t stretches = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
@@ -1342,7 +1257,7 @@ LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_token
 }
 
 /* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
- * of one token. A vector on more than two axes would need too many positions, so it never walks. */
+ * of one token. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
@@ -1350,7 +1265,7 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     lk_lrpe_plan p = {};
     lk_lrpe_start_plan<T>(&p, a, backward);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
-    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
+    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
     int groups = 1, block = backward ? LK_LRPE_DTHETA_THREADS : LK_LRPE_THREADS;
     if (vector && !a.dtheta) {
         block = walk_tokens ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS;

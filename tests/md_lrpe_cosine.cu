@@ -1057,7 +1057,8 @@ static void divisions(void)
 typedef struct {
     lk_lrpe_plan plan;
     const int64_t *item;
-    /* head, token, batch, positions on both axes, in the prefix 0, and on the first where a walk begins, tokens of the walk */
+    /* head, token, batch, positions on both axes, in the prefix 0, and on the first where a walk's angles are computed, tokens of
+     * the walk */
     int64_t *found;
     int count;
 } place_plan;
@@ -1071,7 +1072,9 @@ LK_KERNEL void place_kernel(const __grid_constant__ place_plan p)
         found[0] = at.head, found[1] = at.token, found[2] = at.batch;
         found[3] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 0);
         found[4] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 1);
-        found[5] = lk_lrpe_find_origin<8>(p.plan, at.token, 0).s[0], found[6] = at.tokens;
+        lk_lrpe_origin<8> from;
+        lk_lrpe_find_origin(&from, p.plan, at.token, at.tokens, 0);
+        found[5] = from.s[0], found[6] = at.tokens;
     }
 }
 
@@ -1118,16 +1121,16 @@ static void places(void)
             const bool inside = p.plan.heads_inner;
             const int64_t row = item[n] / lanes, step = p.plan.token_step, inner = row % (inside ? heads : step);
             const int64_t outer = row / (inside ? heads : step) % (inside ? step : heads), token = inside ? outer : inner;
-            const int64_t cell = token - prefix, down = cell < 0 ? width - 1 : 0; /* so that the quotient is rounded down */
+            const int64_t cell = token - prefix, first = cell < 0 ? token + (step - cell - 1) / step * step : token;
+            const int64_t *const got = (const int64_t *)test_buffer_back(&y_buffer) + 7 * n;
             const int64_t want[7] = {inside ? inner : outer,
                                      token,
                                      row / (heads * step) * p.plan.stretch,
                                      cell < 0 ? 0 : cell / width - 5,
                                      cell < 0 ? 0 : cell % width,
-                                     q.shape[0] > 1 ? (cell - down) / width - 5 : -5,
+                                     first < tokens ? (first - prefix) / width - 5 : got[5], /* a walk through the prefix only */
                                      (tokens - token + step - 1) / step};
-            const int64_t *const got = (const int64_t *)test_buffer_back(&y_buffer) + 7 * n;
-            static const char *const what[] = {"head", "token", "batch", "position 0", "position 1", "stand", "tokens"};
+            static const char *const what[] = {"head", "token", "batch", "position 0", "position 1", "origin", "tokens"};
             for (int j = 0; j < 7; j++)
                 if (!test_that(got[j] == want[j]))
                     test_detail("item %lld has %s %lld, want %lld; %s", (long long)item[n], what[j], (long long)got[j],
