@@ -281,13 +281,21 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 {
     const float *const theta_f32 = (const float *)p.theta + head * p.theta_stride;
     const T *const theta_t = (const T *)p.theta + head * p.theta_stride;
+    int t[N];
     float theta[N];
-    turns->not_finite = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const int f = min(feature + STEP * j, p.dim - 1), t = f - lk_lrpe_axis(p, f) * p.e;
-        theta[j] = p.theta_f32 ? theta_f32[t] : lk_to_float(theta_t[t]);
+        const int f = min(feature + STEP * j, p.dim - 1);
+        t[j] = f - lk_lrpe_axis(p, f) * p.e;
     }
+    if (p.theta_f32) {
+#pragma unroll
+        for (int j = 0; j < N; j++) theta[j] = theta_f32[t[j]];
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) theta[j] = lk_to_float(theta_t[t[j]]);
+    }
+    turns->not_finite = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
@@ -339,48 +347,6 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<
 #pragma unroll
     for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
     lk_lrpe_rotate(angles, phase, turns.not_finite, token < p.grid.prefix);
-}
-
-/* A walk over tokens: the angles of a vector in 2^-32 turns, and their increase per step. Both are rounded to nearest, so an
- * angle errs by (n + 1) / 2 units n steps from where it was computed. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
-template <int N> struct lk_lrpe_walk {
-    uint32_t phase[N], step[N];
-    uint32_t not_finite; /* bit j: theta is not finite */
-};
-
-/* Where a walk's angles are computed: at its first token in the grid, `back` steps from its first. This reads no memory, so it
- * is done before the wait. */
-template <int N> struct lk_lrpe_origin {
-    int s[N], back;
-};
-
-template <int N>
-LK_DEVICE void lk_lrpe_find_origin(lk_lrpe_origin<N> *from, const lk_lrpe_plan &p, int64_t token, int tokens, int feature)
-{
-    for (from->back = 0; token < p.grid.prefix && from->back < tokens; from->back++) token += p.token_step;
-    lk_lrpe_positions<1>(from->s, p, token - p.grid.prefix, feature);
-}
-
-template <class T, int N>
-LK_DEVICE void lk_lrpe_start_walk(lk_lrpe_walk<N> *walk, const lk_lrpe_plan &p, int64_t head, int feature,
-                                  const lk_lrpe_origin<N> &from)
-{
-    lk_lrpe_turns<N> turns;
-    lk_lrpe_load_turns<T, 1>(&turns, p, head, feature);
-    walk->not_finite = turns.not_finite;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        walk->step[j] = lk_lrpe_axis(p, feature + j) == p.walk_axis ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
-        walk->phase[j] = lk_lrpe_phase(turns.of[j], from.s[j]) - (uint32_t)from.back * walk->step[j];
-    }
-}
-
-/* The angles at this step; then the walk goes on to the next one. */
-template <int N> LK_DEVICE void lk_lrpe_walk_step(lk_lrpe_angles<N> *angles, lk_lrpe_walk<N> *walk, bool in_prefix)
-{
-    lk_lrpe_rotate(angles, walk->phase, walk->not_finite, in_prefix);
-#pragma unroll
-    for (int j = 0; j < N; j++) walk->phase[j] += walk->step[j];
 }
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
@@ -435,9 +401,9 @@ template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
     for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
 }
 
-/* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; lanes that are no owner
- * add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
-template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool owner)
+/* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; those without `mine` have
+ * no vector and add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
+template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool mine)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
         lk_lrpe_activate(p.activation, x);
@@ -447,13 +413,13 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     float max = -INFINITY, partial[4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
-    if (!owner) max = -INFINITY;
+    if (!mine) max = -INFINITY;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
 #pragma unroll
     for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
-    const float sum = lk_sum_warp(owner ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
+    const float sum = lk_sum_warp(mine ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
     const float inverse = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
 #pragma unroll
     for (int j = 0; j < N; j++) x[j] *= inverse;
@@ -521,6 +487,7 @@ typedef struct {
     int lane;
     bool owner;          /* false: a thread without an item or without features */
     int tokens, batches; /* their counts */
+    int feature, count;  /* of vectors: their first feature, and how many of them the thread has */
 } lk_lrpe_item;
 
 /* I: int in a small grid; it takes half the instructions. */
@@ -550,127 +517,147 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
 
-/* Forward of a vector of one token. ACT: with an activation. All lanes of a warp then call it, since they compute a softmax
- * together; only those with `mine` write. */
-template <bool ACT, class T, int N>
-LK_DEVICE void lk_lrpe_forward_step(T *y, lk_vec<T> x, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p, bool owner,
-                                    bool mine)
-{
-    float v[N], z[N];
-    lk_unpack(v, x);
-    if (ACT) lk_lrpe_activate_row(v, p, owner);
-    if (ACT && !mine) return;
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = v[j] * angles.cos[j];
-    lk_pack(&x, z);
-    lk_store_vec_wb(y, x);
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = v[j] * angles.sin[j];
-    lk_pack(&x, z);
-    if (angles.in_prefix) x = {};
-    lk_store_vec_wb(y + p.dim, x);
-}
+/* The vectors of a thread have the same features of a head. WALK: they are those of its item's tokens, and the angles walk
+ * along. Otherwise they are those of one token in several batches, and the angles stay. Then the threads of a block are G
+ * groups with the same items, and group g has batches g, g + G, ... of an item's stretch. */
+#define LK_LRPE_GROUP_THREADS (LK_LRPE_BATCH_THREADS / LK_LRPE_GROUPS)
+static_assert(LK_LRPE_GROUP_THREADS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
-/* A thread owns a vector of features of a head and walks over tokens. It loads the next vector before it rotates this one.
- * Here and below the launch of dependents comes directly after the wait. After the first loads, the compiler may move it behind
- * their first use. */
-template <class T, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
-    lk_lrpe_forward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
+template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_plan &p)
 {
-    constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
-    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
-    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
-    lk_lrpe_origin<N> origin;
-    lk_lrpe_find_origin(&origin, p, item.token, item.tokens, feature);
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-    lk_vec<T> next = {};
-    if (count > 0) next = lk_load_vec_ca(x);
-    lk_lrpe_walk<N> walk = {};
-    if (item.owner) lk_lrpe_start_walk<T>(&walk, p, item.head, feature, origin);
-    int64_t token = item.token;
-#pragma unroll 1
-    for (int i = 0; i < steps; i++, y += p.out_stride[3], token += p.token_step) {
-        const lk_vec<T> now = next;
-        x += p.in_stride[3];
-        if (i + 1 < count) next = lk_load_vec_ca(x);
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_walk_step(&angles, &walk, token < p.grid.prefix);
-        lk_lrpe_forward_step<ACT>(y, now, angles, p, item.owner, i < count);
-    }
-}
-
-/* Over the batch a block's threads are G groups with the same vectors of a token. Group g processes batches g, g + G, ... of
- * the block's stretch. It computes N / G angles of each vector and gets the others from shared memory. */
-#define LK_LRPE_BATCH_VECTORS (LK_LRPE_BATCH_THREADS / LK_LRPE_GROUPS)
-static_assert(LK_LRPE_BATCH_VECTORS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
-
-/* A group computes M angles of each vector, writes them into the table, [feature of a vector][vector], and reads those that the
- * others have written. All threads call it. own: positions of its own features, the first of which is `feature`. */
-template <class T, int M, int N>
-LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table, const lk_lrpe_plan &p, int64_t head, int feature,
-                                       const int (&own)[M], bool in_prefix)
-{
-    constexpr int S = LK_LRPE_BATCH_VECTORS;
-    const int vector = threadIdx.x % S, group = threadIdx.x / S;
-    lk_lrpe_turns<M> turns;
-    lk_lrpe_angles<M> part;
-    uint32_t phase[M];
-    lk_lrpe_load_turns<T, 1>(&turns, p, head, feature);
-#pragma unroll
-    for (int i = 0; i < M; i++) phase[i] = lk_lrpe_phase(turns.of[i], own[i]);
-    lk_lrpe_rotate(&part, phase, turns.not_finite, in_prefix);
-#pragma unroll
-    for (int i = 0; i < M; i++) table[(group * M + i) * S + vector] = {part.cos[i], part.sin[i]};
-    __syncthreads(); /* all groups have written their angles */
-    angles->in_prefix = in_prefix;
-#pragma unroll
-    for (int j = 0; j < N; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
-}
-
-/* How many batches of its block's stretch a group processes. */
-LK_DEVICE int lk_lrpe_batches(const lk_lrpe_item &item, int group)
-{
-    return item.owner && item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
-}
-
-template <class T, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BLOCKS)
-    lk_lrpe_forward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
-{
-    constexpr int N = LK_VEC<T>, M = N / LK_LRPE_GROUPS, S = LK_LRPE_BATCH_VECTORS, U = LK_LRPE_BATCH_U;
-    LK_SHARED(float2, table, [N * S]);
+    constexpr int S = WALK ? LK_LRPE_THREADS : LK_LRPE_GROUP_THREADS;
     const int group = threadIdx.x / S;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches(item, group), steps = ACT ? p.steps : count;
-    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
-    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
-    const bool in_prefix = item.token < p.grid.prefix;
-    int own[M];
-    lk_lrpe_positions<1>(own, p, item.token - p.grid.prefix, feature + group * M);
+    lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
+    item.count = WALK ? item.tokens : item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
+    if (!item.owner) item.count = 0;
+    item.batch += group;
+    return item;
+}
+
+/* The first of them in a tensor. */
+template <class T> LK_DEVICE T *lk_lrpe_at(T *tensor, const int64_t (&stride)[4], const lk_lrpe_item &item)
+{
+    return tensor + lk_lrpe_offset(stride, item.batch, item.head, item.token) + item.feature;
+}
+
+/* The angles that a thread computes for its vectors: all of a walk, or the share of its group. A walk may begin in the prefix;
+ * its angles are computed at its first token in the grid. In 2^-32 turns they and their increase per step are rounded to
+ * nearest, so an angle errs by (n + 1) / 2 units n steps from there. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
+template <class T, bool WALK> struct lk_lrpe_own {
+    static constexpr int N = WALK ? LK_VEC<T> : LK_VEC<T> / LK_LRPE_GROUPS;
+    int feature, prefix, s[N]; /* prefix: how many of the vectors are in the prefix */
+    uint32_t phase[N], step[N];
+    uint32_t not_finite; /* bit j: theta is not finite */
+};
+
+/* Finds their positions. This reads no memory, so it is done before the wait. */
+template <class T, bool WALK>
+LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item)
+{
+    int64_t token = item.token;
+    own->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_own<T, WALK>::N);
+    own->prefix = WALK || token >= p.grid.prefix ? 0 : INT32_MAX;
+    for (; WALK && token < p.grid.prefix && own->prefix < item.tokens; own->prefix++) token += p.token_step;
+    lk_lrpe_positions<1>(own->s, p, token - p.grid.prefix, own->feature);
+}
+
+/* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
+template <class T, bool WALK>
+LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table, const lk_lrpe_plan &p,
+                             const lk_lrpe_item &item)
+{
+    constexpr int N = lk_lrpe_own<T, WALK>::N, S = LK_LRPE_GROUP_THREADS;
+    lk_lrpe_turns<N> turns;
+    lk_lrpe_load_turns<T, 1>(&turns, p, item.head, own->feature);
+    own->not_finite = turns.not_finite;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const bool along = WALK && lk_lrpe_axis(p, own->feature + j) == p.walk_axis;
+        own->step[j] = along ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
+        own->phase[j] = lk_lrpe_phase(turns.of[j], own->s[j]) - (uint32_t)own->prefix * own->step[j];
+    }
+    if (WALK) return;
+    lk_lrpe_angles<N> part;
+    lk_lrpe_rotate(&part, own->phase, own->not_finite, own->prefix > 0);
+    const int vector = threadIdx.x % S, first = threadIdx.x / S * N;
+#pragma unroll
+    for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
+    __syncthreads(); /* all groups have written their angles */
+    angles->in_prefix = part.in_prefix;
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
+}
+
+/* The angles of the next vector. */
+template <class T>
+LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_own<T, true> *own, bool in_prefix)
+{
+    lk_lrpe_rotate(angles, own->phase, own->not_finite, in_prefix);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) own->phase[j] += own->step[j];
+}
+template <class T> LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *, lk_lrpe_own<T, false> *, bool)
+{
+}
+
+/* Writes y of a vector; x is act(x). */
+template <class T, int N>
+LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
+{
+    float z[N];
+    lk_vec<T> out;
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
+    lk_pack(&out, z);
+    lk_store_vec_wb(y, out);
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
+    lk_pack(&out, z);
+    if (angles.in_prefix) out = {};
+    lk_store_vec_wb(y + p.dim, out);
+}
+
+/* A walk loads a vector while it uses the one before, a loop over the batch U vectors after it has used U. The launch of
+ * dependents comes directly after the wait: after the first loads, the compiler may move it behind their first use. */
+template <class T, bool ACT, bool WALK>
+LK_KERNEL void __launch_bounds__(WALK ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS,
+                                 WALK ? LK_LRPE_WALK_BLOCKS : LK_LRPE_BATCH_FORWARD_BLOCKS)
+    lk_lrpe_forward_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U;
+    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
+    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
+    const T *x = lk_lrpe_at((const T *)p.in, p.in_stride, item);
+    T *y = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    lk_lrpe_own<T, WALK> own;
+    lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    lk_vec<T> raw[U];
+    lk_vec<T> ahead[U] = {};
 #pragma unroll
-    for (int u = 0; u < U; u++, x += p.in_stride[3]) {
-        raw[u] = {};
-        if (u < count) raw[u] = lk_load_vec_ca(x);
-    }
+    for (int u = 0; u < U; u++, x += p.in_stride[3])
+        if (u < item.count) ahead[u] = lk_load_vec_ca(x);
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles<T>(&angles, table, p, item.head, feature + group * M, own, in_prefix);
+    lk_lrpe_start(&own, &angles, table, p, item);
+    const int steps = ACT ? p.steps : item.count;
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
         for (int u = 0; u < U; u++, y += p.out_stride[3]) {
-            if (i + u >= steps) break;
-            lk_lrpe_forward_step<ACT>(y, raw[u], angles, p, item.owner, i + u < count);
+            if (!WALK && i + u >= steps) break;
+            const lk_vec<T> now = ahead[u];
+            if (WALK && i + 1 < item.count) ahead[u] = lk_load_vec_ca(x);
+            if (WALK) x += p.in_stride[3];
+            float act[N];
+            lk_unpack(act, now);
+            if (ACT) lk_lrpe_activate_row(act, p, i + u < item.count);
+            lk_lrpe_next(&angles, &own, i < own.prefix);
+            if (!ACT || i + u < item.count) lk_lrpe_write_y(y, act, angles, p);
         }
 #pragma unroll
-        for (int u = 0; u < U && i + U < steps; u++, x += p.in_stride[3])
-            if (i + U + u < count) raw[u] = lk_load_vec_ca(x);
+        for (int u = 0; u < U && !WALK && i + U < steps; u++, x += p.in_stride[3])
+            if (i + U + u < item.count) ahead[u] = lk_load_vec_ca(x);
     }
 }
 
@@ -701,7 +688,7 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, c
 
 /* g becomes dx, for a vector of a row. */
 template <int N>
-LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool owner)
+LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool mine)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
         lk_lrpe_chain(p.activation, g, x);
@@ -710,7 +697,7 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
     float dot = 0.0f;
 #pragma unroll
     for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
-    dot = lk_sum_warp(owner ? dot : 0.0f, (int)p.lanes.size);
+    dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
 }
@@ -718,7 +705,7 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
 /* Backward of a vector of one token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p,
-                                     bool owner, bool mine, lk_lrpe_sums<N> *sums)
+                                     bool mine, lk_lrpe_sums<N> *sums)
 {
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
@@ -726,82 +713,51 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const l
     if (ACT || sums) {
         float x[N], act[N];
         lk_unpack(x, step.x), lk_unpack(act, step.x);
-        if (ACT) lk_lrpe_activate_row(act, p, owner);
+        if (ACT) lk_lrpe_activate_row(act, p, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-        if (ACT) lk_lrpe_chain_row(g, x, act, p, owner);
+        if (ACT) lk_lrpe_chain_row(g, x, act, p, mine);
     }
     lk_vec<T> out;
     lk_pack(&out, g);
     if (mine && (!sums || p.write_dx)) lk_store_vec_wb(dx, out);
 }
 
-template <class T, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, (lk_lrpe_backward_walk_blocks<T, ACT>))
-    lk_lrpe_backward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
+template <class T, bool ACT, bool WALK>
+LK_KERNEL void __launch_bounds__(WALK ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS,
+                                 WALK ? lk_lrpe_backward_walk_blocks<T, ACT> : LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT))
+    lk_lrpe_backward_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
-    constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
-    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + feature;
-    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
-    lk_lrpe_origin<N> origin;
-    lk_lrpe_find_origin(&origin, p, item.token, item.tokens, feature);
+    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - ACT;
+    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
+    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
+    const T *dy = lk_lrpe_at((const T *)p.in, p.in_stride, item), *x = lk_lrpe_at((const T *)p.x, p.x_stride, item);
+    T *dx = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    lk_lrpe_own<T, WALK> own;
+    lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    lk_lrpe_step<T> next = {};
-    int64_t token = item.token;
-    if (count > 0) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
-    lk_lrpe_walk<N> walk = {};
-    if (item.owner) lk_lrpe_start_walk<T>(&walk, p, item.head, feature, origin);
-#pragma unroll 1
-    for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
-        const lk_lrpe_step<T> now = next;
-        const bool in_prefix = token < p.grid.prefix, mine = !ACT || i < count;
-        dy += p.in_stride[3], x += p.x_stride[3], token += p.token_step;
-        if (i + 1 < count) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_walk_step(&angles, &walk, in_prefix);
-        lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, mine, (lk_lrpe_sums<N> *)NULL);
-    }
-}
-
-template <class T, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT))
-    lk_lrpe_backward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
-{
-    constexpr int N = LK_VEC<T>, M = N / LK_LRPE_GROUPS, S = LK_LRPE_BATCH_VECTORS, U = LK_LRPE_BATCH_U - ACT;
-    LK_SHARED(float2, table, [N * S]);
-    const int group = threadIdx.x / S;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches(item, group), steps = ACT ? p.steps : count;
-    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + group, item.head, item.token) + feature;
-    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
-    const bool in_prefix = item.token < p.grid.prefix;
-    int own[M];
-    lk_lrpe_positions<1>(own, p, item.token - p.grid.prefix, feature + group * M);
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-    lk_lrpe_step<T> raw[U];
+    lk_lrpe_step<T> ahead[U] = {};
 #pragma unroll
-    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
-        raw[u] = {};
-        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, in_prefix);
-    }
+    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3])
+        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, u < own.prefix);
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles<T>(&angles, table, p, item.head, feature + group * M, own, in_prefix);
+    lk_lrpe_start(&own, &angles, table, p, item);
+    const int steps = ACT ? p.steps : item.count;
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
         for (int u = 0; u < U; u++, dx += p.out_stride[3]) {
-            if (i + u >= steps) break;
-            const bool mine = !ACT || i + u < count;
-            lk_lrpe_backward_step<ACT>(dx, raw[u], angles, p, item.owner, mine, (lk_lrpe_sums<N> *)NULL);
+            if (!WALK && i + u >= steps) break;
+            const lk_lrpe_step<T> now = ahead[u];
+            const bool mine = !ACT || i + u < item.count;
+            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + 1 < own.prefix);
+            if (WALK) dy += p.in_stride[3], x += p.x_stride[3];
+            lk_lrpe_next(&angles, &own, i < own.prefix);
+            lk_lrpe_backward_step<ACT>(dx, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
         }
 #pragma unroll
-        for (int u = 0; u < U && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, in_prefix);
+        for (int u = 0; u < U && !WALK && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
+            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + U + u < own.prefix);
     }
 }
 
@@ -840,7 +796,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
             if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
-            lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, !ACT || i < count, &sums);
+            lk_lrpe_backward_step<ACT>(dx, now, angles, p, !ACT || i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
@@ -1246,14 +1202,13 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
                                     : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
 }
 
-/* The kernel of the vector path. groups: of a block over the batch; 1: a walk over tokens. */
-template <class T, bool ACT>
-LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens, int groups))(lk_lrpe_plan)
+/* The kernel of the vector path. */
+template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_plan)
 {
     if (dtheta)
         return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
-    if (groups == 1) return backward ? lk_lrpe_backward_walk_kernel<T, ACT> : lk_lrpe_forward_walk_kernel<T, ACT>;
-    return backward ? lk_lrpe_backward_batch_kernel<T, ACT> : lk_lrpe_forward_batch_kernel<T, ACT>;
+    if (walk_tokens) return backward ? lk_lrpe_backward_kernel<T, ACT, true> : lk_lrpe_forward_kernel<T, ACT, true>;
+    return backward ? lk_lrpe_backward_kernel<T, ACT, false> : lk_lrpe_forward_kernel<T, ACT, false>;
 }
 
 /* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
@@ -1274,8 +1229,8 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
     void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;
     if (vector)
-        kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens, groups)
-                     : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens, groups);
+        kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
+                     : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block / (vector ? groups : 32)), 1, block, 0, stream, p);
 }
 

@@ -887,7 +887,8 @@ static void walks(int type, int direction, int path)
     p.prefix = 10, p.offset[0] = -last + 1, p.theta = LARGE;
     check(&p);
     p = plain(type, direction, path, 2, 1, 1, 32 * vec);
-    p.axes = 4, p.shape[1] = tokens / 60, p.shape[2] = 3, p.shape[3] = 5, p.prefix = tokens / 4, p.e = 8 * vec + 1;
+    p.axes = 4, p.shape[1] = tokens / 60, p.shape[2] = 3, p.shape[3] = 5, p.prefix = tokens / 2, p.e = 8 * vec + 1;
+    p.special = PREFIX;
     p.offset[0] = 1000, p.offset[1] = last - p.shape[1], p.offset[2] = -last + 1, p.offset[3] = -7;
     check(&p);
     p = plain(type, direction, path, 17, 1, 4 * test.sms + 1, 32 * vec);
@@ -1066,15 +1067,16 @@ typedef struct {
 LK_KERNEL void place_kernel(const __grid_constant__ place_plan p)
 {
     for (int i = threadIdx.x; i < p.count; i += 32) {
-        const lk_lrpe_item at = lk_lrpe_find_item(p.plan, p.item[i]);
+        lk_lrpe_item at = lk_lrpe_find_item(p.plan, p.item[i]);
+        at.feature = 0;
         const int64_t cell = at.token - p.plan.grid.prefix;
         int64_t *found = p.found + 7 * i;
         found[0] = at.head, found[1] = at.token, found[2] = at.batch;
         found[3] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 0);
         found[4] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 1);
-        lk_lrpe_origin<8> from;
-        lk_lrpe_find_origin(&from, p.plan, at.token, at.tokens, 0);
-        found[5] = from.s[0], found[6] = at.tokens;
+        lk_lrpe_own<lk_bf16, true> own;
+        lk_lrpe_find_own(&own, p.plan, at);
+        found[5] = own.s[0], found[6] = at.tokens;
     }
 }
 
