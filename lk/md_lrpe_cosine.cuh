@@ -464,23 +464,16 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
 /* bench/results/choices.md has the alternatives to these choices, with figures. Loads and stores of vectors are ld.ca and
  * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
 
-/* Threads per block: of walks over tokens and of rows; of loops over the batch; of kernels with dtheta. */
-#define LK_LRPE_THREADS 256
-#define LK_LRPE_BATCH_THREADS 128
-#define LK_LRPE_DTHETA_THREADS 128
+#define LK_LRPE_THREADS 128 /* per block */
 /* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. A
  * group is whole warps. */
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
- * later takes more registers, and an SM of sm_120 runs 1536 threads. */
-#define LK_LRPE_BATCH_FORWARD_BLOCKS 8
-#define LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT) (6 - (ACT))
-#define LK_LRPE_WALK_BLOCKS (4 - (LK_ARCH >= 1000) - (LK_ARCH >= 1200))
-#define LK_LRPE_DTHETA_BLOCKS (3 - (LK_ARCH >= 1000))
-#define LK_LRPE_FEW_WALK_BLOCKS (LK_ARCH < 1000 ? 3 : LK_LRPE_WALK_BLOCKS) /* kernels that need just over 64 registers */
-template <class T, bool ACT> constexpr int lk_lrpe_backward_walk_blocks = ACT ? LK_LRPE_FEW_WALK_BLOCKS : LK_LRPE_WALK_BLOCKS;
-template <> constexpr int lk_lrpe_backward_walk_blocks<lk_f16, false> = LK_LRPE_FEW_WALK_BLOCKS;
+ * later takes more registers. */
+#define LK_LRPE_FORWARD_BLOCKS 8
+#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
+#define LK_LRPE_DTHETA_BLOCKS (LK_ARCH < 1000 ? 3 : 2)
 
 typedef struct {
     int64_t head, token, batch, slot; /* the first token and batch; slot: of its partial sums */
@@ -520,7 +513,7 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
 /* The vectors of a thread have the same features of a head. WALK: they are those of its item's tokens, and the angles walk
  * along. Otherwise they are those of one token in several batches, and the angles stay. Then the threads of a block are G
  * groups with the same items, and group g has batches g, g + G, ... of an item's stretch. */
-#define LK_LRPE_GROUP_THREADS (LK_LRPE_BATCH_THREADS / LK_LRPE_GROUPS)
+#define LK_LRPE_GROUP_THREADS (LK_LRPE_THREADS / LK_LRPE_GROUPS)
 static_assert(LK_LRPE_GROUP_THREADS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
 template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_plan &p)
@@ -621,8 +614,7 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
 /* A walk loads a vector while it uses the one before, a loop over the batch U vectors after it has used U. The launch of
  * dependents comes directly after the wait: after the first loads, the compiler may move it behind their first use. */
 template <class T, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(WALK ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS,
-                                 WALK ? LK_LRPE_WALK_BLOCKS : LK_LRPE_BATCH_FORWARD_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_FORWARD_BLOCKS)
     lk_lrpe_forward_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U;
@@ -723,8 +715,7 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const l
 }
 
 template <class T, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(WALK ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS,
-                                 WALK ? lk_lrpe_backward_walk_blocks<T, ACT> : LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT))
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_BACKWARD_BLOCKS(ACT, WALK))
     lk_lrpe_backward_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - ACT;
@@ -765,11 +756,11 @@ LK_KERNEL void __launch_bounds__(WALK ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS,
  * are few slots of partial sums. Its inner loop is over tokens (TOKENS) or over the batch. It computes all its angles, since
  * dtheta needs the positions too. The compensated sums take the registers that more loads would need. */
 template <class T, bool TOKENS, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_DTHETA_THREADS + threadIdx.x);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     if (!ACT && !item.owner) return;
     const int feature = item.owner ? item.lane * N : 0;
@@ -839,7 +830,7 @@ LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, 
 }
 
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 3) lk_lrpe_forward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 6) lk_lrpe_forward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
     const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
@@ -911,11 +902,11 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
 }
 
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_DTHETA_THREADS / 32) + threadIdx.x / 32);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
     if (!item.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
@@ -964,8 +955,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_griddepcontrol_launch_dependents();
 }
 
-/* dtheta from the partial sums. A block owns 8 neighbouring elements; the 32 threads of each take every 32nd slot of each
- * axis. */
+/* dtheta from the partial sums. A block owns ELEMENTS neighbouring elements; the threads of each take every ELEMENT_THREADS-th
+ * slot of each axis. */
 typedef struct {
     const float *partial;
     float *dtheta;
@@ -974,11 +965,12 @@ typedef struct {
 } lk_lrpe_dtheta_plan;
 
 #define LK_LRPE_ELEMENTS 8
-#define LK_LRPE_ELEMENT_THREADS (LK_LRPE_THREADS / LK_LRPE_ELEMENTS)
+#define LK_LRPE_ELEMENT_THREADS 32
+#define LK_LRPE_SUM_THREADS (LK_LRPE_ELEMENTS * LK_LRPE_ELEMENT_THREADS)
 
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
+LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
 {
-    LK_SHARED(float, partial, [LK_LRPE_THREADS]); /* [rank][element] */
+    LK_SHARED(float, partial, [LK_LRPE_SUM_THREADS]); /* [rank][element] */
     const int element = threadIdx.x % LK_LRPE_ELEMENTS, rank = threadIdx.x / LK_LRPE_ELEMENTS;
     const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, head = at / p.e;
     float sum = 0.0f, lost = 0.0f;
@@ -1221,17 +1213,14 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     lk_lrpe_start_plan<T>(&p, a, backward);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
     const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
-    int groups = 1, block = backward ? LK_LRPE_DTHETA_THREADS : LK_LRPE_THREADS;
-    if (vector && !a.dtheta) {
-        block = walk_tokens ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS;
-        if (!walk_tokens) groups = LK_LRPE_GROUPS;
-    }
+    const int groups = vector && !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
     void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;
     if (vector)
         kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
                      : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
-    return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block / (vector ? groups : 32)), 1, block, 0, stream, p);
+    const int block_items = LK_LRPE_THREADS / (vector ? groups : 32);
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block_items), 1, LK_LRPE_THREADS, 0, stream, p);
 }
 
 template <class T>
@@ -1261,7 +1250,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_co
     if (status || !a.dtheta) return status;
     const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, split.slots, a.accumulate != 0};
     const int64_t grid = lk_ceil_div(a.heads * a.e, LK_LRPE_ELEMENTS);
-    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_THREADS, 0, stream, sum);
+    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
 }
 
 template <class T>

@@ -1611,7 +1611,7 @@ static void too_many_rows(int type, int direction)
     a.x = a.dy = (void *)((uintptr_t)1 << 40), a.theta = (void *)((uintptr_t)2 << 40);
     a.y = a.dx = (void *)((uintptr_t)3 << 40);
     for (int log2 = 31; log2 <= 32; log2++) { /* blocks: CUDA has 2^31 - 1 at most, and 2^32 + 1 are 1 in 32 bits */
-        a.heads = (direction == FORWARD ? 8 : 4) * (((int64_t)1 << log2) + 1); /* 8 and 4 warps a block */
+        a.heads = LK_LRPE_THREADS / 32 * (((int64_t)1 << log2) + 1); /* a warp each */
         const lk_status status = call_of[direction][type](&a, test.stream);
         if (!test_that(status == (lk_status)cudaErrorInvalidConfiguration))
             test_detail("2^%d blocks: status %s: %s", log2, lk_status_string(status), lk_last_error());
