@@ -829,38 +829,22 @@ LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, 
     lk_lrpe_normalize(v, *state);
 }
 
+/* y of a piece of a row. */
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 6) lk_lrpe_forward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+LK_DEVICE void lk_lrpe_forward_piece(T *y, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles, const lk_lrpe_plan &p,
+                                     int feature)
 {
-    constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
-    lk_griddepcontrol_wait();
-    if (!item.owner) return;
-    for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
-        lk_lrpe_turns<N> turns;
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
-        int64_t token = item.token;
-        for (int o = 0; o < item.tokens; o++, token += p.token_step) {
-            lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
-            for (int i = 0; i < item.batches; i++) {
-                const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + i, item.head, token);
-                T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + i, item.head, token);
-                float v[N];
-                lk_lse state;
-                lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
-                lk_lrpe_activate_piece(v, &state, p, x);
+    float v[LK_LRPE_ROW_N];
+    lk_lse state;
+    lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
+    lk_lrpe_activate_piece(v, &state, p, x);
 #pragma unroll
-                for (int j = 0; j < N; j++) {
-                    const int f = feature + 32 * j;
-                    if (f >= p.dim) break;
-                    lk_put(y + f, v[j] * angles.cos[j]);
-                    lk_put(y + p.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
-                }
-            }
-        }
+    for (int j = 0; j < LK_LRPE_ROW_N; j++) {
+        const int f = feature + 32 * j;
+        if (f >= p.dim) break;
+        lk_put(y + f, v[j] * angles.cos[j]);
+        lk_put(y + p.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
     }
-    lk_griddepcontrol_launch_dependents();
 }
 
 /* A piece of dy: u and v, 0 beyond the row's end. */
@@ -901,9 +885,41 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
     return lk_sum_warp(dot);
 }
 
+/* dx of a piece of a row of this head and token, and its terms of dtheta. */
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
-    lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+LK_DEVICE void lk_lrpe_backward_piece(T *dx, const T *dy, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles,
+                                      lk_lrpe_sums<LK_LRPE_ROW_N> *sums, const lk_lrpe_plan &p, int64_t head, int64_t token,
+                                      int feature)
+{
+    constexpr int N = LK_LRPE_ROW_N;
+    float u[N], v[N], g[N], raw[N] = {}, act[N];
+    lk_lse state = lk_lse_empty();
+    lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
+    if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
+#pragma unroll
+    for (int j = 0; j < N; j++) act[j] = raw[j];
+    lk_lrpe_activate_piece(act, &state, p, x);
+    lk_lrpe_rotate_back(g, angles, u, v);
+    if (p.partial) lk_lrpe_add_dtheta(sums, angles, act, u, v);
+    if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
+        dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, head, token);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+    } else {
+        lk_lrpe_chain(p.activation, g, raw);
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
+}
+
+template <class T, bool BACKWARD>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOCKS : 6)
+    lk_lrpe_row_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_LRPE_ROW_N;
     const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
@@ -912,44 +928,23 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
         lk_lrpe_sums<N> sums = {};
+        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
         int64_t token = item.token;
         for (int o = 0; o < item.tokens; o++, token += p.token_step) {
             lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
-            for (int i = 0; i < item.batches; i++) {
-                const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + i, item.head, token);
-                const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + i, item.head, token);
-                T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + i, item.head, token);
-                float u[N], v[N], g[N], raw[N] = {}, act[N];
-                lk_lse state = lk_lse_empty();
-                lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
-                if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
-#pragma unroll
-                for (int j = 0; j < N; j++) act[j] = raw[j];
-                lk_lrpe_activate_piece(act, &state, p, x);
-                lk_lrpe_rotate_back(g, angles, u, v);
-                if (p.partial) lk_lrpe_add_dtheta(&sums, angles, act, u, v);
-                if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
-                    float dot = 0.0f;
-#pragma unroll
-                    for (int j = 0; j < N; j++)
-                        if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
-                    dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, item.head, token);
-#pragma unroll
-                    for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
-                } else {
-                    lk_lrpe_chain(p.activation, g, raw);
-                }
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
+            for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
+                const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token);
+                T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token);
+                const T *x = BACKWARD ? (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) : in;
+                if (BACKWARD) lk_lrpe_backward_piece(out, in, x, angles, &sums, p, item.head, token, feature);
+                else lk_lrpe_forward_piece(out, x, angles, p, feature);
             }
         }
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const int f = feature + 32 * j;
-            if (p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
+            if (BACKWARD && p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
         }
     }
     lk_griddepcontrol_launch_dependents();
@@ -1215,7 +1210,7 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
     const int groups = vector && !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
-    void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;
+    void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
     if (vector)
         kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
                      : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
