@@ -987,14 +987,15 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-/* A walk over tokens is split while the launch has fewer threads per SM than FILL. A loop over the batch, which costs more to
- * begin, is split only below BATCH_FILL. Walks have at most TOKENS_MOST tokens, which limits the error of their angles; they
- * are for at most FEW_BATCHES batches. DTHETA_FILL threads per SM keep partial sums of dtheta. */
-#define LK_LRPE_FILL 1024
-#define LK_LRPE_BATCH_FILL 512
+/* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that run at once. A loop over the
+ * batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which limits the
+ * error of their angles. They are for batches that leave half of the groups idle. Partial sums of dtheta are those of the
+ * threads that run at once. */
+#define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
+#define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
+#define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
 #define LK_LRPE_TOKENS_MOST 16
-#define LK_LRPE_FEW_BATCHES 2
-#define LK_LRPE_DTHETA_FILL 384
+#define LK_LRPE_FEW_BATCHES (LK_LRPE_GROUPS / 2)
 
 /* prefix + the product of shape; INT64_MAX where that is more. */
 LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
