@@ -4,11 +4,13 @@
  *   tokens     The first `prefix` tokens are outside the grid. Token prefix + c is cell c of the grid, with the indices
  *              (i_0 .. i_{axes-1}); the last one changes fastest. Its position on axis a is s_a = offset[a] + i_a.
  *   angle      phi = s_a * theta[head,j] radians. Each axis has e features: feature f belongs to axis a = f / e, and j = f % e.
+ *              Heads may share one row of theta, and features one column: theta[0,j], theta[head,0] or theta[0,0].
  *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi)
  *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi)
  *              dx = g act'(x);  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
  *              dtheta[head,j] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
- *                               over the batch, the tokens of the grid and all features f with f % e = j
+ *                               over the batch, the tokens of the grid, all features f with f % e = j, and all heads and
+ *                               features that share this theta
  *   prefix     phi = 0 exactly: y = (act(x), 0) and g = dy[0:dim]; dy[dim:2 dim] is not read.
  *
  * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape[0] to
@@ -29,9 +31,10 @@
  *            args.workspace must have.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dtheta needs a workspace: about 2 MiB on an H200, more with very many
  *            heads. Its size depends on the device's number of SMs, so that function needs a device.
- * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. accumulate: the new dtheta is added
- *            to its old contents. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0
- *            means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. theta_heads, theta_features: 1 where
+ *            all heads or all features share a theta, and dtheta. accumulate: the new dtheta is added to its old contents. In
+ *            backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0 means packed, so an expanded
+ *            tensor, whose stride is 0, must be made contiguous first.
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
@@ -79,17 +82,19 @@ enum {
  * of the other one. Backward with neither dtheta nor an activation ignores x and its strides too. */
 typedef struct {
     const void *x;           /* F B in    T [batch, heads, tokens, dim]; B: only with dtheta or an activation */
-    const void *theta;       /* F B in    theta_dtype [heads, e] packed, radians per position */
+    const void *theta;       /* F B in    theta_dtype [theta_heads, theta_features] packed, radians per position */
     void *y;                 /* F out     T [batch, heads, tokens, 2 dim] */
     const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out     T [batch, heads, tokens, dim], not in place; NULL to skip */
-    float *dtheta;           /* B out     f32 [heads, e] packed; NULL to skip */
+    float *dtheta;           /* B out     f32 [theta_heads, theta_features] packed; NULL to skip */
     void *workspace;         /* B         scratch for dtheta, aligned to LK_WORKSPACE_ALIGNMENT; without dtheta not used */
     size_t workspace_bytes;  /* B         at least what lk_md_lrpe_cosine_backward_workspace_bytes_<T> says */
     int64_t batch;           /* at least 0 */
     int64_t heads;           /* at least 0 */
     int64_t dim;             /* features of x, 1 to 2^30 */
-    int64_t e;               /* features per axis, e * axes >= dim; 0 means dim / axes rounded up; theta has e columns */
+    int64_t e;               /* features per axis, e * axes >= dim; 0 means dim / axes rounded up */
+    int64_t theta_heads;     /* rows of theta: 0 means heads; 1: all heads share one row */
+    int64_t theta_features;  /* columns of theta: 0 means e; 1: all features of a head share one angle per position */
     int64_t prefix;          /* tokens before the grid, at least 0 */
     int axes;                /* of the grid, 1 to 8; 0 means 1 */
     int64_t shape[8];        /* of the grid, each at least 0; those from `axes` on are not used */
@@ -114,9 +119,9 @@ typedef struct {
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
  *   LK_ERR_NULL       theta is NULL; forward: x, y; backward: x for dtheta or an activation; all outputs are NULL
- *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e not 0 and e * axes < dim; a
- *                     tensor that spans more than 2^62 elements; a workspace of more than 2^62 bytes; elements of y or dx that
- *                     overlap (those of x and dy may)
+ *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e not 0 and e * axes < dim;
+ *                     theta_heads is not 0, 1 or heads; theta_features is not 0, 1 or e; a tensor that spans more than 2^62
+ *                     elements; a workspace of more than 2^62 bytes; elements of y or dx that overlap (those of x and dy may)
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is not in its enum
  *   LK_ERR_PATH       VECTOR, but dim, a stride or a pointer is not a multiple of 16 bytes, or softmax has dim above 512 bytes
  *   LK_ERR_WORKSPACE  with dtheta: workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
@@ -247,7 +252,8 @@ typedef struct {
     bool theta_f32;
     int dim, e, e_shift; /* e: at most dim, since f / e is 0 then; f / e is f e_factor / 2^e_shift */
     uint32_t e_factor;
-    int64_t heads, tokens, batch, theta_stride;
+    int64_t heads, tokens, batch, theta_stride; /* theta_stride: between heads, 0 where they share theta */
+    int theta_step;                             /* between features, 0 where they share theta */
     /* An item is the work of a thread (row path: of a warp): tokens token, token + token_step, ... of a head, in `stretch`
      * consecutive batches. Its inner loop has `steps` steps over the tokens or over the batches, its outer loop `outers` over
      * the other. Items are numbered by (stretch, outer, inner, lane); inner and outer are head and token, or token and head. */
@@ -286,7 +292,7 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int f = min(feature + STEP * j, p.dim - 1);
-        t[j] = f - lk_lrpe_axis(p, f) * p.e;
+        t[j] = (f - lk_lrpe_axis(p, f) * p.e) * p.theta_step;
     }
     if (p.theta_f32) {
 #pragma unroll
@@ -951,11 +957,11 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOC
 }
 
 /* dtheta from the partial sums. A block owns ELEMENTS neighbouring elements; the threads of each take every ELEMENT_THREADS-th
- * slot of each axis. */
+ * slot of each axis, and of each head and feature that share an element. */
 typedef struct {
     const float *partial;
     float *dtheta;
-    int64_t heads, e, dim, slots;
+    int64_t rows, columns, heads, dim, slots; /* rows, columns: of dtheta */
     bool accumulate;
 } lk_lrpe_dtheta_plan;
 
@@ -967,21 +973,24 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
 {
     LK_SHARED(float, partial, [LK_LRPE_SUM_THREADS]); /* [rank][element] */
     const int element = threadIdx.x % LK_LRPE_ELEMENTS, rank = threadIdx.x / LK_LRPE_ELEMENTS;
-    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, head = at / p.e;
+    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, row = at / p.columns;
     float sum = 0.0f, lost = 0.0f;
     lk_griddepcontrol_wait();
-    if (head < p.heads)
-        for (int64_t f = at - head * p.e; f < p.dim; f += p.e)
+    const int64_t step = LK_LRPE_ELEMENT_THREADS * p.heads * p.dim;
+    for (int64_t head = row < p.rows && p.slots > 0 ? row : p.heads; head < p.heads; head += p.rows)
+        for (int64_t f = at - row * p.columns; f < p.dim; f += p.columns) {
+            const float *term = p.partial + (rank * p.heads + head) * p.dim + f;
 #pragma unroll 8
-            for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS)
-                lk_lrpe_add(&sum, &lost, p.partial[(slot * p.heads + head) * p.dim + f]);
+            for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS, term += step)
+                lk_lrpe_add(&sum, &lost, *term);
+        }
     partial[threadIdx.x] = sum;
     for (int half = LK_LRPE_ELEMENT_THREADS / 2; half > 0; half /= 2) {
         __syncthreads(); /* partial is complete up to rank 2 half */
         if (rank < half) partial[threadIdx.x] += partial[threadIdx.x + half * LK_LRPE_ELEMENTS];
     }
     lk_griddepcontrol_launch_dependents();
-    if (rank > 0 || head >= p.heads) return;
+    if (rank > 0 || row >= p.rows) return;
     p.dtheta[at] = p.accumulate ? p.dtheta[at] + partial[element] : partial[element];
 }
 
@@ -1047,13 +1056,16 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     const bool query = sms == LK_QUERY;
     a->axes = a->axes < 1 ? 1 : a->axes > 8 ? 8 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
+    if (a->theta_heads == 0) a->theta_heads = a->heads;
+    if (a->theta_features == 0) a->theta_features = a->e;
     if (!backward) a->dtheta = NULL;
     const bool reads_x = !backward || a->dtheta || a->activation;
     if (!reads_x) a->x = NULL;
-    const int64_t tokens = lk_lrpe_tokens(a), theta = lk_count(a->heads, a->e), wide = lk_count(2, a->dim);
+    const int64_t tokens = lk_lrpe_tokens(a), wide = lk_count(2, a->dim);
+    const int64_t theta = lk_count(a->theta_heads, a->theta_features);
     lk_tensor list[] = {
         LK_LRPE_TENSOR(x, reads_x ? LK_REQUIRED | LK_MAY_OVERLAP : LK_UNUSED, a->dim),
-        {"theta", a->theta, lk_dtype_bytes<T>(a->theta_dtype), LK_REQUIRED, a->batch && tokens ? theta : 0},
+        {"theta", a->theta, lk_dtype_bytes<T>(a->theta_dtype), LK_REQUIRED, a->batch && a->heads && tokens ? theta : 0},
         LK_LRPE_TENSOR(y, backward ? LK_UNUSED : LK_OUT | LK_REQUIRED, wide),
         LK_LRPE_TENSOR(dy, backward ? LK_MAY_OVERLAP : LK_UNUSED, wide),
         LK_LRPE_TENSOR(dx, backward ? LK_OUT : LK_UNUSED, a->dim),
@@ -1069,6 +1081,12 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     if (!status) status = lk_check_size(op, "heads", a->heads, 0, INT64_MAX);
     if (!status) status = lk_check_size(op, "dim", a->dim, 1, (int64_t)1 << 30);
     if (!status) status = lk_check_size(op, "e", a->e, lk_ceil_div(a->dim, a->axes), INT64_MAX);
+    if (!status && a->theta_heads != 1 && a->theta_heads != a->heads)
+        status = lk_fail(LK_ERR_SHAPE, op, "theta_heads is %lld; it must be 0, 1 or %lld", (long long)a->theta_heads,
+                         (long long)a->heads);
+    if (!status && a->theta_features != 1 && a->theta_features != a->e)
+        status = lk_fail(LK_ERR_SHAPE, op, "theta_features is %lld; it must be 0, 1 or %lld", (long long)a->theta_features,
+                         (long long)a->e);
     if (!status) status = lk_check_size(op, "prefix", a->prefix, 0, INT64_MAX);
     for (int i = 0; i < a->axes && !status; i++) status = lk_check_size(op, shape[i], a->shape[i], 0, INT64_MAX);
     if (!status) status = lk_check_shapes(op, list, count, query);
@@ -1126,7 +1144,8 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
     }
     p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
     p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
-    p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
+    p->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, p->theta_step = a.theta_features == a.e;
+    p->e = (int)(a.e < a.dim ? a.e : a.dim);
     for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
     lk_lrpe_grid *const grid = &p->grid;
@@ -1241,11 +1260,13 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_co
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, device.sms, &a, &split);
     if (!status) status = lk_asked_device(op, error);
-    if (status || a.heads == 0) return status;
-    if (a.batch > 0 && lk_lrpe_tokens(&a) > 0) status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
-    if (status || !a.dtheta) return status;
-    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, split.slots, a.accumulate != 0};
-    const int64_t grid = lk_ceil_div(a.heads * a.e, LK_LRPE_ELEMENTS);
+    if (status) return status;
+    if (a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
+        status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
+    if (status || !a.dtheta || a.theta_heads == 0) return status;
+    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.theta_heads, a.theta_features, a.heads, a.dim,
+                                     split.slots, a.accumulate != 0};
+    const int64_t grid = lk_ceil_div(a.theta_heads * a.theta_features, LK_LRPE_ELEMENTS);
     return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
 }
 
