@@ -4,11 +4,13 @@
  *   tokens     The first `prefix` tokens are outside the grid. Token prefix + c is cell c of the grid, with the indices
  *              (i_0 .. i_{axes-1}); the last one changes fastest. Its position on axis a is s_a = offset[a] + i_a.
  *   angle      phi = s_a * theta[head,j] radians. Each axis has e features: feature f belongs to axis a = f / e, and j = f % e.
+ *              Heads may share one row of theta, and features one column: theta[0,j], theta[head,0] or theta[0,0].
  *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi)
  *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi)
  *              dx = g act'(x);  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
  *              dtheta[head,j] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
- *                               over the batch, the tokens of the grid and all features f with f % e = j
+ *                               over the batch, the tokens of the grid, all features f with f % e = j, and all heads and
+ *                               features that share this theta
  *   prefix     phi = 0 exactly: y = (act(x), 0) and g = dy[0:dim]; dy[dim:2 dim] is not read.
  *
  * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape[0] to
@@ -29,9 +31,10 @@
  *            args.workspace must have.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dtheta needs a workspace: about 2 MiB on an H200, more with very many
  *            heads. Its size depends on the device's number of SMs, so that function needs a device.
- * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. accumulate: the new dtheta is added
- *            to its old contents. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0
- *            means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. theta_heads, theta_features: 1 where
+ *            all heads or all features share a theta, and dtheta. accumulate: the new dtheta is added to its old contents. In
+ *            backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0 means packed, so an expanded
+ *            tensor, whose stride is 0, must be made contiguous first.
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
@@ -48,8 +51,8 @@
  *            NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
  *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
- *            angles. Over 3 and more, four threads (two for a large tensor) compute a vector's angles together and exchange
- *            them. Each then processes every fourth (second) batch.
+ *            angles. Over 3 and more, four threads compute a vector's angles together and exchange them. Each then processes
+ *            every fourth batch.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -79,17 +82,19 @@ enum {
  * of the other one. Backward with neither dtheta nor an activation ignores x and its strides too. */
 typedef struct {
     const void *x;           /* F B in    T [batch, heads, tokens, dim]; B: only with dtheta or an activation */
-    const void *theta;       /* F B in    theta_dtype [heads, e] packed, radians per position */
+    const void *theta;       /* F B in    theta_dtype [theta_heads, theta_features] packed, radians per position */
     void *y;                 /* F out     T [batch, heads, tokens, 2 dim] */
     const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out     T [batch, heads, tokens, dim], not in place; NULL to skip */
-    float *dtheta;           /* B out     f32 [heads, e] packed; NULL to skip */
+    float *dtheta;           /* B out     f32 [theta_heads, theta_features] packed; NULL to skip */
     void *workspace;         /* B         scratch for dtheta, aligned to LK_WORKSPACE_ALIGNMENT; without dtheta not used */
     size_t workspace_bytes;  /* B         at least what lk_md_lrpe_cosine_backward_workspace_bytes_<T> says */
     int64_t batch;           /* at least 0 */
     int64_t heads;           /* at least 0 */
     int64_t dim;             /* features of x, 1 to 2^30 */
-    int64_t e;               /* features per axis, e * axes >= dim; 0 means dim / axes rounded up; theta has e columns */
+    int64_t e;               /* features per axis, e * axes >= dim; 0 means dim / axes rounded up */
+    int64_t theta_heads;     /* rows of theta: 0 means heads; 1: all heads share one row */
+    int64_t theta_features;  /* columns of theta: 0 means e; 1: all features of a head share one angle per position */
     int64_t prefix;          /* tokens before the grid, at least 0 */
     int axes;                /* of the grid, 1 to 8; 0 means 1 */
     int64_t shape[8];        /* of the grid, each at least 0; those from `axes` on are not used */
@@ -114,9 +119,9 @@ typedef struct {
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
  *   LK_ERR_NULL       theta is NULL; forward: x, y; backward: x for dtheta or an activation; all outputs are NULL
- *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e not 0 and e * axes < dim; a
- *                     tensor that spans more than 2^62 elements; a workspace of more than 2^62 bytes; elements of y or dx that
- *                     overlap (those of x and dy may)
+ *   LK_ERR_SHAPE      axes outside 0 to 8; a negative size or stride; dim outside 1 to 2^30; e not 0 and e * axes < dim;
+ *                     theta_heads is not 0, 1 or heads; theta_features is not 0, 1 or e; a tensor that spans more than 2^62
+ *                     elements; a workspace of more than 2^62 bytes; elements of y or dx that overlap (those of x and dy may)
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is not in its enum
  *   LK_ERR_PATH       VECTOR, but dim, a stride or a pointer is not a multiple of 16 bytes, or softmax has dim above 512 bytes
  *   LK_ERR_WORKSPACE  with dtheta: workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
@@ -177,7 +182,7 @@ template <class I> LK_DEVICE int lk_lrpe_position_as(const lk_lrpe_grid &grid, I
 {
     uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.stride[axis]);
     if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.stride[axis - 1]);
-    return (int)index + grid.offset[axis];
+    return (int)(index + (uint32_t)grid.offset[axis]);
 }
 LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
 {
@@ -222,13 +227,10 @@ LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
 
-/* cos and sin of the angle s theta. The product's upper word counts 2^-32 turns in [-1/2, 1/2). */
-LK_DEVICE void lk_lrpe_rotation(lk_lrpe_turn turn, int s, float *cos, float *sin)
+/* The angle s theta in 2^-32 turns, rounded to nearest. Whole turns wrap around. */
+LK_DEVICE uint32_t lk_lrpe_phase(lk_lrpe_turn turn, int s)
 {
-    const uint32_t phase = (uint32_t)s * turn.high + (uint32_t)__mulhi(s, turn.low);
-    const float phi = (float)(int)phase * 0x1.921fb6p-30f; /* 2 pi / 2^32 */
-    *cos = lk_cos(phi);
-    *sin = lk_sin(phi);
+    return (uint32_t)s * turn.high + (uint32_t)((uint64_t)((int64_t)s * turn.low + 0x80000000) >> 32);
 }
 
 /* theta of N features of a head. */
@@ -237,7 +239,7 @@ template <int N> struct lk_lrpe_turns {
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-/* cos, sin and positions of N features at one token. In the prefix they are 1, 0 and 0. */
+/* cos, sin and positions of N features at one token. In the prefix cos and sin are 1 and 0, and s means nothing. */
 template <int N> struct lk_lrpe_angles {
     float cos[N], sin[N];
     int s[N];
@@ -250,7 +252,8 @@ typedef struct {
     bool theta_f32;
     int dim, e, e_shift; /* e: at most dim, since f / e is 0 then; f / e is f e_factor / 2^e_shift */
     uint32_t e_factor;
-    int64_t heads, tokens, batch, theta_stride;
+    int64_t heads, tokens, batch, theta_stride; /* theta_stride: between heads, 0 where they share theta */
+    int theta_step;                             /* between features, 0 where they share theta */
     /* An item is the work of a thread (row path: of a warp): tokens token, token + token_step, ... of a head, in `stretch`
      * consecutive batches. Its inner loop has `steps` steps over the tokens or over the batches, its outer loop `outers` over
      * the other. Items are numbered by (stretch, outer, inner, lane); inner and outer are head and token, or token and head. */
@@ -264,13 +267,11 @@ typedef struct {
     void *out;
     int64_t in_stride[4], x_stride[4], out_stride[4];
     bool read_dy, read_x, write_dx;
-    int activation, axes, axes_a_vector; /* axes_a_vector: axes that a vector may lie on; 3 for more than two */
-    float *partial;                      /* [slot, head, feature], or NULL */
+    int activation;
+    float *partial; /* [slot, head, feature], or NULL */
     /* A walk over tokens, without dtheta: a step of token_step tokens is `walk` positions on walk_axis, the first axis longer
-     * than 1, and none on the others. Token t is cell t + walk_cells of a grid that begins walk_back positions earlier, so that
-     * this grid contains the prefix. */
-    int64_t walk, walk_back, walk_cells;
-    int walk_axis;
+     * than 1, and none on the others. */
+    int walk, walk_axis;
 } lk_lrpe_plan;
 
 /* The axis of feature f: f / e, as lk_lrpe_divide computes it in 32 bits. */
@@ -279,43 +280,27 @@ LK_DEVICE int lk_lrpe_axis(const lk_lrpe_plan &p, int f)
     return (int)((uint64_t)(uint32_t)f * p.e_factor >> p.e_shift);
 }
 
-template <int STEP> LK_DEVICE int lk_lrpe_feature(const lk_lrpe_plan &p, int feature, int j)
-{
-    const int f = feature + (STEP ? STEP : 1) * j;
-    return f < p.dim ? f : p.dim - 1;
-}
-
-/* theta of N features of a head: every STEP-th from `feature` on. Features beyond dim, whose results are not used, count as the
- * last one. STEP 1: a vector on one axis or on two neighbouring ones. STEP 0: a vector that may lie on more. */
-template <class T, int STEP, int N>
-LK_DEVICE void lk_lrpe_load_theta(float (&theta)[N], const lk_lrpe_plan &p, int64_t head, int feature)
-{
-    const int axis = lk_lrpe_axis(p, feature), t = feature - axis * p.e, left = p.e - t;
-    int index[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        index[j] = j < left ? t + j : t + j - p.e;
-        if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
-            const int f = lk_lrpe_feature<STEP>(p, feature, j);
-            index[j] = f - lk_lrpe_axis(p, f) * p.e;
-        }
-    }
-    if (p.theta_f32) {
-        const float *of_head = (const float *)p.theta + head * p.theta_stride;
-#pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = of_head[index[j]];
-    } else {
-        const T *of_head = (const T *)p.theta + head * p.theta_stride;
-#pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = lk_to_float(of_head[index[j]]);
-    }
-}
-
+/* theta of N features of a head: every STEP-th from `feature` on. Here and below features beyond dim, whose results are not
+ * used, count as the last one. */
 template <class T, int STEP, int N>
 LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p, int64_t head, int feature)
 {
+    const float *const theta_f32 = (const float *)p.theta + head * p.theta_stride;
+    const T *const theta_t = (const T *)p.theta + head * p.theta_stride;
+    int t[N];
     float theta[N];
-    lk_lrpe_load_theta<T, STEP>(theta, p, head, feature);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int f = min(feature + STEP * j, p.dim - 1);
+        t[j] = (f - lk_lrpe_axis(p, f) * p.e) * p.theta_step;
+    }
+    if (p.theta_f32) {
+#pragma unroll
+        for (int j = 0; j < N; j++) theta[j] = theta_f32[t[j]];
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) theta[j] = lk_to_float(theta_t[t[j]]);
+    }
     turns->not_finite = 0;
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -327,116 +312,47 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 /* The positions of those features at a cell of the grid. */
 template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
 {
-    const int axis = lk_lrpe_axis(p, feature), left = (axis + 1) * p.e - feature; /* features until the next axis */
-    if (STEP != 1 && (STEP > 0 || p.axes_a_vector > 2)) {
+    int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)), here = lk_lrpe_position(p.grid, cell, axis);
+    const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            s[j] = lk_lrpe_position(p.grid, cell, lk_lrpe_axis(p, lk_lrpe_feature<STEP>(p, feature, j)));
-        return;
-    }
-    const int here = lk_lrpe_position(p.grid, cell, axis);
-    int next = here;
-    if (p.axes_a_vector > 1 && left < N) next = lk_lrpe_position(p.grid, cell, axis + 1);
+    for (int j = 0; j < N; j++) s[j] = here;
+#pragma unroll 1
+    while (N > 1 && axis < last) {
+        here = lk_lrpe_position(p.grid, cell, ++axis);
 #pragma unroll
-    for (int j = 0; j < N; j++) s[j] = j < left ? here : next;
-}
-
-/* The angles of N features at a token. */
-template <int STEP, int N>
-LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
-                                 int feature)
-{
-    const int64_t cell = token - p.grid.prefix;
-    angles->in_prefix = cell < 0;
-    if (p.axes == 1) { /* one position for all features, without a select for each */
-        const int s = angles->in_prefix ? 0 : (int)cell + p.grid.offset[0];
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            angles->s[j] = s;
-            lk_lrpe_rotation(turns.of[j], s, &angles->cos[j], &angles->sin[j]);
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) angles->s[j] = 0;
-        if (!angles->in_prefix) lk_lrpe_positions<STEP>(angles->s, p, cell, feature);
-#pragma unroll
-        for (int j = 0; j < N; j++) lk_lrpe_rotation(turns.of[j], angles->s[j], &angles->cos[j], &angles->sin[j]);
-    }
-    if (turns.not_finite && !angles->in_prefix) {
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            if (turns.not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+        for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
     }
 }
 
-/* Where a vector's walk over tokens begins. Its first `left` features start at position s[0], which increases by step[0] per
- * step. The others, on the next axis, start at s[1]. 64 bits, since the prefix may begin before -2^31. It reads no memory, so
- * it is computed before the wait. */
-typedef struct {
-    int left;
-    int64_t s[2], step[2];
-} lk_lrpe_origin;
-
-template <int N> LK_DEVICE lk_lrpe_origin lk_lrpe_find_origin(const lk_lrpe_plan &p, int64_t token, int feature)
-{
-    const int64_t cell = token + p.walk_cells;
-    const int axis = lk_lrpe_axis(p, feature);
-    lk_lrpe_origin from = {(axis + 1) * p.e - feature, {}, {}};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int a = axis + i;
-        from.s[i] = from.s[0], from.step[i] = from.step[0];
-        if (i > 0 && (p.axes_a_vector == 1 || from.left >= N)) break;
-        from.step[i] = a == p.walk_axis ? p.walk : 0;
-        if (a > p.walk_axis) from.s[i] = lk_lrpe_position(p.grid, cell, a);
-        else from.s[i] = p.grid.offset[a]; /* axes before it have length 1 */
-        if (a == p.walk_axis)
-            from.s[i] += (p.grid.small ? lk_lrpe_divide((int)cell, p.grid.stride[a]) : lk_lrpe_divide(cell, p.grid.stride[a])) -
-                         p.walk_back;
-    }
-    return from;
-}
-
-/* The angles of a vector on its walk, in 2^-32 turns, and their increase per step. Both are rounded to nearest, so an angle
- * errs by (n + 1) / 2 units at step n. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
-template <int N> struct lk_lrpe_walk {
-    uint32_t phase[N], step[N];
-    uint32_t not_finite; /* bit j: theta is not finite */
-};
-
-template <class T, int N>
-LK_DEVICE void lk_lrpe_start_walk(lk_lrpe_walk<N> *walk, const lk_lrpe_plan &p, int64_t head, int feature,
-                                  const lk_lrpe_origin &from)
-{
-    float theta[N];
-    lk_lrpe_load_theta<T, 1>(theta, p, head, feature);
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        const uint64_t turn = lk_lrpe_turn_bits(__float_as_uint(theta[j]));
-        const int64_t s = j < from.left ? from.s[0] : from.s[1], step = j < from.left ? from.step[0] : from.step[1];
-        walk->phase[j] = (uint32_t)((turn * (uint64_t)s + 0x80000000u) >> 32);
-        walk->step[j] = (uint32_t)((turn * (uint64_t)step + 0x80000000u) >> 32);
-        walk->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
-    }
-}
-
-/* The angles at this step; then the walk goes on to the next one. */
-template <int N> LK_DEVICE void lk_lrpe_walk_step(lk_lrpe_angles<N> *angles, lk_lrpe_walk<N> *walk, bool in_prefix)
+/* cos and sin of angles in 2^-32 turns, as ints from -1/2 to 1/2 of a turn. */
+template <int N>
+LK_DEVICE void lk_lrpe_rotate(lk_lrpe_angles<N> *angles, const uint32_t (&phase)[N], uint32_t not_finite, bool in_prefix)
 {
     const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
     angles->in_prefix = in_prefix;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const float phi = (float)(int)walk->phase[j] * unit;
+        const float phi = (float)(int)phase[j] * unit;
         angles->cos[j] = lk_cos(phi);
         angles->sin[j] = lk_sin(phi);
-        walk->phase[j] += walk->step[j];
     }
-    if (walk->not_finite && !in_prefix) {
+    if (not_finite && !in_prefix) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (walk->not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
+            if (not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
     }
+}
+
+/* The angles of every STEP-th of N features at a token. */
+template <int STEP, int N>
+LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
+                                 int feature)
+{
+    uint32_t phase[N];
+    lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
+#pragma unroll
+    for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
+    lk_lrpe_rotate(angles, phase, turns.not_finite, token < p.grid.prefix);
 }
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
@@ -491,9 +407,9 @@ template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
     for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
 }
 
-/* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; lanes that are no owner
- * add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
-template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool owner)
+/* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; those without `mine` have
+ * no vector and add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
+template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool mine)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
         lk_lrpe_activate(p.activation, x);
@@ -503,13 +419,13 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     float max = -INFINITY, partial[4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
-    if (!owner) max = -INFINITY;
+    if (!mine) max = -INFINITY;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
 #pragma unroll
     for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
-    const float sum = lk_sum_warp(owner ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
+    const float sum = lk_sum_warp(mine ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
     const float inverse = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
 #pragma unroll
     for (int j = 0; j < N; j++) x[j] *= inverse;
@@ -554,33 +470,23 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
 /* bench/results/choices.md has the alternatives to these choices, with figures. Loads and stores of vectors are ld.ca and
  * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
 
-/* Threads per block: of walks over tokens and of rows; of loops over the batch; of kernels with dtheta. */
-#define LK_LRPE_THREADS 256
-#define LK_LRPE_BATCH_THREADS 128
-#define LK_LRPE_DTHETA_THREADS 128
+#define LK_LRPE_THREADS 128 /* per block */
 /* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. A
  * group is whole warps. */
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
-/* If a launch with 4 groups would be more than GROUPED_WAVES waves of 1024 threads per SM, it has 2 groups. Then fewer indices
- * are computed per vector. */
-#define LK_LRPE_FEW_GROUPS 2
-#define LK_LRPE_GROUPED_WAVES 4
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
- * later takes more registers, and an SM of sm_120 runs 1536 threads. */
-#define LK_LRPE_BATCH_FORWARD_BLOCKS 8
-#define LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT) (6 - (ACT))
-#define LK_LRPE_WALK_BLOCKS (4 - (LK_ARCH >= 1000) - (LK_ARCH >= 1200))
-#define LK_LRPE_DTHETA_BLOCKS (3 - (LK_ARCH >= 1000))
-#define LK_LRPE_FEW_WALK_BLOCKS (LK_ARCH < 1000 ? 3 : LK_LRPE_WALK_BLOCKS) /* kernels that need just over 64 registers */
-template <class T, bool ACT> constexpr int lk_lrpe_backward_walk_blocks = ACT ? LK_LRPE_FEW_WALK_BLOCKS : LK_LRPE_WALK_BLOCKS;
-template <> constexpr int lk_lrpe_backward_walk_blocks<lk_f16, false> = LK_LRPE_FEW_WALK_BLOCKS;
+ * later takes more registers. */
+#define LK_LRPE_FORWARD_BLOCKS 8
+#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
+#define LK_LRPE_DTHETA_BLOCKS (LK_ARCH < 1000 ? 3 : 2)
 
 typedef struct {
     int64_t head, token, batch, slot; /* the first token and batch; slot: of its partial sums */
     int lane;
     bool owner;          /* false: a thread without an item or without features */
     int tokens, batches; /* their counts */
+    int feature, count;  /* of vectors: their first feature, and how many of them the thread has */
 } lk_lrpe_item;
 
 /* I: int in a small grid; it takes half the instructions. */
@@ -610,153 +516,146 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
 
-/* Forward of a vector of one token. ACT: with an activation. All lanes of a warp then call it, since they compute a softmax
- * together; only those with `mine` write. */
-template <bool ACT, class T, int N>
-LK_DEVICE void lk_lrpe_forward_step(T *y, lk_vec<T> x, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p, bool owner,
-                                    bool mine)
+/* The vectors of a thread have the same features of a head. WALK: they are those of its item's tokens, and the angles walk
+ * along. Otherwise they are those of one token in several batches, and the angles stay. Then the threads of a block are G
+ * groups with the same items, and group g has batches g, g + G, ... of an item's stretch. */
+#define LK_LRPE_GROUP_THREADS (LK_LRPE_THREADS / LK_LRPE_GROUPS)
+static_assert(LK_LRPE_GROUP_THREADS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
+
+template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_plan &p)
 {
-    float v[N], z[N];
-    lk_unpack(v, x);
-    if (ACT) lk_lrpe_activate_row(v, p, owner);
-    if (ACT && !mine) return;
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = v[j] * angles.cos[j];
-    lk_pack(&x, z);
-    lk_store_vec_wb(y, x);
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = v[j] * angles.sin[j];
-    lk_pack(&x, z);
-    if (angles.in_prefix) x = {};
-    lk_store_vec_wb(y + p.dim, x);
+    constexpr int S = WALK ? LK_LRPE_THREADS : LK_LRPE_GROUP_THREADS;
+    const int group = threadIdx.x / S;
+    lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
+    item.count = WALK ? item.tokens : item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
+    if (!item.owner) item.count = 0;
+    item.batch += group;
+    return item;
 }
 
-/* A thread owns a vector of features of a head and walks over tokens. It loads the next vector before it rotates this one.
- * Here and below the launch of dependents comes directly after the wait. After the first loads, the compiler may move it behind
- * their first use. */
-template <class T, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_WALK_BLOCKS)
-    lk_lrpe_forward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
+/* The first of them in a tensor. */
+template <class T> LK_DEVICE T *lk_lrpe_at(T *tensor, const int64_t (&stride)[4], const lk_lrpe_item &item)
 {
-    constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
-    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
-    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
-    const lk_lrpe_origin origin = lk_lrpe_find_origin<N>(p, item.token, feature);
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-    lk_vec<T> next = {};
-    if (count > 0) next = lk_load_vec_ca(x);
-    lk_lrpe_walk<N> walk = {};
-    if (item.owner) lk_lrpe_start_walk<T>(&walk, p, item.head, feature, origin);
-    int64_t token = item.token;
-#pragma unroll 1
-    for (int i = 0; i < steps; i++, y += p.out_stride[3], token += p.token_step) {
-        const lk_vec<T> now = next;
-        x += p.in_stride[3];
-        if (i + 1 < count) next = lk_load_vec_ca(x);
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_walk_step(&angles, &walk, token < p.grid.prefix);
-        lk_lrpe_forward_step<ACT>(y, now, angles, p, item.owner, i < count);
-    }
+    return tensor + lk_lrpe_offset(stride, item.batch, item.head, item.token) + item.feature;
 }
 
-/* Over the batch a block's threads are K groups with the same vectors of a token. Group g processes batches g, g + K, ... of
- * the block's stretch. It computes N / K angles of each vector and gets the others from shared memory. */
-#define LK_LRPE_BATCH_VECTORS(K) (LK_LRPE_BATCH_THREADS / (K))
-static_assert(LK_LRPE_BATCH_VECTORS(LK_LRPE_GROUPS) % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
-
-/* Where the angles that a thread computes come from. This reads no memory, so it is computed before the wait. */
-template <int M> struct lk_lrpe_own_angles {
-    int64_t index[M]; /* in theta */
-    int s[M];
-    bool in_prefix;
+/* The angles that a thread computes for its vectors: all of a walk, or the share of its group. A walk may begin in the prefix;
+ * its angles are computed at its first token in the grid. In 2^-32 turns they and their increase per step are rounded to
+ * nearest, so an angle errs by (n + 1) / 2 units n steps from there. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
+template <class T, bool WALK> struct lk_lrpe_own {
+    static constexpr int N = WALK ? LK_VEC<T> : LK_VEC<T> / LK_LRPE_GROUPS;
+    int feature, prefix, s[N]; /* prefix: how many of the vectors are in the prefix */
+    uint32_t phase[N], step[N];
+    uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-template <int M>
-LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own_angles<M> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item, int feature)
+/* Finds their positions. This reads no memory, so it is done before the wait. */
+template <class T, bool WALK>
+LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item)
 {
-    const int64_t cell = item.token - p.grid.prefix;
-    own->in_prefix = cell < 0;
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        const int axis = lk_lrpe_axis(p, feature + i);
-        own->index[i] = item.head * p.theta_stride + (feature + i - axis * p.e);
-        own->s[i] = own->in_prefix ? 0 : lk_lrpe_position(p.grid, cell, axis);
-    }
+    int64_t token = item.token;
+    own->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_own<T, WALK>::N);
+    own->prefix = WALK || token >= p.grid.prefix ? 0 : INT32_MAX;
+    for (; WALK && token < p.grid.prefix && own->prefix < item.tokens; own->prefix++) token += p.token_step;
+    lk_lrpe_positions<1>(own->s, p, token - p.grid.prefix, own->feature);
 }
 
-template <class T, int M>
-LK_DEVICE void lk_lrpe_load_own(float (&theta)[M], const lk_lrpe_plan &p, const lk_lrpe_own_angles<M> &own)
+/* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
+template <class T, bool WALK>
+LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table, const lk_lrpe_plan &p,
+                             const lk_lrpe_item &item)
 {
+    constexpr int N = lk_lrpe_own<T, WALK>::N, S = LK_LRPE_GROUP_THREADS;
+    lk_lrpe_turns<N> turns;
+    lk_lrpe_load_turns<T, 1>(&turns, p, item.head, own->feature);
+    own->not_finite = turns.not_finite;
 #pragma unroll
-    for (int i = 0; i < M; i++)
-        theta[i] = p.theta_f32 ? ((const float *)p.theta)[own.index[i]] : lk_to_float(((const T *)p.theta)[own.index[i]]);
-}
-
-/* Writes a thread's own angles into the table, [feature of a vector][vector], and reads those of its vector. All threads call
- * it. */
-template <int K, int M, int N>
-LK_DEVICE void lk_lrpe_exchange_angles(lk_lrpe_angles<N> *angles, float2 *table, const float (&theta)[M],
-                                       const lk_lrpe_own_angles<M> &own)
-{
-    constexpr int S = LK_LRPE_BATCH_VECTORS(K);
-    const int vector = threadIdx.x % S, group = threadIdx.x / S;
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        float2 rotated;
-        lk_lrpe_rotation(lk_lrpe_make_turn(__float_as_uint(theta[i])), own.s[i], &rotated.x, &rotated.y);
-        if (!own.in_prefix && !lk_is_finite(theta[i])) rotated.x = rotated.y = NAN;
-        table[(group * M + i) * S + vector] = rotated;
+    for (int j = 0; j < N; j++) {
+        const bool along = WALK && lk_lrpe_axis(p, own->feature + j) == p.walk_axis;
+        own->step[j] = along ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
+        own->phase[j] = lk_lrpe_phase(turns.of[j], own->s[j]) - (uint32_t)own->prefix * own->step[j];
     }
+    if (WALK) return;
+    lk_lrpe_angles<N> part;
+    lk_lrpe_rotate(&part, own->phase, own->not_finite, own->prefix > 0);
+    const int vector = threadIdx.x % S, first = threadIdx.x / S * N;
+#pragma unroll
+    for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
     __syncthreads(); /* all groups have written their angles */
-    angles->in_prefix = own.in_prefix;
+    angles->in_prefix = part.in_prefix;
 #pragma unroll
-    for (int j = 0; j < N; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
+    for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
-/* How many batches of its block's stretch a group processes. */
-template <int K> LK_DEVICE int lk_lrpe_batches(const lk_lrpe_item &item, int group)
+/* The angles of the next vector. */
+template <class T>
+LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_own<T, true> *own, bool in_prefix)
 {
-    return item.owner && item.batches > group ? (item.batches - group - 1) / K + 1 : 0;
+    lk_lrpe_rotate(angles, own->phase, own->not_finite, in_prefix);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) own->phase[j] += own->step[j];
+}
+template <class T> LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *, lk_lrpe_own<T, false> *, bool)
+{
 }
 
-template <class T, bool ACT, int K>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_FORWARD_BLOCKS)
-    lk_lrpe_forward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
+/* Writes y of a vector; x is act(x). */
+template <class T, int N>
+LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
-    constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U;
-    LK_SHARED(float2, table, [N * S]);
-    const int group = threadIdx.x / S;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches<K>(item, group), steps = ACT ? p.steps : count;
-    const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
-    T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
-    lk_lrpe_own_angles<M> own;
-    lk_lrpe_find_own(&own, p, item, feature + group * M);
+    float z[N];
+    lk_vec<T> out;
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
+    lk_pack(&out, z);
+    lk_store_vec_wb(y, out);
+#pragma unroll
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
+    lk_pack(&out, z);
+    if (angles.in_prefix) out = {};
+    lk_store_vec_wb(y + p.dim, out);
+}
+
+/* A walk loads a vector while it uses the one before, a loop over the batch U vectors after it has used U. The launch of
+ * dependents comes directly after the wait: after the first loads, the compiler may move it behind their first use. */
+template <class T, bool ACT, bool WALK>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_FORWARD_BLOCKS)
+    lk_lrpe_forward_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U;
+    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
+    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
+    const T *x = lk_lrpe_at((const T *)p.in, p.in_stride, item);
+    T *y = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    lk_lrpe_own<T, WALK> own;
+    lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    float theta[M] = {};
-    if (item.owner) lk_lrpe_load_own<T>(theta, p, own);
-    lk_vec<T> raw[U];
+    lk_vec<T> ahead[U] = {};
 #pragma unroll
-    for (int u = 0; u < U; u++, x += p.in_stride[3]) {
-        raw[u] = {};
-        if (u < count) raw[u] = lk_load_vec_ca(x);
-    }
+    for (int u = 0; u < U; u++, x += p.in_stride[3])
+        if (u < item.count) ahead[u] = lk_load_vec_ca(x);
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles<K>(&angles, table, theta, own);
+    lk_lrpe_start(&own, &angles, table, p, item);
+    const int steps = ACT ? p.steps : item.count;
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
         for (int u = 0; u < U; u++, y += p.out_stride[3]) {
-            if (i + u >= steps) break;
-            lk_lrpe_forward_step<ACT>(y, raw[u], angles, p, item.owner, i + u < count);
+            if (!WALK && i + u >= steps) break;
+            const lk_vec<T> now = ahead[u];
+            if (WALK && i + 1 < item.count) ahead[u] = lk_load_vec_ca(x);
+            if (WALK) x += p.in_stride[3];
+            float act[N];
+            lk_unpack(act, now);
+            if (ACT) lk_lrpe_activate_row(act, p, i + u < item.count);
+            lk_lrpe_next(&angles, &own, i < own.prefix);
+            if (!ACT || i + u < item.count) lk_lrpe_write_y(y, act, angles, p);
         }
 #pragma unroll
-        for (int u = 0; u < U && i + U < steps; u++, x += p.in_stride[3])
-            if (i + U + u < count) raw[u] = lk_load_vec_ca(x);
+        for (int u = 0; u < U && !WALK && i + U < steps; u++, x += p.in_stride[3])
+            if (i + U + u < item.count) ahead[u] = lk_load_vec_ca(x);
     }
 }
 
@@ -787,7 +686,7 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, c
 
 /* g becomes dx, for a vector of a row. */
 template <int N>
-LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool owner)
+LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool mine)
 {
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
         lk_lrpe_chain(p.activation, g, x);
@@ -796,7 +695,7 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
     float dot = 0.0f;
 #pragma unroll
     for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
-    dot = lk_sum_warp(owner ? dot : 0.0f, (int)p.lanes.size);
+    dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
 }
@@ -804,7 +703,7 @@ LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float
 /* Backward of a vector of one token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p,
-                                     bool owner, bool mine, lk_lrpe_sums<N> *sums)
+                                     bool mine, lk_lrpe_sums<N> *sums)
 {
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
@@ -812,82 +711,50 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const l
     if (ACT || sums) {
         float x[N], act[N];
         lk_unpack(x, step.x), lk_unpack(act, step.x);
-        if (ACT) lk_lrpe_activate_row(act, p, owner);
+        if (ACT) lk_lrpe_activate_row(act, p, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-        if (ACT) lk_lrpe_chain_row(g, x, act, p, owner);
+        if (ACT) lk_lrpe_chain_row(g, x, act, p, mine);
     }
     lk_vec<T> out;
     lk_pack(&out, g);
     if (mine && (!sums || p.write_dx)) lk_store_vec_wb(dx, out);
 }
 
-template <class T, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, (lk_lrpe_backward_walk_blocks<T, ACT>))
-    lk_lrpe_backward_walk_kernel(const __grid_constant__ lk_lrpe_plan p)
+template <class T, bool ACT, bool WALK>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_BACKWARD_BLOCKS(ACT, WALK))
+    lk_lrpe_backward_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
-    constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
-    const int feature = item.owner ? item.lane * N : 0, count = item.owner ? item.tokens : 0, steps = ACT ? p.steps : count;
-    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + feature;
-    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + feature;
-    const lk_lrpe_origin origin = lk_lrpe_find_origin<N>(p, item.token, feature);
+    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - ACT;
+    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
+    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
+    const T *dy = lk_lrpe_at((const T *)p.in, p.in_stride, item), *x = lk_lrpe_at((const T *)p.x, p.x_stride, item);
+    T *dx = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    lk_lrpe_own<T, WALK> own;
+    lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    lk_lrpe_step<T> next = {};
-    int64_t token = item.token;
-    if (count > 0) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
-    lk_lrpe_walk<N> walk = {};
-    if (item.owner) lk_lrpe_start_walk<T>(&walk, p, item.head, feature, origin);
-#pragma unroll 1
-    for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
-        const lk_lrpe_step<T> now = next;
-        const bool in_prefix = token < p.grid.prefix, mine = !ACT || i < count;
-        dy += p.in_stride[3], x += p.x_stride[3], token += p.token_step;
-        if (i + 1 < count) lk_lrpe_load_step<ACT, false>(&next, p, dy, x, token < p.grid.prefix);
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_walk_step(&angles, &walk, in_prefix);
-        lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, mine, (lk_lrpe_sums<N> *)NULL);
-    }
-}
-
-template <class T, bool ACT, int K>
-LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_BLOCKS(ACT))
-    lk_lrpe_backward_batch_kernel(const __grid_constant__ lk_lrpe_plan p)
-{
-    constexpr int N = LK_VEC<T>, M = N / K, S = LK_LRPE_BATCH_VECTORS(K), U = LK_LRPE_BATCH_U - ACT;
-    LK_SHARED(float2, table, [N * S]);
-    const int group = threadIdx.x / S;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
-    const int feature = item.owner ? item.lane * N : 0, count = lk_lrpe_batches<K>(item, group), steps = ACT ? p.steps : count;
-    const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + group, item.head, item.token) + feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + group, item.head, item.token) + feature;
-    T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + group, item.head, item.token) + feature;
-    lk_lrpe_own_angles<M> own;
-    lk_lrpe_find_own(&own, p, item, feature + group * M);
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-    float theta[M] = {};
-    if (item.owner) lk_lrpe_load_own<T>(theta, p, own);
-    lk_lrpe_step<T> raw[U];
+    lk_lrpe_step<T> ahead[U] = {};
 #pragma unroll
-    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3]) {
-        raw[u] = {};
-        if (u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
-    }
+    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3])
+        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, u < own.prefix);
     lk_lrpe_angles<N> angles;
-    lk_lrpe_exchange_angles<K>(&angles, table, theta, own);
+    lk_lrpe_start(&own, &angles, table, p, item);
+    const int steps = ACT ? p.steps : item.count;
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
         for (int u = 0; u < U; u++, dx += p.out_stride[3]) {
-            if (i + u >= steps) break;
-            const bool mine = !ACT || i + u < count;
-            lk_lrpe_backward_step<ACT>(dx, raw[u], angles, p, item.owner, mine, (lk_lrpe_sums<N> *)NULL);
+            if (!WALK && i + u >= steps) break;
+            const lk_lrpe_step<T> now = ahead[u];
+            const bool mine = !ACT || i + u < item.count;
+            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + 1 < own.prefix);
+            if (WALK) dy += p.in_stride[3], x += p.x_stride[3];
+            lk_lrpe_next(&angles, &own, i < own.prefix);
+            lk_lrpe_backward_step<ACT>(dx, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
         }
 #pragma unroll
-        for (int u = 0; u < U && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < count) lk_lrpe_load_step<ACT, false>(&raw[u], p, dy, x, own.in_prefix);
+        for (int u = 0; u < U && !WALK && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
+            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + U + u < own.prefix);
     }
 }
 
@@ -895,11 +762,11 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_BATCH_THREADS, LK_LRPE_BATCH_BACKWARD_B
  * are few slots of partial sums. Its inner loop is over tokens (TOKENS) or over the batch. It computes all its angles, since
  * dtheta needs the positions too. The compensated sums take the registers that more loads would need. */
 template <class T, bool TOKENS, bool ACT>
-LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_DTHETA_THREADS + threadIdx.x);
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     if (!ACT && !item.owner) return;
     const int feature = item.owner ? item.lane * N : 0;
@@ -917,16 +784,16 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
         lk_lrpe_step<T> next = {};
         if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-        if (item.owner) lk_lrpe_load_turns<T, TOKENS>(&turns, p, item.head, feature);
-        if (!TOKENS) lk_lrpe_angles_at<TOKENS>(&angles, turns, p, token, feature);
+        if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
+        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
         for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-            if (TOKENS) lk_lrpe_angles_at<TOKENS>(&angles, turns, p, here, feature);
-            lk_lrpe_backward_step<ACT>(dx, now, angles, p, item.owner, !ACT || i < count, &sums);
+            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
+            lk_lrpe_backward_step<ACT>(dx, now, angles, p, !ACT || i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
@@ -968,38 +835,22 @@ LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, 
     lk_lrpe_normalize(v, *state);
 }
 
+/* y of a piece of a row. */
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, 3) lk_lrpe_forward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+LK_DEVICE void lk_lrpe_forward_piece(T *y, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles, const lk_lrpe_plan &p,
+                                     int feature)
 {
-    constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
-    lk_griddepcontrol_wait();
-    if (!item.owner) return;
-    for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
-        lk_lrpe_turns<N> turns;
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
-        int64_t token = item.token;
-        for (int o = 0; o < item.tokens; o++, token += p.token_step) {
-            lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
-            for (int i = 0; i < item.batches; i++) {
-                const T *x = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + i, item.head, token);
-                T *y = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + i, item.head, token);
-                float v[N];
-                lk_lse state;
-                lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
-                lk_lrpe_activate_piece(v, &state, p, x);
+    float v[LK_LRPE_ROW_N];
+    lk_lse state;
+    lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
+    lk_lrpe_activate_piece(v, &state, p, x);
 #pragma unroll
-                for (int j = 0; j < N; j++) {
-                    const int f = feature + 32 * j;
-                    if (f >= p.dim) break;
-                    lk_put(y + f, v[j] * angles.cos[j]);
-                    lk_put(y + p.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
-                }
-            }
-        }
+    for (int j = 0; j < LK_LRPE_ROW_N; j++) {
+        const int f = feature + 32 * j;
+        if (f >= p.dim) break;
+        lk_put(y + f, v[j] * angles.cos[j]);
+        lk_put(y + p.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
     }
-    lk_griddepcontrol_launch_dependents();
 }
 
 /* A piece of dy: u and v, 0 beyond the row's end. */
@@ -1040,104 +891,120 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
     return lk_sum_warp(dot);
 }
 
+/* dx of a piece of a row of this head and token, and its terms of dtheta. */
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_LRPE_DTHETA_THREADS, LK_LRPE_DTHETA_BLOCKS)
-    lk_lrpe_backward_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+LK_DEVICE void lk_lrpe_backward_piece(T *dx, const T *dy, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles,
+                                      lk_lrpe_sums<LK_LRPE_ROW_N> *sums, const lk_lrpe_plan &p, int64_t head, int64_t token,
+                                      int feature)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_DTHETA_THREADS / 32) + threadIdx.x / 32);
+    float u[N], v[N], g[N], raw[N] = {}, act[N];
+    lk_lse state = lk_lse_empty();
+    lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
+    if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
+#pragma unroll
+    for (int j = 0; j < N; j++) act[j] = raw[j];
+    lk_lrpe_activate_piece(act, &state, p, x);
+    lk_lrpe_rotate_back(g, angles, u, v);
+    if (p.partial) lk_lrpe_add_dtheta(sums, angles, act, u, v);
+    if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
+        dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, head, token);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+    } else {
+        lk_lrpe_chain(p.activation, g, raw);
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
+}
+
+template <class T, bool BACKWARD>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOCKS : 6)
+    lk_lrpe_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+{
+    constexpr int N = LK_LRPE_ROW_N;
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
     if (!item.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
         lk_lrpe_sums<N> sums = {};
+        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
         int64_t token = item.token;
         for (int o = 0; o < item.tokens; o++, token += p.token_step) {
             lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
-            for (int i = 0; i < item.batches; i++) {
-                const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch + i, item.head, token);
-                const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch + i, item.head, token);
-                T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch + i, item.head, token);
-                float u[N], v[N], g[N], raw[N] = {}, act[N];
-                lk_lse state = lk_lse_empty();
-                lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
-                if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
-#pragma unroll
-                for (int j = 0; j < N; j++) act[j] = raw[j];
-                lk_lrpe_activate_piece(act, &state, p, x);
-                lk_lrpe_rotate_back(g, angles, u, v);
-                if (p.partial) lk_lrpe_add_dtheta(&sums, angles, act, u, v);
-                if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
-                    float dot = 0.0f;
-#pragma unroll
-                    for (int j = 0; j < N; j++)
-                        if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
-                    dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, item.head, token);
-#pragma unroll
-                    for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
-                } else {
-                    lk_lrpe_chain(p.activation, g, raw);
-                }
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
+            for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
+                const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token);
+                T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token);
+                const T *x = BACKWARD ? (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) : in;
+                if (BACKWARD) lk_lrpe_backward_piece(out, in, x, angles, &sums, p, item.head, token, feature);
+                else lk_lrpe_forward_piece(out, x, angles, p, feature);
             }
         }
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const int f = feature + 32 * j;
-            if (p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
+            if (BACKWARD && p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
         }
     }
     lk_griddepcontrol_launch_dependents();
 }
 
-/* dtheta from the partial sums. A block owns 8 neighbouring elements; the 32 threads of each take every 32nd slot of each
- * axis. */
+/* dtheta from the partial sums. A block owns ELEMENTS neighbouring elements; the threads of each take every ELEMENT_THREADS-th
+ * slot of each axis, and of each head and feature that share an element. */
 typedef struct {
     const float *partial;
     float *dtheta;
-    int64_t heads, e, dim, slots;
+    int64_t rows, columns, heads, dim, slots; /* rows, columns: of dtheta */
     bool accumulate;
 } lk_lrpe_dtheta_plan;
 
 #define LK_LRPE_ELEMENTS 8
-#define LK_LRPE_ELEMENT_THREADS (LK_LRPE_THREADS / LK_LRPE_ELEMENTS)
+#define LK_LRPE_ELEMENT_THREADS 32
+#define LK_LRPE_SUM_THREADS (LK_LRPE_ELEMENTS * LK_LRPE_ELEMENT_THREADS)
 
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
+LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
 {
-    LK_SHARED(float, partial, [LK_LRPE_THREADS]); /* [rank][element] */
+    LK_SHARED(float, partial, [LK_LRPE_SUM_THREADS]); /* [rank][element] */
     const int element = threadIdx.x % LK_LRPE_ELEMENTS, rank = threadIdx.x / LK_LRPE_ELEMENTS;
-    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, head = at / p.e;
+    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, row = at / p.columns;
     float sum = 0.0f, lost = 0.0f;
     lk_griddepcontrol_wait();
-    if (head < p.heads)
-        for (int64_t f = at - head * p.e; f < p.dim; f += p.e)
+    const int64_t step = LK_LRPE_ELEMENT_THREADS * p.heads * p.dim;
+    for (int64_t head = row < p.rows && p.slots > 0 ? row : p.heads; head < p.heads; head += p.rows)
+        for (int64_t f = at - row * p.columns; f < p.dim; f += p.columns) {
+            const float *term = p.partial + (rank * p.heads + head) * p.dim + f;
 #pragma unroll 8
-            for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS)
-                lk_lrpe_add(&sum, &lost, p.partial[(slot * p.heads + head) * p.dim + f]);
+            for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS, term += step)
+                lk_lrpe_add(&sum, &lost, *term);
+        }
     partial[threadIdx.x] = sum;
     for (int half = LK_LRPE_ELEMENT_THREADS / 2; half > 0; half /= 2) {
         __syncthreads(); /* partial is complete up to rank 2 half */
         if (rank < half) partial[threadIdx.x] += partial[threadIdx.x + half * LK_LRPE_ELEMENTS];
     }
     lk_griddepcontrol_launch_dependents();
-    if (rank > 0 || head >= p.heads) return;
+    if (rank > 0 || row >= p.rows) return;
     p.dtheta[at] = p.accumulate ? p.dtheta[at] + partial[element] : partial[element];
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-/* A walk over tokens is split while the launch has fewer threads per SM than FILL. A loop over the batch, which costs more to
- * begin, is split only below BATCH_FILL. Walks have at most TOKENS_MOST tokens, which limits the error of their angles; they
- * are for at most FEW_BATCHES batches. DTHETA_FILL threads per SM keep partial sums of dtheta. */
-#define LK_LRPE_FILL 1024
-#define LK_LRPE_BATCH_FILL 512
+/* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that run at once. A loop over the
+ * batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which limits the
+ * error of their angles. They are for batches that leave half of the groups idle. Partial sums of dtheta are those of the
+ * threads that run at once. */
+#define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
+#define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
+#define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
 #define LK_LRPE_TOKENS_MOST 16
-#define LK_LRPE_FEW_BATCHES 2
-#define LK_LRPE_DTHETA_FILL 384
+#define LK_LRPE_FEW_BATCHES (LK_LRPE_GROUPS / 2)
 
 /* prefix + the product of shape; INT64_MAX where that is more. */
 LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
@@ -1189,13 +1056,16 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     const bool query = sms == LK_QUERY;
     a->axes = a->axes < 1 ? 1 : a->axes > 8 ? 8 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
+    if (a->theta_heads == 0) a->theta_heads = a->heads;
+    if (a->theta_features == 0) a->theta_features = a->e;
     if (!backward) a->dtheta = NULL;
     const bool reads_x = !backward || a->dtheta || a->activation;
     if (!reads_x) a->x = NULL;
-    const int64_t tokens = lk_lrpe_tokens(a), theta = lk_count(a->heads, a->e), wide = lk_count(2, a->dim);
+    const int64_t tokens = lk_lrpe_tokens(a), wide = lk_count(2, a->dim);
+    const int64_t theta = lk_count(a->theta_heads, a->theta_features);
     lk_tensor list[] = {
         LK_LRPE_TENSOR(x, reads_x ? LK_REQUIRED | LK_MAY_OVERLAP : LK_UNUSED, a->dim),
-        {"theta", a->theta, lk_dtype_bytes<T>(a->theta_dtype), LK_REQUIRED, a->batch && tokens ? theta : 0},
+        {"theta", a->theta, lk_dtype_bytes<T>(a->theta_dtype), LK_REQUIRED, a->batch && a->heads && tokens ? theta : 0},
         LK_LRPE_TENSOR(y, backward ? LK_UNUSED : LK_OUT | LK_REQUIRED, wide),
         LK_LRPE_TENSOR(dy, backward ? LK_MAY_OVERLAP : LK_UNUSED, wide),
         LK_LRPE_TENSOR(dx, backward ? LK_OUT : LK_UNUSED, a->dim),
@@ -1211,6 +1081,12 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     if (!status) status = lk_check_size(op, "heads", a->heads, 0, INT64_MAX);
     if (!status) status = lk_check_size(op, "dim", a->dim, 1, (int64_t)1 << 30);
     if (!status) status = lk_check_size(op, "e", a->e, lk_ceil_div(a->dim, a->axes), INT64_MAX);
+    if (!status && a->theta_heads != 1 && a->theta_heads != a->heads)
+        status = lk_fail(LK_ERR_SHAPE, op, "theta_heads is %lld; it must be 0, 1 or %lld", (long long)a->theta_heads,
+                         (long long)a->heads);
+    if (!status && a->theta_features != 1 && a->theta_features != a->e)
+        status = lk_fail(LK_ERR_SHAPE, op, "theta_features is %lld; it must be 0, 1 or %lld", (long long)a->theta_features,
+                         (long long)a->e);
     if (!status) status = lk_check_size(op, "prefix", a->prefix, 0, INT64_MAX);
     for (int i = 0; i < a->axes && !status; i++) status = lk_check_size(op, shape[i], a->shape[i], 0, INT64_MAX);
     if (!status) status = lk_check_shapes(op, list, count, query);
@@ -1268,10 +1144,10 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
     }
     p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
     p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
-    p->theta_stride = a.e, p->e = (int)(a.e < a.dim ? a.e : a.dim);
+    p->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, p->theta_step = a.theta_features == a.e;
+    p->e = (int)(a.e < a.dim ? a.e : a.dim);
     for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    p->axes = a.axes, p->axes_a_vector = a.axes == 1 || a.e % LK_VEC<T> == 0 ? 1 : a.e >= LK_VEC<T> ? 2 : 3;
     lk_lrpe_grid *const grid = &p->grid;
     grid->prefix = a.prefix;
     int64_t stride = 1;
@@ -1282,8 +1158,6 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
         if (cells) stride *= a.shape[i];
     }
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
-    const int64_t size = grid->stride[p->walk_axis].size;
-    p->walk_back = lk_ceil_div(a.prefix, size), p->walk_cells = p->walk_back * size - a.prefix;
 }
 
 /* The fields of a plan for its items. groups: of a block over the batch, else 1. split: of dtheta. */
@@ -1308,7 +1182,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
         int64_t each = threads * a.batch / fill;
         if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
         if (each > 1) p->token_step = cells * lk_ceil_div(lk_ceil_div(tokens, cells), each);
-        p->walk = p->token_step / cells;
+        p->walk = (int)(p->token_step / cells);
         if (p->token_step > tokens) p->token_step = tokens;
     } else { /* a stretch is whole rounds of the groups; steps are counted in ints */
         int64_t stretches = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
@@ -1335,22 +1209,17 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
                                     : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
 }
 
-/* The kernel of the vector path. groups: of a block over the batch; 1: a walk over tokens. */
-template <class T, bool ACT>
-LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens, int groups))(lk_lrpe_plan)
+/* The kernel of the vector path. */
+template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_plan)
 {
     if (dtheta)
         return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
-    if (groups == 1) return backward ? lk_lrpe_backward_walk_kernel<T, ACT> : lk_lrpe_forward_walk_kernel<T, ACT>;
-    if (groups == LK_LRPE_GROUPS)
-        return backward ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_GROUPS>
-                        : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_GROUPS>;
-    return backward ? lk_lrpe_backward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>
-                    : lk_lrpe_forward_batch_kernel<T, ACT, LK_LRPE_FEW_GROUPS>;
+    if (walk_tokens) return backward ? lk_lrpe_backward_kernel<T, ACT, true> : lk_lrpe_forward_kernel<T, ACT, true>;
+    return backward ? lk_lrpe_backward_kernel<T, ACT, false> : lk_lrpe_forward_kernel<T, ACT, false>;
 }
 
 /* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
- * of one token. A vector on more than two axes would need too many positions, so it never walks. */
+ * of one token. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
@@ -1358,20 +1227,15 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     lk_lrpe_plan p = {};
     lk_lrpe_start_plan<T>(&p, a, backward);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
-    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES && p.axes_a_vector <= 2;
-    int groups = 1, block = backward ? LK_LRPE_DTHETA_THREADS : LK_LRPE_THREADS;
-    if (vector && !a.dtheta) {
-        const int64_t threads = a.heads * p.tokens * (a.dim / LK_VEC<T>) * LK_LRPE_GROUPS;
-        const bool few = threads > (int64_t)device->sms * 1024 * LK_LRPE_GROUPED_WAVES;
-        block = walk_tokens ? LK_LRPE_THREADS : LK_LRPE_BATCH_THREADS;
-        if (!walk_tokens) groups = few ? LK_LRPE_FEW_GROUPS : LK_LRPE_GROUPS;
-    }
+    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
+    const int groups = vector && !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
-    void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_backward_row_kernel<T> : lk_lrpe_forward_row_kernel<T>;
+    void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
     if (vector)
-        kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens, groups)
-                     : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens, groups);
-    return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block / (vector ? groups : 32)), 1, block, 0, stream, p);
+        kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
+                     : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
+    const int block_items = LK_LRPE_THREADS / (vector ? groups : 32);
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block_items), 1, LK_LRPE_THREADS, 0, stream, p);
 }
 
 template <class T>
@@ -1396,12 +1260,14 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_co
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, device.sms, &a, &split);
     if (!status) status = lk_asked_device(op, error);
-    if (status || a.heads == 0) return status;
-    if (a.batch > 0 && lk_lrpe_tokens(&a) > 0) status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
-    if (status || !a.dtheta) return status;
-    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.heads, a.e, a.dim, split.slots, a.accumulate != 0};
-    const int64_t grid = lk_ceil_div(a.heads * a.e, LK_LRPE_ELEMENTS);
-    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_THREADS, 0, stream, sum);
+    if (status) return status;
+    if (a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
+        status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
+    if (status || !a.dtheta || a.theta_heads == 0) return status;
+    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.theta_heads, a.theta_features, a.heads, a.dim,
+                                     split.slots, a.accumulate != 0};
+    const int64_t grid = lk_ceil_div(a.theta_heads * a.theta_features, LK_LRPE_ELEMENTS);
+    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
 }
 
 template <class T>

@@ -65,6 +65,7 @@ typedef struct {
     int x_layout, y_layout, dx_layout; /* y_layout: of dy too */
     int x_at, y_at, dx_at, theta_at, dtheta_at;
     bool theta_t; /* theta is of type T */
+    bool one_head, one_feature; /* all heads or all features share a theta */
     int theta, activation, special, where;
     bool no_dx, dtheta, no_dy, accumulate;
     uint64_t seed;
@@ -97,6 +98,20 @@ static int64_t e_of(const problem *p)
     return p->e ? p->e : (p->dim + axes - 1) / axes;
 }
 
+/* Rows and columns of theta, and which element is that of a head and feature. */
+static int64_t theta_rows(const problem *p)
+{
+    return p->one_head ? 1 : p->heads;
+}
+static int64_t theta_columns(const problem *p)
+{
+    return p->one_feature ? 1 : e_of(p);
+}
+static int64_t theta_at(const problem *p, int64_t head, int64_t f)
+{
+    return (p->one_head ? 0 : head) * theta_columns(p) + (p->one_feature ? 0 : f % e_of(p));
+}
+
 static const char *describe(const problem *p)
 {
     static char text[900];
@@ -109,10 +124,12 @@ static const char *describe(const problem *p)
         used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", i ? "," : " offset=", (long long)p->offset[i]);
     snprintf(
         text + used, sizeof text - (size_t)used,
-        " x=%s y=%s dx=%s x_at=%d y_at=%d dx_at=%d theta_at=%d dtheta_at=%d theta=%s %s activation=%s special=%s at %s%s%s%s%s "
+        " x=%s y=%s dx=%s x_at=%d y_at=%d dx_at=%d theta_at=%d dtheta_at=%d theta=%s %s%s%s activation=%s special=%s at "
+        "%s%s%s%s%s "
         "seed=0x%llx",
         layout_name[p->x_layout], layout_name[p->y_layout], layout_name[p->dx_layout], p->x_at, p->y_at, p->dx_at, p->theta_at,
-        p->dtheta_at, p->theta_t ? "T" : "f32", theta_name[p->theta], activation_name[p->activation], special_name[p->special],
+        p->dtheta_at, p->theta_t ? "T" : "f32", theta_name[p->theta], p->one_head ? " of all heads" : "",
+        p->one_feature ? " of all features" : "", activation_name[p->activation], special_name[p->special],
         where_name[p->where], p->no_dx ? " dx=NULL" : "", p->dtheta ? " dtheta" : "", p->no_dy ? " dy=NULL" : "",
         p->accumulate ? " accumulate" : "", (unsigned long long)p->seed);
     return text;
@@ -168,7 +185,8 @@ enum {
     DID_F32, DID_F16, DID_BF16, DID_EMPTY, DID_ONLY_PREFIX, DID_ONE_BATCH, DID_FEW_BATCHES, DID_MANY_BATCHES, DID_PREFIX,
     DID_AXES, DID_STRADDLE = DID_AXES + 5, DID_NARROW, DID_E, DID_ODD_DIM, DID_LONG_DIM, DID_ONE_LONG, DID_NEGATIVE,
     DID_FARTHEST, DID_LAYOUT_X, DID_LAYOUT_Y = DID_LAYOUT_X + LAYOUTS - 1, DID_X_OFF = DID_LAYOUT_Y + LAYOUTS - 1,
-    DID_OTHER_OFF, DID_THETA_OFF, DID_THETA_T, DID_THETA, DID_ACTIVATION = DID_THETA + THETAS - 1, DID_SPECIAL =
+    DID_OTHER_OFF, DID_THETA_OFF, DID_THETA_T, DID_ONE_HEAD, DID_ONE_FEATURE,
+    DID_THETA, DID_ACTIVATION = DID_THETA + THETAS - 1, DID_SPECIAL =
     DID_ACTIVATION + ACTIVATIONS - 1, DID_DTHETA = DID_SPECIAL + SPECIALS - 1, DID_ACCUMULATE, DID_NO_DX, DID_NO_DY, DIDS
 };
 static_assert((int)DIDS <= (int)TEST_MOST_OPTIONS, "count fewer");
@@ -177,7 +195,8 @@ static const char *const did_name[DIDS] = {
     "2 axes", "3 axes", "4 to 7 axes", "8 axes", "vector on 2 axes", "vector on 3 axes", "e given", "odd dim", "dim > 256",
     "a length of 1", "position < 0", "position 2^31 - 1", "x [b,n,h,d]", "x odd gaps", "x aligned gaps", "x [n,h,b,d]",
     "x overlaps", "y [b,n,h,d]", "y odd gaps", "y aligned gaps", "y [n,h,b,d]", "dy overlaps", "x off", "y off other",
-    "theta off", "theta of type T", "theta 0", "theta up to 1e6", "theta tiny", "theta beyond 2^24", "theta wild", "relu",
+    "theta off", "theta of type T", "theta of all heads", "theta of all features",
+    "theta 0", "theta up to 1e6", "theta tiny", "theta beyond 2^24", "theta wild", "relu",
     "sigmoid", "silu", "softmax", "prefix wild", "-inf", "+inf", "nan", "1e4", "x = 0", "dtheta", "accumulate", "dx NULL",
     "dy NULL"};
 static const char *const counted_paths[] = {"fwd auto", "vector", "row", "bwd auto", "vector", "row"};
@@ -234,6 +253,8 @@ static void count(const problem *p)
     }
     if (grid) {
         did[DID_THETA_T] = p->theta_t;
+        did[DID_ONE_HEAD] = p->one_head && p->heads > 1;
+        did[DID_ONE_FEATURE] = p->one_feature && e_of(p) > 1;
         if (p->theta) did[DID_THETA + p->theta - 1] = true;
         for (int i = 0; i < axes; i++) {
             did[DID_ONE_LONG] |= p->shape[i] == 1;
@@ -379,7 +400,7 @@ static lk_md_lrpe_cosine_args sizes_of(const problem *p)
     lk_md_lrpe_cosine_args args = {};
     args.theta = test_buffer_device(&theta_buffer);
     args.batch = p->batch, args.heads = p->heads, args.dim = p->dim, args.e = p->e, args.prefix = p->prefix;
-    args.axes = p->axes;
+    args.axes = p->axes, args.theta_heads = p->one_head, args.theta_features = p->one_feature;
     for (int i = 0; i < 8; i++) args.shape[i] = p->shape[i], args.offset[i] = p->offset[i];
     args.theta_dtype = p->theta_t ? LK_DTYPE_T : LK_DTYPE_F32;
     args.activation = p->activation, args.path = p->path;
@@ -416,11 +437,11 @@ static lk_md_lrpe_cosine_args args_of(const problem *p)
 static void prepare_theta(const problem *p, int poison)
 {
     const int bytes = p->theta_t ? test_type_bytes[p->type] : 4;
-    const int64_t e = e_of(p);
-    test_buffer_size(&theta_buffer, (size_t)(p->heads * e * bytes), (size_t)(p->theta_at * bytes), poison);
-    for (int64_t h = 0; h < p->heads; h++)
-        for (int64_t t = 0; t < e; t++)
-            test_put(p->theta_t ? p->type : TEST_F32, test_buffer_host(&theta_buffer), h * e + t, theta_value(p, h, t));
+    const int64_t columns = theta_columns(p);
+    test_buffer_size(&theta_buffer, (size_t)(theta_rows(p) * columns * bytes), (size_t)(p->theta_at * bytes), poison);
+    for (int64_t h = 0; h < theta_rows(p); h++)
+        for (int64_t t = 0; t < columns; t++)
+            test_put(p->theta_t ? p->type : TEST_F32, test_buffer_host(&theta_buffer), h * columns + t, theta_value(p, h, t));
     test_buffer_upload(&theta_buffer);
 }
 
@@ -434,13 +455,13 @@ static double angle_extra(const problem *p, double s)
 static void make_angles(const problem *p, double *cos_of, double *sin_of, double *s_of)
 {
     const int type = p->theta_t ? p->type : TEST_F32;
-    const int64_t e = e_of(p), tokens = tokens_of(p);
+    const int64_t tokens = tokens_of(p);
     for (int64_t h = 0; h < p->heads; h++)
         for (int64_t n = 0; n < tokens; n++)
             for (int64_t f = 0; f < p->dim; f++) {
                 const int64_t at = (h * tokens + n) * p->dim + f;
                 const int64_t s = n < p->prefix ? 0 : position_of(p, n - p->prefix, f);
-                const float theta = test_get(type, test_buffer_host(&theta_buffer), h * e + f % e);
+                const float theta = test_get(type, test_buffer_host(&theta_buffer), theta_at(p, h, f));
                 cos_of[at] = 1, sin_of[at] = 0, s_of[at] = (double)s;
                 if (n >= p->prefix) exact_angle(s, theta, &cos_of[at], &sin_of[at]);
             }
@@ -510,7 +531,8 @@ static void check_forward(const problem *p)
 typedef struct {
     double *x, *a, *err, *slope, *slope_err, *g, *g_slack;
     const double *cos_of, *sin_of, *s_of; /* of this row */
-    double *sum, *limit;                  /* dtheta of this head, by t */
+    double *sum, *limit;                  /* dtheta */
+    int64_t head;
 } backward_row;
 
 static void check_dx(const problem *p, const backward_row *r, const void *dx, int64_t at, const double *u, const double *v,
@@ -525,8 +547,8 @@ static void check_dx(const problem *p, const backward_row *r, const void *dx, in
         dot_slack += r->a[f] * r->g_slack[f] + r->err[f] * fabs(r->g[f]) + 16 * 0x1p-24 * fabs(r->a[f] * r->g[f]);
         if (!r->sum || still) continue;
         const double s = r->s_of[f], w = v[f] * r->cos_of[f] - u[f] * r->sin_of[f], size = fabs(u[f]) + fabs(v[f]);
-        r->sum[f % e_of(p)] += s * (r->a[f] * w);
-        r->limit[f % e_of(p)] += fabs(s) * size * (fabs(r->a[f]) * (16 * 0x1p-24 + ROTATION + extra) + r->err[f]);
+        r->sum[theta_at(p, r->head, f)] += s * (r->a[f] * w);
+        r->limit[theta_at(p, r->head, f)] += fabs(s) * size * (fabs(r->a[f]) * (16 * 0x1p-24 + ROTATION + extra) + r->err[f]);
     }
     for (int64_t f = 0; f < p->dim && dx; f++) {
         double want = r->g[f] * r->slope[f], slack = r->g_slack[f] * fabs(r->slope[f]) + fabs(r->g[f]) * r->slope_err[f];
@@ -554,18 +576,19 @@ static void check_backward(const problem *p)
     const placing xs = place(p, p->x_layout, p->dim), ys = place(p, p->y_layout, 2 * p->dim),
                   ds = place(p, p->dx_layout, p->dim);
     const int bytes = test_type_bytes[p->type];
-    const int64_t tokens = tokens_of(p), dim = p->dim, angles = p->heads * tokens * dim, e = e_of(p);
+    const int64_t tokens = tokens_of(p), dim = p->dim, angles = p->heads * tokens * dim, columns = theta_columns(p);
+    const int64_t thetas = theta_rows(p) * columns;
     double *u = table(8, dim), *v = table(9, dim), *cos_of = table(5, angles), *sin_of = table(6, angles),
            *s_of = table(7, angles);
-    double *sum = table(12, p->heads * e), *limit = table(13, p->heads * e);
+    double *sum = table(12, thetas), *limit = table(13, thetas);
     for (int run = 0; run < 2; run++) {
         test_buffer_size(&x_buffer, (size_t)(xs.span * bytes), (size_t)(p->x_at * bytes), run ? 0x7f : 0xff);
         test_buffer_size(&y_buffer, (size_t)(ys.span * bytes), (size_t)(p->y_at * bytes), run ? 0x7f : 0xff);
         test_buffer_size(&dx_buffer, (size_t)(ds.span * bytes), (size_t)(p->dx_at * bytes), run ? 0xff : 0x5a);
-        test_buffer_size(&dtheta_buffer, (size_t)(p->heads * e * 4), (size_t)(p->dtheta_at * 4), run ? 0xff : 0x5a);
+        test_buffer_size(&dtheta_buffer, (size_t)(thetas * 4), (size_t)(p->dtheta_at * 4), run ? 0xff : 0x5a);
         fill(p, &xs, dim, 0, test_buffer_host(&x_buffer));
         fill(p, &ys, 2 * dim, 77, test_buffer_host(&y_buffer));
-        for (int64_t i = 0; i < p->heads * e && p->accumulate; i++)
+        for (int64_t i = 0; i < thetas && p->accumulate; i++)
             test_put(TEST_F32, test_buffer_host(&dtheta_buffer), i, initial_dtheta(i));
         prepare_theta(p, run ? 0x7f : 0xff);
         if (run == 0) make_angles(p, cos_of, sin_of, s_of);
@@ -586,7 +609,7 @@ static void check_backward(const problem *p)
         const void *dx = p->no_dx ? NULL : test_buffer_back(&dx_buffer);
         kept = (unsigned char *)room(kept, &kept_bytes, dx_buffer.bytes);
         kept_dtheta = (unsigned char *)room(kept_dtheta, &kept_dtheta_bytes, dtheta_buffer.bytes + 4);
-        for (int64_t i = 0; i < p->heads * e; i++) sum[i] = limit[i] = 0;
+        for (int64_t i = 0; i < thetas; i++) sum[i] = limit[i] = 0;
         for (int64_t b = 0; b < p->batch; b++)
             for (int64_t h = 0; h < p->heads; h++)
                 for (int64_t n = 0; n < tokens; n++) {
@@ -602,8 +625,9 @@ static void check_backward(const problem *p)
                                           cos_of + angle,
                                           sin_of + angle,
                                           s_of + angle,
-                                          p->dtheta ? sum + h * e : NULL,
-                                          limit + h * e};
+                                          p->dtheta ? sum : NULL,
+                                          limit,
+                                          h};
                         for (int64_t f = 0; f < dim; f++) {
                             const int64_t at = at_of(&ys, b, h, n) + f;
                             const int64_t x_at = at_of(&xs, b, h, n) + f;
@@ -621,13 +645,13 @@ static void check_backward(const problem *p)
                     }
                     for (int64_t f = 0; f < dim && dx; f++) test_buffer_accept(&dx_buffer, row + f, bytes);
                 }
-        for (int64_t i = 0; i < p->heads * e && p->dtheta; i++) {
+        for (int64_t i = 0; i < thetas && p->dtheta; i++) {
             const float got = test_get(TEST_F32, test_buffer_back(&dtheta_buffer), i);
             const double had = p->accumulate ? (double)initial_dtheta(i) : 0, want = had + sum[i];
             const double slack = isfinite(want) ? limit[i] + 0x1p-24 * fabs(had) : 0;
             if (run == 0 && !test_near(TEST_F32, got, want, slack))
-                test_detail("dtheta[%lld,%lld] is %.9g, want %.9g +- %.3g; %s", (long long)(i / e), (long long)(i % e),
-                            (double)got, want, slack, describe(p));
+                test_detail("dtheta[%lld,%lld] is %.9g, want %.9g +- %.3g; %s", (long long)(i / columns),
+                            (long long)(i % columns), (double)got, want, slack, describe(p));
             if (run == 0) memcpy(kept_dtheta + 4 * i, &got, 4);
             else if (!test_that(!memcmp(kept_dtheta + 4 * i, &got, 4)))
                 test_detail("a second run gives other bits for dtheta[%lld]; %s", (long long)i, describe(p));
@@ -821,6 +845,34 @@ static void misaligned(int type, int direction, int path)
     }
 }
 
+/* Thetas that heads, features or both share: with one and several axes, long walks, and prefixes. */
+static void shared(int type, int direction, int path)
+{
+    const int64_t vec = 16 / test_type_bytes[type];
+    for (int which = 1; which < 4; which++)
+        for (int i = 0; i < 4; i++) {
+            const bool odd = i == 3 && path != LK_MD_LRPE_COSINE_VECTOR;
+            problem p = plain(type, direction, path, 1 + (which + i) % 4, 3, 7, odd ? 37 : 3 * vec);
+            p.one_head = (which & 1) != 0, p.one_feature = (which & 2) != 0;
+            p.axes = 1 + i % 3, p.shape[1] = 2, p.shape[2] = 3, p.prefix = i, p.accumulate = i % 2, p.theta_at = i % 2;
+            p.theta_t = i == 1, p.e = i == 2 ? p.dim + 3 : 0;
+            check_both(p);
+        }
+    problem none = plain(type, direction, path, 2, 0, 3, 2 * vec); /* no head, but a row of dtheta */
+    none.one_head = true;
+    check_both(none);
+    problem given = plain(type, direction, path, 2, 3, 5, 2 * vec); /* sizes spelt out are those of 0 */
+    check(&given);
+    lk_md_lrpe_cosine_args a = args_of(&given);
+    a.theta_heads = 3, a.theta_features = 2 * vec;
+    if (direction == BACKWARD) test_buffer_upload(&dx_buffer);
+    else test_buffer_upload(&y_buffer);
+    if (!launched(&given, call_of[direction][type](&a, test.stream))) return;
+    test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
+    test_buffer_download(out);
+    if (!test_that(!memcmp(test_buffer_back(out), kept, out->bytes))) test_detail("other bits; %s", describe(&given));
+}
+
 /* Where angles are hard: positions to both ends, theta of every size. */
 static void thetas(int type, int direction, int path)
 {
@@ -887,19 +939,12 @@ static void walks(int type, int direction, int path)
     p.prefix = 10, p.offset[0] = -last + 1, p.theta = LARGE;
     check(&p);
     p = plain(type, direction, path, 2, 1, 1, 32 * vec);
-    p.axes = 4, p.shape[1] = tokens / 60, p.shape[2] = 3, p.shape[3] = 5, p.prefix = tokens / 4, p.e = 8 * vec + 1;
+    p.axes = 4, p.shape[1] = tokens / 60, p.shape[2] = 3, p.shape[3] = 5, p.prefix = tokens / 2, p.e = 8 * vec + 1;
+    p.special = PREFIX;
     p.offset[0] = 1000, p.offset[1] = last - p.shape[1], p.offset[2] = -last + 1, p.offset[3] = -7;
     check(&p);
     p = plain(type, direction, path, 17, 1, 4 * test.sms + 1, 32 * vec);
     check(&p);
-    if (!test.small || type == TEST_BF16) { /* just more threads than LK_LRPE_GROUPS groups are for, and rounds not all alike */
-        const int64_t many = (int64_t)test.sms * LK_LRPE_GROUPED_WAVES * 1024 / LK_LRPE_GROUPS / 32 + 1;
-        problem few_groups = plain(type, direction, path, 5, 1, many, 32 * vec);
-        few_groups.prefix = 1, few_groups.shape[0] = many - 1;
-        check(&few_groups);
-        few_groups.batch = 9, few_groups.activation = LK_MD_LRPE_COSINE_SOFTMAX;
-        if (few_sms && !test.small) check(&few_groups);
-    }
     if (!few_sms) return;
     p.activation = LK_MD_LRPE_COSINE_SOFTMAX, p.dim = 24 * vec;
     check(&p);
@@ -925,6 +970,7 @@ static void all_themes(void)
                                    {"layouts", layouts},
                                    {"off by elements", misaligned},
                                    {"positions and thetas", thetas},
+                                   {"shared thetas", shared},
                                    {"special values", specials},
                                    {"walks", walks},
                                    {"outputs", outputs}};
@@ -1065,7 +1111,8 @@ static void divisions(void)
 typedef struct {
     lk_lrpe_plan plan;
     const int64_t *item;
-    /* head, token, batch, positions on both axes, in the prefix 0, and on the first where a walk begins, tokens of the walk */
+    /* head, token, batch, positions on both axes, in the prefix 0, and on the first where a walk's angles are computed,
+     * tokens of the walk */
     int64_t *found;
     int count;
 } place_plan;
@@ -1073,13 +1120,16 @@ typedef struct {
 LK_KERNEL void place_kernel(const __grid_constant__ place_plan p)
 {
     for (int i = threadIdx.x; i < p.count; i += 32) {
-        const lk_lrpe_item at = lk_lrpe_find_item(p.plan, p.item[i]);
+        lk_lrpe_item at = lk_lrpe_find_item(p.plan, p.item[i]);
+        at.feature = 0;
         const int64_t cell = at.token - p.plan.grid.prefix;
         int64_t *found = p.found + 7 * i;
         found[0] = at.head, found[1] = at.token, found[2] = at.batch;
         found[3] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 0);
         found[4] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 1);
-        found[5] = lk_lrpe_find_origin<8>(p.plan, at.token, 0).s[0], found[6] = at.tokens;
+        lk_lrpe_own<lk_bf16, true> own;
+        lk_lrpe_find_own(&own, p.plan, at);
+        found[5] = own.s[0], found[6] = at.tokens;
     }
 }
 
@@ -1126,16 +1176,16 @@ static void places(void)
             const bool inside = p.plan.heads_inner;
             const int64_t row = item[n] / lanes, step = p.plan.token_step, inner = row % (inside ? heads : step);
             const int64_t outer = row / (inside ? heads : step) % (inside ? step : heads), token = inside ? outer : inner;
-            const int64_t cell = token - prefix, down = cell < 0 ? width - 1 : 0; /* so that the quotient is rounded down */
+            const int64_t cell = token - prefix, first = cell < 0 ? token + (step - cell - 1) / step * step : token;
+            const int64_t *const got = (const int64_t *)test_buffer_back(&y_buffer) + 7 * n;
             const int64_t want[7] = {inside ? inner : outer,
                                      token,
                                      row / (heads * step) * p.plan.stretch,
                                      cell < 0 ? 0 : cell / width - 5,
                                      cell < 0 ? 0 : cell % width,
-                                     q.shape[0] > 1 ? (cell - down) / width - 5 : -5,
+                                     first < tokens ? (first - prefix) / width - 5 : got[5], /* the walk has such a token */
                                      (tokens - token + step - 1) / step};
-            const int64_t *const got = (const int64_t *)test_buffer_back(&y_buffer) + 7 * n;
-            static const char *const what[] = {"head", "token", "batch", "position 0", "position 1", "stand", "tokens"};
+            static const char *const what[] = {"head", "token", "batch", "position 0", "position 1", "origin", "tokens"};
             for (int j = 0; j < 7; j++)
                 if (!test_that(got[j] == want[j]))
                     test_detail("item %lld has %s %lld, want %lld; %s", (long long)item[n], what[j], (long long)got[j],
@@ -1193,13 +1243,13 @@ static void decoding(int type, int path)
 /* sum dy y of the formula in double, of a small problem whose tensors the last check left in the buffers. */
 static double weighed(const problem *p, const double *x, const double *theta, const double *dy)
 {
-    const int64_t tokens = tokens_of(p), dim = p->dim, e = e_of(p);
+    const int64_t tokens = tokens_of(p), dim = p->dim;
     double total = 0, *a = table(1, dim), *err = table(2, dim), *slope = table(3, dim), *slope_err = table(4, dim);
     for (int64_t row = 0; row < p->batch * p->heads * tokens; row++) {
         const int64_t n = row % tokens, h = row / tokens % p->heads;
         activate(p->activation, x + row * dim, dim, a, err, slope, slope_err);
         for (int64_t f = 0; f < dim; f++) {
-            const double phi = n < p->prefix ? 0 : (double)position_of(p, n - p->prefix, f) * theta[h * e + f % e];
+            const double phi = n < p->prefix ? 0 : (double)position_of(p, n - p->prefix, f) * theta[theta_at(p, h, f)];
             total += a[f] * (dy[row * 2 * dim + f] * cos(phi) + (n < p->prefix ? 0 : dy[row * 2 * dim + dim + f] * sin(phi)));
         }
     }
@@ -1207,12 +1257,13 @@ static double weighed(const problem *p, const double *x, const double *theta, co
 }
 
 /* dx and dtheta against central differences: their own error is about 1e-9 with this step. */
-static void differences(int activation)
+static void differences(int activation, bool one_head, bool one_feature)
 {
     problem p = plain(TEST_F32, BACKWARD, LK_MD_LRPE_COSINE_AUTO, 2, 2, 2, 7);
     p.axes = 2, p.shape[1] = 3, p.prefix = 1, p.activation = activation, p.dtheta = true;
+    p.one_head = one_head, p.one_feature = one_feature;
     check(&p);
-    const int64_t count = p.batch * p.heads * tokens_of(&p) * p.dim, weights = p.heads * e_of(&p);
+    const int64_t count = p.batch * p.heads * tokens_of(&p) * p.dim, weights = theta_rows(&p) * theta_columns(&p);
     double *x = table(0, count), *dy = table(8, 2 * count), *theta = table(14, weights);
     for (int64_t i = 0; i < count; i++) x[i] = (double)((const float *)test_buffer_host(&x_buffer))[i];
     for (int64_t i = 0; i < 2 * count; i++) dy[i] = (double)((const float *)test_buffer_host(&y_buffer))[i];
@@ -1339,8 +1390,10 @@ static void all_sequences(void)
             if (test_begin("forward %s %s: token by token", test_type_name[type], path_name[path]))
                 decoding(type, path), test_finish();
     for (int activation = 0; activation < ACTIVATIONS; activation++)
-        if (test_begin("backward f32 auto: central differences, %s", activation_name[activation]))
-            differences(activation), test_finish();
+        if (test_begin("backward f32 auto: central differences, %s", activation_name[activation])) {
+            for (int which = 0; which < 4; which++) differences(activation, which & 1, which & 2);
+            test_finish();
+        }
     for (int which = 0; which < COMPENSATED; which++)
         for (int path = 1; path < 3; path++)
             for (int type = 0; type < TEST_TYPES; type++)
@@ -1362,7 +1415,7 @@ typedef struct {
     const char *field;     /* what lk_last_error must name */
     int x, y, theta, dx, dtheta, workspace, workspace_bytes; /* y: dy in backward */
     problem p; /* good but for what is changed */
-    int64_t x_stride[3], y_stride[3], dx_stride[3];
+    int64_t x_stride[3], y_stride[3], dx_stride[3], theta_heads, theta_features;
     int theta_dtype;
     bool no_args, garbage; /* garbage: in the other direction's fields */
 } bad_call;
@@ -1398,6 +1451,7 @@ static void expect_error(const bad_call *bad)
     const int64_t wrong[3] = {-1, INT64_MIN, INT64_MAX}, none[3] = {};
     lk_md_lrpe_cosine_args a = sizes_of(p);
     a.x = moved(&x_buffer, bad->x), a.theta = moved(&theta_buffer, bad->theta), a.theta_dtype = bad->theta_dtype;
+    a.theta_heads = bad->theta_heads, a.theta_features = bad->theta_features;
     set_strides(&a.x_batch_stride, &a.x_head_stride, &a.x_token_stride, bad->x_stride);
     a.y = bad->garbage ? GARBAGE : NULL;
     a.dy = a.dx = a.workspace = a.y, a.dtheta = (float *)a.y, a.workspace_bytes = bad->garbage, a.accumulate = bad->garbage;
@@ -1482,6 +1536,10 @@ static void errors(int type, int direction)
     BAD(LK_ERR_SHAPE, "e is")->p.e = vec - 1, c->p.axes = 2, c->p.shape[1] = 2;
     BAD(LK_OK, "e reaches dim")->p.e = vec, c->p.axes = 2, c->p.shape[1] = 2;
     BAD(LK_ERR_SHAPE, "theta")->p.e = big;
+    BAD(LK_ERR_SHAPE, "theta_heads is 2; it must be 0, 1 or 3")->theta_heads = 2;
+    BAD(LK_ERR_SHAPE, "theta_heads is -1;")->theta_heads = -1;
+    BAD(LK_OK, "sizes of theta")->theta_heads = 3, c->theta_features = 2 * vec;
+    BAD(LK_ERR_SHAPE, "theta_features is 2;")->theta_features = 2;
     BAD(LK_ERR_SHAPE, "shape[0]")->p.shape[0] = -1;
     BAD(LK_ERR_SHAPE, "shape[2]")->p.shape[2] = -1, c->p.axes = 3, c->p.shape[1] = 1;
     BAD(LK_ERR_SHAPE, "2^62 elements")->p.shape[0] = big, c->p.shape[1] = big, c->p.axes = 2;
@@ -1614,7 +1672,7 @@ static void too_many_rows(int type, int direction)
     a.x = a.dy = (void *)((uintptr_t)1 << 40), a.theta = (void *)((uintptr_t)2 << 40);
     a.y = a.dx = (void *)((uintptr_t)3 << 40);
     for (int log2 = 31; log2 <= 32; log2++) { /* blocks: CUDA has 2^31 - 1 at most, and 2^32 + 1 are 1 in 32 bits */
-        a.heads = (direction == FORWARD ? 8 : 4) * (((int64_t)1 << log2) + 1); /* 8 and 4 warps a block */
+        a.heads = LK_LRPE_THREADS / 32 * (((int64_t)1 << log2) + 1); /* a warp each */
         const lk_status status = call_of[direction][type](&a, test.stream);
         if (!test_that(status == (lk_status)cudaErrorInvalidConfiguration))
             test_detail("2^%d blocks: status %s: %s", log2, lk_status_string(status), lk_last_error());
@@ -1680,6 +1738,7 @@ static problem draw(uint64_t seed)
     if (test_below(r, 3) == 0) p.special = (int)test_below(r, SPECIALS), p.where = (int)test_below(r, WHERES);
     /* An angle below 2^-32 turns is 0 to lk, and its sine times an infinity NaN. */
     if (p.theta == TINY && (p.special == MINUS_INF || p.special == PLUS_INF)) p.special = NOTHING;
+    p.one_head = test_below(r, 4) == 0, p.one_feature = test_below(r, 4) == 0;
     p.dtheta = back && test_below(r, 2), p.accumulate = test_below(r, 2), p.no_dx = p.dtheta && test_below(r, 4) == 0;
     p.no_dy = back && test_below(r, 8) == 0;
     return p;
