@@ -743,18 +743,17 @@ typedef struct {
 template <class T> struct lk_ce_thread {
     lk_ce_share<T> at;
     int64_t row;
-    lk_vec<T> *slot; /* its first; the next are blockDim.x apart */
-    int held, half;  /* slots in use, and how many of them are filled first */
-    char *out;       /* the gradients of its first vector */
+    lk_vec<T> *slot;             /* its first; the next are blockDim.x apart */
+    int held, half;              /* slots in use, and how many of them are filled first */
+    char *out;                   /* the gradients of its first vector */
     lk_ce_gradient_spill *spill; /* of the row */
-    int y;           /* the target; -1: ignored, or there is no row; -2: bad. A label takes three registers */
-    bool read;       /* the logits are used */
-    bool owner;      /* of the target's element */
-    int source;      /* the owner's rank */
-    int target;      /* where the target's logit is in the owner's slots, in elements; -1: not there, or not plain */
-    float logit;     /* the owner's: the target's, -inf where there is none; z under a softcap, and then its slope */
-    float slope;
-    float single;    /* the first single element; -inf where that is the target or there is none, 0 in rows that are not read */
+    int y;                       /* the target; -1: ignored, or there is no row; -2: bad. A label takes three registers */
+    bool read, owner;            /* the logits are used; this thread has the target's element */
+    int source;                  /* the owner's rank */
+    int target;                  /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
+    float logit, slope;          /* the owner's: the target's logit, -inf without a target; under a softcap z and its slope */
+    float single;                /* the first single element; -inf where that is the target or there is none, 0 where the row is
+                                    not read */
 };
 
 /* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
