@@ -968,8 +968,7 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int
     return up;
 }
 
-/* The factors of a row's gradient except for rate, base and the factor of e; weights: W, for smoothing. */
-template <bool smoothed = true>
+/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
 LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_gradient_spill *spill)
 {
@@ -977,7 +976,7 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_ups
     const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
     lk_ce_gradient g = {};
     float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
-    if (smoothed && a.label_smoothing > 0.0f) {
+    if (a.label_smoothing > 0.0f) {
         g.fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
         rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
         fixed = g.fall * (weights - up.weight);
@@ -1163,7 +1162,7 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     lk_cp_async_commit_group();
 }
 
-/* Finds the owner of the target's element, from its index among the vectors or among the single elements. Loads the target's
+/* Finds the owner of the target's element, from its index among the vectors or among the single elements, and loads the target's
  * logit and the thread's first single element. */
 template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
 {
@@ -1221,8 +1220,8 @@ LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float
         const float v[1] = {logit}, w[1] = {weight};
         all = lk_ce_row_add(*rest, v, w, scale);
     }
-    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be
-     * above 2^-126 where the factor is not. */
+    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be above
+     * 2^-126 where the factor is not. */
     if (plain) *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, 0.5f * rest->max + 0.5f * logit), scale);
     *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
     if (plain) {
@@ -1378,14 +1377,9 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
     return none;
 }
 
-/* Puts -inf in the vectors from `count` on, and in element `element` of vector `slot`; slot -1: nowhere. */
-template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int count, int slot, int element)
+/* Puts -inf in element `element` of vector `slot`; slot -1: nowhere. */
+template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int slot, int element)
 {
-    if (count < LK_CROSS_ENTROPY_SHORT) {
-#pragma unroll
-        for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++)
-            if (u >= count) raw[u] = lk_ce_nothing<T>();
-    }
     constexpr int each = LK_VEC<T> / 4; /* elements of a word */
     const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << (unsigned)element % each * 16;
     const uint32_t none = lk_ce_nothing<T>().raw.x;
@@ -1524,10 +1518,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const bool early = blockIdx.x < (unsigned)p.wave, asks = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
     lk_griddepcontrol_launch_dependents();
-    if (there && rank == 0) lk_ce_prefetch_target(a, row);
-    if (there && rank == 0 && given) lk_prefetch_l2(a.lse + row);
-    if (W > 1 && early && there && rank == 0) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
+    if (there && rank == 0) {
+        lk_ce_prefetch_target(a, row);
+        if (given) lk_prefetch_l2(a.lse + row);
+        if (W > 1 && early) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
+    }
     if (W == 1 && early && count > 0) lk_prefetch_l2(first);
     if (W == 1 && early && count > 1) lk_prefetch_l2(first + step);
     lk_griddepcontrol_wait();
@@ -1536,45 +1533,70 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const lk_ce_word word = lk_ce_load_word(a, row);
     lk_ce_word next_word = {};
     if (asks) next_word = lk_ce_load_word(a, next);
+    float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
+    int64_t valid = p.valid;
+    if (there && given) lse = a.lse[row];
+    if (there && given && a.lse_low) lse_low = a.lse_low[row];
+    if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
+    if (there && a.dlse) dlse = a.dlse[row];
+    if (mean && p.valid_rows) valid = *p.valid_rows;
+    if (mean && p.over) over = *p.over;
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++)
-        if (read && u < count) raw[u] = W > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
+        if (read && u < count) {
+            const T *from = first + u * step;
+            raw[u] = W > 1 ? lk_load_vec_ca(from) : lk_load_vec(from);
+        }
     if (asks && lk_ce_label_of_word(a, next, next_word).counted)
         lk_cp_async_bulk_prefetch_l2((const T *)a.logits + next * a.logits_stride, (unsigned)a.vocab * (unsigned)sizeof(T));
     T element = {};
+    float weight = 1.0f;
     if (y >= 0) element = logits[y];
-    const lk_ce_upstream up = lk_ce_load_upstream<true, given>(p, row, y);
+    if (y >= 0 && a.class_weight) weight = a.class_weight[y];
     const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : index >= 0;
-    lk_ce_blank(raw, read ? count : 0, index, y % N);
+    if (!read || count < U) {
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
+    }
+    lk_ce_blank(raw, index, y % N);
 
-    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = g.own p[y] - g.rest sum_{j != y} p[j]. */
+    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN;
-    lk_ce_gradient_spill g;
+    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight;
+    float own = 2.0f * a.z_loss * f * scale;
+    if (mean) {
+        if (!p.over) over = (float)valid;
+        const float z_over = a.denominator ? over : (float)valid;
+        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, z_over) : 0.0f;
+    }
     lk_ce_row all = lk_ce_row_empty();
     float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: the rounding of base, which is known exactly */
     if constexpr (given) {
-        const bool proper = y >= 0 && lk_is_finite(up.lse);
-        if (proper) missed = lk_ce_unit(up.lse, up.lse_low, scale, &rate, &base);
-        const lk_ce_gradient factors = lk_ce_factors<false>(p, up, up.lse, 0.0f, &g);
-        rise = proper ? missed * factors.rise : y != -1 ? NAN : 0.0f;
+        const bool proper = y >= 0 && lk_is_finite(lse);
+        if (proper) missed = lk_ce_unit(lse, lse_low, scale, &rate, &base);
+        own = (a.z_loss > 0.0f ? own * lse : 0.0f) + dlse * scale;
+        rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
         all.max = lk_ce_short_max(raw, logit, team), low = lk_lse_reference(all.max), base = rate * low;
-        const bool fast = fabsf(base) < LK_LSE_BASE;
-        if (fast) missed = lk_ex2(-fmaf(rate, low, -base));
-        sum = fast ? lk_ce_exponentials<false, T>(e, raw, rate, base) : lk_ce_exponentials<true, T>(e, raw, rate, low);
+        if (fabsf(base) < LK_LSE_BASE) {
+            missed = lk_ex2(-fmaf(rate, low, -base));
+            sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
+        } else {
+            sum = lk_ce_exponentials<true, T>(e, raw, rate, low);
+        }
     }
     float others = lk_sum_warp(sum, team) * missed;
     if constexpr (W > 1) all.max = lk_ce_short_exchange<W, given>(all.max, &others, &missed, rate);
     if (W > 1 && !given) low = lk_lse_reference(all.max);
     if constexpr (given) {
-        if (y >= 0 && lk_is_finite(up.lse)) single = g.own * (missed * lk_ex2(fmaf(rate, logit, -base))) - g.rest * others;
+        if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
         const float target = lk_ex2(rate * (logit - low));
@@ -1582,9 +1604,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (y >= 0) all.sum += target, all.target = logit;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
-            const float lse = a.z_loss > 0.0f ? lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
-            rise = lk_ce_factors<false>(p, up, lse, 0.0f, &g).rise * missed * inverse;
-            single = g.own * (target * inverse) - g.rest * (others * inverse);
+            own = a.z_loss > 0.0f ? own * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
+            own += dlse * scale;
+            rise = (rest + own) * missed * inverse;
+            single = own * (target * inverse) - rest * (others * inverse);
         } else if (y != -1) {
             rise = NAN;
         }
@@ -1593,7 +1616,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
     lk_ce_short_write(out, e, rise, count, step);
     if (owner && y >= 0) lk_put(dlogits + y, single);
-    if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, up.weight, all);
+    if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
