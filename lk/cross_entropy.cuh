@@ -1443,59 +1443,6 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
-/* The largest logit of a row, or of a warp's part of it, for every lane of the team. */
-template <class T>
-LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float logit, int team)
-{
-    lk_vec<T> most = raw[0];
-#pragma unroll
-    for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&most, raw[u]);
-    float v[LK_VEC<T>], max = logit;
-    lk_unpack(v, most);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) max = fmaxf(max, v[j]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    return max;
-}
-
-/* From the sums of a row's W warps, each against its own max, to that of the row against the row's max, which is returned.
- * *factor is multiplied by 2^(rate (max - the result)). given: all are against the same reference. The barrier also says, in
- * place, that all warps have read the target's logit. */
-template <int W, bool given> LK_DEVICE float lk_ce_short_exchange(float max, float *sum, float *factor, float rate)
-{
-    LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
-    const int warp = (int)threadIdx.x / 32, first = warp & ~(W - 1);
-    if (threadIdx.x % 32 == 0) states[warp] = make_float2(max, *sum);
-    lk_ce_sync_warps<W>(warp / W); /* orders these writes before their reads */
-    float2 other[W];
-    float top = -INFINITY;
-    *sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < W; i++) other[i] = states[first + i], top = fmaxf(top, other[i].x);
-#pragma unroll
-    for (int i = 0; i < W; i++) /* the difference of two equal infinities is NaN; fminf passes over it */
-        *sum = fmaf(other[i].y, given ? 1.0f : lk_ex2(rate * fminf(other[i].x - top, 0.0f)), *sum);
-    if (!given) *factor *= lk_ex2(rate * fminf(max - top, 0.0f));
-    return top;
-}
-
-/* Writes a thread's gradients, rise e. */
-template <class T>
-LK_DEVICE void lk_ce_short_write(T *out, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float rise, int count, int step)
-{
-#pragma unroll
-    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
-        if (u >= count) continue;
-        lk_vec<T> packed;
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= rise;
-        lk_pack(&packed, e[u]);
-        lk_store_vec_wb(out + u * step, packed);
-    }
-}
-
 /* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, 1 << team_log2. Where a row has several warps, each takes its
  * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
  *
@@ -1584,7 +1531,17 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
-        all.max = lk_ce_short_max(raw, logit, team), low = lk_lse_reference(all.max), base = rate * low;
+        lk_vec<T> most = raw[0];
+#pragma unroll
+        for (int u = 1; u < U; u++) lk_ce_max(&most, raw[u]);
+        float v[N], top = logit;
+        lk_unpack(v, most);
+#pragma unroll
+        for (int j = 0; j < N; j++) top = fmaxf(top, v[j]);
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2)
+            if (offset < team) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+        all.max = top, low = lk_lse_reference(top), base = rate * low;
         if (fabsf(base) < LK_LSE_BASE) {
             missed = lk_ex2(-fmaf(rate, low, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1593,8 +1550,27 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     float others = lk_sum_warp(sum, team) * missed;
-    if constexpr (W > 1) all.max = lk_ce_short_exchange<W, given>(all.max, &others, &missed, rate);
-    if (W > 1 && !given) low = lk_lse_reference(all.max);
+    if constexpr (W > 1) {
+        LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
+        const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
+        if (threadIdx.x % 32 == 0) states[warp] = make_float2(all.max, others);
+        /* Orders these writes before their reads. In place: all warps have read the target's logit. */
+        lk_ce_sync_warps<W>(warp / W);
+        float2 other[W];
+        float top = -INFINITY;
+        others = 0.0f;
+#pragma unroll
+        for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
+        if constexpr (given) {
+#pragma unroll
+            for (int i = 0; i < W; i++) others += other[i].y;
+        } else { /* the difference of two equal infinities is NaN; fminf passes over it */
+#pragma unroll
+            for (int i = 0; i < W; i++) others = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), others);
+            missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
+            all.max = top, low = lk_lse_reference(top);
+        }
+    }
     if constexpr (given) {
         if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
@@ -1614,7 +1590,15 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-    lk_ce_short_write(out, e, rise, count, step);
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        if (u >= count) continue;
+        lk_vec<T> packed;
+#pragma unroll
+        for (int j = 0; j < N; j++) e[u][j] *= rise;
+        lk_pack(&packed, e[u]);
+        *(uint4 *)(out + u * step) = packed.raw;
+    }
     if (owner && y >= 0) lk_put(dlogits + y, single);
     if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
