@@ -480,6 +480,168 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
+/* Plain rows are read as lk_lse_read does, and their states merged as by lk_lse_team. These are forms of their own, whose teams
+ * are plain numbers: through lk_row, forward takes up to 6 % longer (bench/results/choices.md). */
+
+/* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
+ * every size-th; and the single elements rank, rank + size, ... of both ends. All zero: nothing. */
+template <class T> struct lk_ce_plain_share {
+    const T *row, *first;
+    lk_split split;
+    int count;
+};
+
+template <class T> LK_DEVICE lk_ce_plain_share<T> lk_ce_plain_aim(const T *row, lk_split split, int rank, int size_log2)
+{
+    const int over = (int)split.vecs & ((1 << size_log2) - 1);
+    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
+}
+
+/* Loads the first U vectors of a share. */
+template <class T, int U> LK_DEVICE void lk_ce_plain_start(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, int size_log2)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
+    }
+}
+
+/* Prefetches the first n vectors of a share into the L2, before loads are allowed. */
+template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<T> share, int size_log2)
+{
+#pragma unroll
+    for (int u = 0; u < n; u++)
+        if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
+}
+
+/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first U
+ * vectors (lk_ce_plain_start); each one is used, and the next one is loaded into its registers. The lanes agree on a reference
+ * early, while they wait for loads anyway, so that at the end they only have to add.
+ * unscaled: the state's values are x, and lk_lse's functions are given the scale; otherwise they are scale x, for any scale.
+ * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
+ * team with a row. */
+template <bool unscaled, class T, int U>
+LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, float scale, int rank, int size_log2, int team,
+                             bool row = true)
+{
+    const int64_t step = (int64_t)LK_VEC<T> << size_log2;
+    const bool rising = unscaled || scale > 0.0f;
+    const float rate = scale * LK_LOG2E, nothing = unscaled ? -INFINITY : lk_lse_nothing(scale);
+    const bool edge = rank < share.split.edge;
+    float single[1] = {nothing};
+    if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
+
+    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
+    lk_unpack(x, raw[0]);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++)
+        if (share.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        if (offset >= team) continue;
+        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
+        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
+    }
+    const float base = rate * reference;
+    float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
+    const T *next = share.first + U * step;
+    int left = share.count;
+    while (left > U) {
+        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
+#pragma unroll
+            for (int u = 0; u < U; u++, next += step) {
+                part += lk_lse_terms(raw[u], rate, base);
+                if (U + u < left) raw[u] = lk_load_vec(next);
+            }
+        }
+        part -= lost; /* Kahan's sum, every 16 rounds: it keeps what the additions of a long row round off */
+        const float grown = sum + part;
+        lost = (grown - sum) - part;
+        sum = grown, part = 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        if (u < left) part += lk_lse_terms(raw[u], rate, base);
+    sum += part - lost;
+    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
+        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
+
+    const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
+    if (__all_sync(0xffffffffu, fast)) {
+        if (!unscaled) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
+        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
+    }
+    lk_lse s = lk_lse_read_slowly<unscaled>(share.first, share.count, step, scale);
+    for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
+        const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+        single[0] = unscaled ? value : scale * value;
+        const float low = lk_lse_product_low(scale, value, single[0]);
+        s = lk_lse_add(s, single, unscaled ? scale : 1.0f, unscaled ? NULL : &low);
+    }
+    return lk_lse_warp(s, team, unscaled ? scale : 1.0f);
+}
+
+/* The states of all warps of a cluster, in the block with rank 0: words of 8 bytes, the maximum in the low half. */
+template <int THREADS> struct lk_ce_plain_inbox {
+    lk_mbarrier full; /* completes when all words have arrived */
+    uint64_t word[8 * THREADS / 32];
+};
+
+/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
+ * cluster they arrive by st.async, and only the reader waits for them. At a cluster's barrier every warp would wait for a fence
+ * of the whole GPU.
+ * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel. lk_ce_plain_begin,
+ * which waits until the cluster's peers run, comes before. scale: as in lk_lse.
+ * Result: in the first warp of the block with rank 0; in other warps it is undefined.
+ * Shared memory: inbox. A peer may end after the call, since no block writes into its memory. */
+template <int THREADS> LK_DEVICE void lk_ce_plain_begin(lk_ce_plain_inbox<THREADS> *inbox)
+{
+    const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
+    if (lk_cluster_nctarank() == 1) return;
+    if (reader) lk_mbarrier_init(&inbox->full, 1);
+    if (reader) lk_fence_mbarrier_init();
+    lk_cluster_begin();
+    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
+    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * 8);
+}
+template <int THREADS> LK_DEVICE lk_lse lk_ce_plain_merge(lk_ce_plain_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
+{
+    constexpr int WARPS = THREADS / 32, MOST = (8 * WARPS + 31) / 32; /* words that a lane reads */
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    uint64_t *slot = &inbox->word[rank * WARPS + warp];
+    const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
+    if (blocks > 1) {
+        if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
+        if (rank != 0 || warp != 0) return s;
+        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
+    } else {
+        if (lane == 0) *slot = word;
+        __syncthreads(); /* orders the writes into the inbox before its reads */
+        if (warp != 0) return s;
+    }
+    /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
+    lk_lse part[MOST];
+    s.max = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) {
+        const int i = lane + 32 * k;
+        part[k] = lk_lse_empty();
+        if (i < blocks * WARPS)
+            part[k] = {__uint_as_float((uint32_t)inbox->word[i]), __uint_as_float((uint32_t)(inbox->word[i] >> 32))};
+        s.max = fmaxf(s.max, part[k].max);
+    }
+    const int team = blocks > 1 ? 32 : WARPS;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) s.max = fmaxf(s.max, __shfl_xor_sync(0xffffffffu, s.max, offset));
+    s.sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
+    return {s.max, lk_sum_warp(s.sum, team)};
+}
+
 /* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_lse_read. All others
  * take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
 
@@ -603,12 +765,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
     const lk_cross_entropy_args &a = p.a;
     const bool writes = (int)threadIdx.x < rows && result < a.rows;
     LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
-    lk_lse_share<T> share = {};
+    lk_ce_plain_share<T> share = {};
     if (row < a.rows) { /* lanes without a row take part in the warp's reduction */
         const T *logits = (const T *)a.logits + row * a.logits_stride;
-        share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
+        share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
     }
-    lk_lse_prefetch<U / 2>(share, team_log2);
+    lk_ce_plain_prefetch<U / 2>(share, team_log2);
     if (writes) lk_ce_prefetch_target(a, result);
     lk_griddepcontrol_wait();
     lk_ce_label label = {-1, false, false};
@@ -617,12 +779,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
     if (writes) target.label = lk_ce_look_up(a, result), target.weight = 1.0f;
     if (!label.counted) share.count = share.split.edge = 0;
     lk_vec<T> raw[U];
-    lk_lse_start(raw, share, team_log2);
+    lk_ce_plain_start(raw, share, team_log2);
     if (writes && target.label.y >= 0) {
         target.logit = ((const T *)a.logits + result * a.logits_stride)[target.label.y];
         if (a.class_weight) target.weight = a.class_weight[target.label.y];
     }
-    const lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, team_log2, 1 << team_log2, label.counted);
+    const lk_lse s = lk_ce_plain_read<true>(raw, share, a.logit_scale, rank, team_log2, 1 << team_log2, label.counted);
     lk_griddepcontrol_launch_dependents();
     if (rank == 0) states[threadIdx.x >> team_log2] = s;
     __syncthreads(); /* the states are written before they are read */
@@ -639,27 +801,27 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const int64_t row = blockIdx.x >> over; /* U = 8 is for rows of one block */
     const lk_cross_entropy_args &a = p.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
-    lk_lse_share<T> share = lk_lse_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
+    lk_ce_plain_share<T> share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
-    LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
+    LK_SHARED(lk_ce_plain_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
-    lk_lse_cluster_begin(inbox);
-    lk_lse_prefetch<1>(share, size_log2);
+    lk_ce_plain_begin(inbox);
+    lk_ce_plain_prefetch<1>(share, size_log2);
     if (rank == 0) lk_ce_prefetch_target(a, row);
     lk_griddepcontrol_wait();
     if (U == 2) lk_griddepcontrol_launch_dependents();
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
-    lk_lse_start(raw, share, size_log2);
+    lk_ce_plain_start(raw, share, size_log2);
     T logit = {}; /* the target's; nothing waits for it yet */
     if (rank == 0) {
         target->label = label, target->weight = 1.0f;
         if (label.y >= 0) logit = logits[label.y];
         if (label.y >= 0 && a.class_weight) target->weight = a.class_weight[label.y];
     }
-    lk_lse s = lk_lse_read<true>(raw, share, a.logit_scale, rank, size_log2, 32);
+    lk_lse s = lk_ce_plain_read<true>(raw, share, a.logit_scale, rank, size_log2, 32);
     if (U != 2) lk_griddepcontrol_launch_dependents();
-    s = lk_lse_cluster(inbox, s, a.logit_scale);
+    s = lk_ce_plain_merge(inbox, s, a.logit_scale);
     if (rank != 0) return;
     target->logit = logit;
     lk_ce_put_plain(p, row, *target, s);

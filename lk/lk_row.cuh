@@ -548,31 +548,6 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
     return lk_lse_warp(s, row.lanes, unscaled ? scale : 1.0f);
 }
 
-/* The same for kernels that divide their rows themselves. */
-template <class T> using lk_lse_share = lk_row<T>;
-template <class T> LK_DEVICE lk_row<T> lk_lse_aim(const T *data, lk_split split, int rank, int size_log2)
-{
-    const int over = (int)split.vecs & ((1 << size_log2) - 1), count = (int)(split.vecs >> size_log2) + (rank < over);
-    return {data, data + split.head + rank * LK_VEC<T>, 0, true, rank, size_log2, 32, count, split};
-}
-template <class T, int U> LK_DEVICE void lk_lse_start(lk_vec<T> (&raw)[U], lk_row<T> row, int size_log2)
-{
-    row.size_log2 = size_log2;
-    lk_row_load(raw, row);
-}
-template <int n, class T> LK_DEVICE void lk_lse_prefetch(lk_row<T> row, int size_log2)
-{
-    row.size_log2 = size_log2;
-    lk_row_prefetch<n>(row);
-}
-template <bool unscaled, class T, int U>
-LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], lk_row<T> row, float scale, int rank, int size_log2, int team,
-                             bool there = true)
-{
-    row.rank = rank, row.size_log2 = size_log2, row.lanes = team, row.there = there;
-    return lk_lse_read<unscaled>(raw, row, scale);
-}
-
 /* Merges the states of a team's warps. scale: as in lk_lse.
  * Called by: every thread, with its warp's state, as lk_inbox_gather says. Result: in the thread with rank 0; ALL, or where a
  * team is in one warp: in every thread. In others it is undefined. */
@@ -598,14 +573,6 @@ LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float s
     return {s.max, lk_sum_warp(s.sum, team)};
 }
 template <int THREADS> using lk_lse_inbox = lk_inbox<lk_lse, THREADS>;
-template <int THREADS> LK_DEVICE void lk_lse_cluster_begin(lk_lse_inbox<THREADS> *inbox)
-{
-    lk_inbox_begin<LK_TEAM_ANY>(inbox);
-}
-template <int THREADS> LK_DEVICE lk_lse lk_lse_cluster(lk_lse_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
-{
-    return lk_lse_team<LK_TEAM_ANY>(inbox, s, scale);
-}
 
 /* ---- The state of a cross entropy ---------------------------------------------------------------------------------------- */
 
