@@ -385,11 +385,10 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 /* Threads of a large block, and the vectors of a row that a thread of forward holds. */
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
-/* Most threads per block, and blocks per SM. They bound a thread's registers: 64 are enough for 8 packed vectors of 16-bit
- * elements, or for 4 and their weight, up to sm_90; on sm_90 also for 8 of f32. More registers are slower. */
-#define LK_SRMS_NORM_FORWARD_MOST(packed) ((packed) && LK_ARCH == 900 ? 1024 : LK_SRMS_NORM_THREADS)
-#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed, weight)                                                                         \
-    ((packed) && sizeof(T) == 2 && LK_ARCH < ((weight) ? 1000 : 900) ? 2 : 1)
+/* Blocks of that size per SM. They bound a thread's registers: 64 are enough for 8 packed vectors of 16-bit elements, or for 4
+ * and their weight, up to sm_90; on sm_90 also for 8 of f32. More registers are slower. */
+#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed)                                                                                 \
+    ((packed) && (LK_ARCH == 900 || (LK_ARCH < 900 && sizeof(T) == 2)) ? 2 : 1)
 
 /* The kernels for few rows: vectors per thread, most threads per block, most blocks per SM; and a thread's first vector. */
 #define LK_SRMS_NORM_FEW_VECS 2
@@ -437,8 +436,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
  * ends. WEIGHT: the weight is of T and on 16 bytes as the rows of x are, and a thread holds its vectors too: reading it behind
  * the sum is slower. For an f32 weight there are not enough registers. */
 template <class T, class R, bool PACKED, bool WEIGHT>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
-                                 LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED, WEIGHT))
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
     const lk_srms_norm_forward_call &a = p.a;
@@ -1128,10 +1126,8 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
     const bool bare = !a.residual && !a.residual_out && !a.weight && a.y;
     const int64_t vecs = a.cols / LK_VEC<T>;
-    /* Many very long rows are faster with 1024 threads per block. Long rows with a residual are faster with two blocks of 256
-     * per SM than with one of 512. */
+    /* Long rows with a residual are faster with two blocks of 256 per SM than with one of 512. */
     int most = LK_SRMS_NORM_THREADS;
-    if (packed && device.arch == 90 && vecs > 8192 && a.rows >= 4 * device.sms) most = 1024;
     if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
     const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
     const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
