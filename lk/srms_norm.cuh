@@ -1126,15 +1126,13 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
     const bool bare = !a.residual && !a.residual_out && !a.weight && a.y;
     const int64_t vecs = a.cols / LK_VEC<T>;
-    /* Long rows with a residual are faster with two blocks of 256 per SM than with one of 512. */
-    int most = LK_SRMS_NORM_THREADS;
-    if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
     const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
     const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
     const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, LK_SRMS_NORM_THREADS, 128, 0,
+                                        plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, &a, LK_VEC<T>, traits, lk_srms_norm_tensors<T>(&a, false));
     lk_srms_norm_forward_plan plan = {
         {a.x, a.residual, a.weight, a.y, a.residual_out, a.rstd, a.rows, a.cols, a.x_stride, a.residual_stride, a.y_stride,

@@ -705,7 +705,7 @@ static void long_rows(int type, int direction, int path)
         for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == DY || t == DX || t == DWEIGHT, p.home[t] = t;
         check(&p);
     }
-    for (int i = 0; i < 2 && direction == FORWARD && path == LK_SRMS_NORM_AUTO; i++) { /* blocks of 512 threads; of 256 */
+    for (int i = 0; i < 2 && direction == FORWARD && path == LK_SRMS_NORM_AUTO; i++) { /* many, and with a residual */
         const int64_t rows = i ? 2 : 4 * test.sms, vecs = i ? 2051 : 8201;
         problem p = drawn(type, direction, path, rows, vecs * 16 / test_type_bytes[type], 470 + i, PACKED);
         for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == Y || (i && t == RESIDUAL), p.home[t] = t;
