@@ -504,8 +504,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
 
 /* Few rows, whose time is latency. A block owns a row. All loads of a thread start before it waits for one, and the code is
  * short, since a block that has just started waits for its instructions. Rows start and end on 16 bytes, weight is of type T on
- * 16 bytes, and the threads hold all vectors. BARE: there are only x and y, and perhaps rstd, which makes the code shorter. */
-template <class T, class R, bool BARE>
+ * 16 bytes, and the threads hold all vectors. */
+template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
 {
@@ -514,15 +514,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
     if (count > 0) {
         lk_srms_norm_prefetch<T>(p.in.x, row, vec * N);
-        if (!BARE) lk_srms_norm_prefetch<R>(p.in.r, row, vec * N);
-        if (!BARE) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
+        lk_srms_norm_prefetch<R>(p.in.r, row, vec * N);
+        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (!BARE) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_held<T, BARE> held[U];
+    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_held<T, false> held[U];
     lk_srms_norm_hold<T, R>(held, p.in, row, vec * N, count);
     float sum[1] = {0.0f}, s[N];
 #pragma unroll
@@ -539,11 +539,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        if (!BARE && p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
+        if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] *= rstd;
-        if (!BARE && p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
-        if (BARE || p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        if (p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
+        if (p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
     }
 }
 
@@ -850,8 +850,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
     }
 }
 
-/* Few rows, as in forward, without dweight. BARE: there are only x, dy and dx, and perhaps rstd. */
-template <class T, class R, bool BARE>
+/* Few rows, as in forward, without dweight. */
+template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
 {
@@ -863,11 +863,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     if (count > 0) {
         lk_srms_norm_prefetch<T>(in.dy, row, vec * N);
         lk_srms_norm_prefetch<T>(in.x, row, vec * N);
-        if (!BARE) {
-            lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, vec * N);
-            lk_srms_norm_prefetch<R>(in.r, row, vec * N);
-            lk_srms_norm_prefetch<R>(in.dr, row, vec * N);
-        }
+        lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, vec * N);
+        lk_srms_norm_prefetch<R>(in.r, row, vec * N);
+        lk_srms_norm_prefetch<R>(in.dr, row, vec * N);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
@@ -877,20 +875,17 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     float rstd = a.rstd ? a.rstd[row] : 0.0f;
     lk_srms_norm_load_raw(dy, in.dy, row, vec * N, count);
     lk_srms_norm_load_raw(x, in.x, row, vec * N, count);
-    if (!BARE) {
-        lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, vec * N, count);
-        lk_srms_norm_load_raw(r, in.r, row, vec * N, count);
-        lk_srms_norm_load_raw(dr, in.dr, row, vec * N, count);
-    }
+    lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_load_raw(r, in.r, row, vec * N, count);
+    lk_srms_norm_load_raw(dr, in.dr, row, vec * N, count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (BARE) lk_unpack(s[u], x[u][0]);
-        else lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
+        lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
-        if (BARE || in.dy.data) lk_unpack(g[u], dy[u][0]);
-        if (!BARE && a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (in.dy.data) lk_unpack(g[u], dy[u][0]);
+        if (a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
         if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
@@ -902,11 +897,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         float add[N] = {};
-        if (!BARE && in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
+        if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        if (BARE || a.dx) lk_srms_norm_store((T *)a.dx + row * a.dx_stride + col, g[u]);
-        if (!BARE && a.dresidual) lk_srms_norm_store((R *)a.dresidual + row * a.dresidual_stride + col, g[u]);
+        if (a.dx) lk_srms_norm_store((T *)a.dx + row * a.dx_stride + col, g[u]);
+        if (a.dresidual) lk_srms_norm_store((R *)a.dresidual + row * a.dresidual_stride + col, g[u]);
     }
 }
 
@@ -1124,7 +1119,6 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     if (status || a.rows == 0) return status;
 
     const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
-    const bool bare = !a.residual && !a.residual_out && !a.weight && a.y;
     const int64_t vecs = a.cols / LK_VEC<T>;
     const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
     const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
@@ -1139,12 +1133,11 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
          a.residual_out_stride, a.eps, a.residual_dtype, a.weight_dtype, a.path}, l.in};
     plan.in.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
-                         l.few && bare    ? lk_srms_norm_forward_few_kernel<T, T, true>
-                         : l.few && other ? lk_srms_norm_forward_few_kernel<T, float, false>
-                         : l.few          ? lk_srms_norm_forward_few_kernel<T, T, false>
-                         : packed         ? lk_srms_norm_forward_choose<T, T, true>(held)
-                         : other          ? lk_srms_norm_forward_choose<T, float, false>(held)
-                                          : lk_srms_norm_forward_choose<T, T, false>(held),
+                         l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
+                         : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
+                         : packed       ? lk_srms_norm_forward_choose<T, T, true>(held)
+                         : other        ? lk_srms_norm_forward_choose<T, float, false>(held)
+                                        : lk_srms_norm_forward_choose<T, T, false>(held),
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
@@ -1192,9 +1185,7 @@ LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p,
                                             const lk_srms_norm_layout &l))(lk_srms_norm_backward_plan)
 {
     const lk_srms_norm_backward_call &a = p.a;
-    const lk_srms_norm_input &in = p.in;
-    const bool bare = in.x.data && in.dy.data && a.dx && !in.r.data && !in.dr.data && !a.dresidual && !a.weight;
-    if (l.few) return bare ? lk_srms_norm_backward_few_kernel<T, T, true> : lk_srms_norm_backward_few_kernel<T, R, false>;
+    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
     if (a.weight || a.dweight)
         return !p.fast   ? lk_srms_norm_backward_kernel<T, R, T, true, false, false>
                : l.edges ? lk_srms_norm_backward_kernel<T, R, S, true, true, true>
