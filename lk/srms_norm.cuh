@@ -224,6 +224,17 @@ typedef struct {
     float inverse_cols;
 } lk_srms_norm_input;
 
+/* What a kernel gets. The arguments have all defaults filled in. */
+typedef struct {
+    lk_srms_norm_args a;
+    lk_srms_norm_input in;
+    int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
+                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
+    int64_t pitch;
+    int vec;          /* LK_VEC<T> */
+    bool fast;        /* see the kernel of backward */
+} lk_srms_norm_plan;
+
 /* A thread's rows and columns: its team's first row and the step to the next; in each row the columns begin .. begin + cols,
  * which `size` threads read together. A warp reads a stretch of the vectors, and a lane every 32nd of them: vec, vec + 32, ...
  * below stop. A step that the compiler knows saves registers and instructions. */
@@ -385,11 +396,10 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 /* Threads of a large block, and the vectors of a row that a thread of forward holds. */
 #define LK_SRMS_NORM_THREADS 512
 #define LK_SRMS_NORM_FORWARD_VECS(packed) ((packed) ? 8 : 4)
-/* Most threads per block, and blocks per SM. They bound a thread's registers: 64 are enough for 8 packed vectors of 16-bit
- * elements, or for 4 and their weight, up to sm_90; on sm_90 also for 8 of f32. More registers are slower. */
-#define LK_SRMS_NORM_FORWARD_MOST(packed) ((packed) && LK_ARCH == 900 ? 1024 : LK_SRMS_NORM_THREADS)
-#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed, weight)                                                                         \
-    ((packed) && sizeof(T) == 2 && LK_ARCH < ((weight) ? 1000 : 900) ? 2 : 1)
+/* Blocks of that size per SM. They bound a thread's registers: 64 are enough for 8 packed vectors of 16-bit elements, or for 4
+ * and their weight, up to sm_90; on sm_90 also for 8 of f32. More registers are slower. */
+#define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed)                                                                                 \
+    ((packed) && (LK_ARCH == 900 || (LK_ARCH < 900 && sizeof(T) == 2)) ? 2 : 1)
 
 /* The kernels for few rows: vectors per thread, most threads per block, most blocks per SM; and a thread's first vector. */
 #define LK_SRMS_NORM_FEW_VECS 2
@@ -402,24 +412,9 @@ LK_DEVICE int lk_srms_norm_first(void)
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* A kernel's part of the arguments. */
-typedef struct {
-    const void *x, *residual, *weight;
-    void *y, *residual_out;
-    float *rstd;
-    int64_t rows, cols, x_stride, residual_stride, y_stride, residual_out_stride;
-    float eps;
-    int residual_dtype, weight_dtype, path;
-} lk_srms_norm_forward_call;
-
-typedef struct {
-    lk_srms_norm_forward_call a;
-    lk_srms_norm_input in;
-} lk_srms_norm_forward_plan;
-
 /* Writes N elements of a row; weight: of these elements, where a thread holds it. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, float rstd, float (&s)[N], int64_t row, int col,
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col,
                                         const lk_vec<T> *weight = NULL)
 {
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
@@ -437,11 +432,10 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_forward_plan &p, floa
  * ends. WEIGHT: the weight is of T and on 16 bytes as the rows of x are, and a thread holds its vectors too: reading it behind
  * the sum is slower. For an f32 weight there are not enough registers. */
 template <class T, class R, bool PACKED, bool WEIGHT>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
-                                 LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED, WEIGHT))
-    lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+    lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_forward_call &a = p.a;
+    const lk_srms_norm_args &a = p.a;
     const lk_srms_norm_input &in = p.in;
     constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED && !WEIGHT), N = LK_VEC<T>;
     const lk_srms_norm_thread at = lk_srms_norm_thread_of(in, (int)a.cols);
@@ -506,25 +500,25 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FORWARD_MOST(PACKED && !WEIGHT),
 
 /* Few rows, whose time is latency. A block owns a row. All loads of a thread start before it waits for one, and the code is
  * short, since a block that has just started waits for its instructions. Rows start and end on 16 bytes, weight is of type T on
- * 16 bytes, and the threads hold all vectors. BARE: there are only x and y, and perhaps rstd, which makes the code shorter. */
-template <class T, class R, bool BARE>
+ * 16 bytes, and the threads hold all vectors. */
+template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
-    lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_forward_plan p)
+    lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>;
     const int64_t row = blockIdx.x;
     const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
     if (count > 0) {
         lk_srms_norm_prefetch<T>(p.in.x, row, vec * N);
-        if (!BARE) lk_srms_norm_prefetch<R>(p.in.r, row, vec * N);
-        if (!BARE) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
+        lk_srms_norm_prefetch<R>(p.in.r, row, vec * N);
+        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (!BARE) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_held<T, BARE> held[U];
+    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_held<T, false> held[U];
     lk_srms_norm_hold<T, R>(held, p.in, row, vec * N, count);
     float sum[1] = {0.0f}, s[N];
 #pragma unroll
@@ -541,11 +535,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        if (!BARE && p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
+        if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] *= rstd;
-        if (!BARE && p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
-        if (BARE || p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        if (p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
+        if (p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
     }
 }
 
@@ -556,28 +550,6 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
 #define LK_SRMS_NORM_BACKWARD_VECS 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
-
-typedef struct {
-    const void *x, *residual, *residual_out;
-    const float *rstd;
-    const void *weight, *dy, *dresidual_out;
-    void *dx, *dresidual, *dweight, *workspace;
-    size_t workspace_bytes;
-    int64_t rows, cols, x_stride, residual_stride, residual_out_stride, dy_stride, dresidual_out_stride, dx_stride;
-    int64_t dresidual_stride;
-    float eps;
-    int residual_dtype, weight_dtype, dweight_dtype, accumulate, path;
-} lk_srms_norm_backward_call;
-
-typedef struct {
-    lk_srms_norm_backward_call a;
-    lk_srms_norm_input in;
-    int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
-                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
-    int64_t pitch;
-    int vec;          /* LK_VEC<T> */
-    bool fast;        /* see the kernel */
-} lk_srms_norm_backward_plan;
 
 /* The vectors that threads hold, from the sums to the scaling: [warp][stage][part][vector][lane]. No barrier guards them, since
  * each lane reads only its own. The copies need no registers, and all of them are in flight together. */
@@ -655,7 +627,7 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
 /* g times weight. A thread of FAST holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
  * registers. */
 template <class T, bool FAST, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_backward_plan &p, lk_vec<T> weight, int col)
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int col)
 {
     if constexpr (FAST) {
         if (!p.in.weight_is_f32) return lk_srms_norm_scale(g, weight);
@@ -667,7 +639,7 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_bac
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
 template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
-LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, float (&sum)[2], lk_vec<T> weight,
+LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], lk_vec<T> weight,
                                           const uint4 *slot, int u, int64_t row, int col)
 {
     float s[N], g[N];
@@ -679,7 +651,7 @@ LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_backward_plan &p, f
 
 /* Writes N elements of a row, and adds their terms of dweight to sums. */
 template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk_srms_norm_row row, float (&sums)[N],
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N],
                                          lk_vec<T> weight, const uint4 *slot, int u, int col)
 {
     float s[N], g[N];
@@ -702,7 +674,7 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_backward_plan &p, lk
 
 /* The same for elements that no thread holds. Their sums for dweight are in the team's row of the workspace. */
 template <class T, class R, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_backward_plan &p, lk_srms_norm_row row, float *partial, int col)
+LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
 {
     float sums[N];
 #pragma unroll
@@ -732,7 +704,7 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
  * first U, twice; their sums for dweight are in the workspace from the start. */
 template <class T, class R, class S, bool WEIGHT, bool FAST, bool EDGES>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2 : 1)
-    lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
+    lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
@@ -852,12 +824,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
     }
 }
 
-/* Few rows, as in forward, without dweight. BARE: there are only x, dy and dx, and perhaps rstd. */
-template <class T, class R, bool BARE>
+/* Few rows, as in forward, without dweight. */
+template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
-    lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
+    lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_backward_call &a = p.a;
+    const lk_srms_norm_args &a = p.a;
     const lk_srms_norm_input &in = p.in;
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
     const int64_t row = blockIdx.x;
@@ -865,11 +837,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     if (count > 0) {
         lk_srms_norm_prefetch<T>(in.dy, row, vec * N);
         lk_srms_norm_prefetch<T>(in.x, row, vec * N);
-        if (!BARE) {
-            lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, vec * N);
-            lk_srms_norm_prefetch<R>(in.r, row, vec * N);
-            lk_srms_norm_prefetch<R>(in.dr, row, vec * N);
-        }
+        lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, vec * N);
+        lk_srms_norm_prefetch<R>(in.r, row, vec * N);
+        lk_srms_norm_prefetch<R>(in.dr, row, vec * N);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
@@ -879,20 +849,17 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     float rstd = a.rstd ? a.rstd[row] : 0.0f;
     lk_srms_norm_load_raw(dy, in.dy, row, vec * N, count);
     lk_srms_norm_load_raw(x, in.x, row, vec * N, count);
-    if (!BARE) {
-        lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, vec * N, count);
-        lk_srms_norm_load_raw(r, in.r, row, vec * N, count);
-        lk_srms_norm_load_raw(dr, in.dr, row, vec * N, count);
-    }
+    lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, vec * N, count);
+    lk_srms_norm_load_raw(r, in.r, row, vec * N, count);
+    lk_srms_norm_load_raw(dr, in.dr, row, vec * N, count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (BARE) lk_unpack(s[u], x[u][0]);
-        else lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
+        lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
-        if (BARE || in.dy.data) lk_unpack(g[u], dy[u][0]);
-        if (!BARE && a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (in.dy.data) lk_unpack(g[u], dy[u][0]);
+        if (a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
         if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
@@ -904,19 +871,19 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
         const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         float add[N] = {};
-        if (!BARE && in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
+        if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        if (BARE || a.dx) lk_srms_norm_store((T *)a.dx + row * a.dx_stride + col, g[u]);
-        if (!BARE && a.dresidual) lk_srms_norm_store((R *)a.dresidual + row * a.dresidual_stride + col, g[u]);
+        if (a.dx) lk_srms_norm_store((T *)a.dx + row * a.dx_stride + col, g[u]);
+        if (a.dresidual) lk_srms_norm_store((R *)a.dresidual + row * a.dresidual_stride + col, g[u]);
     }
 }
 
 /* dweight from the workspace. A lane owns a column. A block owns 32 columns, and each of its 32 warps adds every 32nd row. */
 template <class T>
-LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_backward_plan p)
+LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_backward_call &a = p.a;
+    const lk_srms_norm_args &a = p.a;
     const lk_srms_norm_input &in = p.in;
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -1108,7 +1075,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const 
     return l;
 }
 
-template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(bool held))(lk_srms_norm_forward_plan)
+template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(bool held))(lk_srms_norm_plan)
 {
     if constexpr (sizeof(T) == 2) {
         if (held) return lk_srms_norm_forward_kernel<T, R, PACKED, true>;
@@ -1126,38 +1093,30 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     if (status || a.rows == 0) return status;
 
     const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
-    const bool bare = !a.residual && !a.residual_out && !a.weight && a.y;
     const int64_t vecs = a.cols / LK_VEC<T>;
-    /* Many very long rows are faster with 1024 threads per block. Long rows with a residual are faster with two blocks of 256
-     * per SM than with one of 512. */
-    int most = LK_SRMS_NORM_THREADS;
-    if (packed && device.arch == 90 && vecs > 8192 && a.rows >= 4 * device.sms) most = 1024;
-    if (!packed && device.arch >= 90 && vecs > 2048 && vecs <= 8192) most = 256;
     const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
     const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
     const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, most, 128, 0, plain ? 2048 : 0};
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, LK_SRMS_NORM_THREADS, 128, 0,
+                                        plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, &a, LK_VEC<T>, traits, lk_srms_norm_tensors<T>(&a, false));
-    lk_srms_norm_forward_plan plan = {
-        {a.x, a.residual, a.weight, a.y, a.residual_out, a.rstd, a.rows, a.cols, a.x_stride, a.residual_stride, a.y_stride,
-         a.residual_out_stride, a.eps, a.residual_dtype, a.weight_dtype, a.path}, l.in};
+    lk_srms_norm_plan plan = {a, l.in, 0, 0, 0, false};
     plan.in.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
-                         l.few && bare    ? lk_srms_norm_forward_few_kernel<T, T, true>
-                         : l.few && other ? lk_srms_norm_forward_few_kernel<T, float, false>
-                         : l.few          ? lk_srms_norm_forward_few_kernel<T, T, false>
-                         : packed         ? lk_srms_norm_forward_choose<T, T, true>(held)
-                         : other          ? lk_srms_norm_forward_choose<T, float, false>(held)
-                                          : lk_srms_norm_forward_choose<T, T, false>(held),
+                         l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
+                         : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
+                         : packed       ? lk_srms_norm_forward_choose<T, T, true>(held)
+                         : other        ? lk_srms_norm_forward_choose<T, float, false>(held)
+                                        : lk_srms_norm_forward_choose<T, T, false>(held),
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
 /* The launch for checked arguments; fills in the plan except for its arguments. */
 template <class T>
 LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a,
-                                                          lk_srms_norm_backward_plan *plan)
+                                                          lk_srms_norm_plan *plan)
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
@@ -1194,13 +1153,11 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *devic
 }
 
 template <class T, class R, class S>
-LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_backward_plan &p,
-                                            const lk_srms_norm_layout &l))(lk_srms_norm_backward_plan)
+LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_plan &p,
+                                            const lk_srms_norm_layout &l))(lk_srms_norm_plan)
 {
-    const lk_srms_norm_backward_call &a = p.a;
-    const lk_srms_norm_input &in = p.in;
-    const bool bare = in.x.data && in.dy.data && a.dx && !in.r.data && !in.dr.data && !a.dresidual && !a.weight;
-    if (l.few) return bare ? lk_srms_norm_backward_few_kernel<T, T, true> : lk_srms_norm_backward_few_kernel<T, R, false>;
+    const lk_srms_norm_args &a = p.a;
+    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
     if (a.weight || a.dweight)
         return !p.fast   ? lk_srms_norm_backward_kernel<T, R, T, true, false, false>
                : l.edges ? lk_srms_norm_backward_kernel<T, R, S, true, true, true>
@@ -1218,11 +1175,7 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     lk_status status = lk_srms_norm_check<T>(op, args, true, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    lk_srms_norm_backward_plan plan = {
-        {a.x, a.residual, a.residual_out, a.rstd, a.weight, a.dy, a.dresidual_out, a.dx, a.dresidual, a.dweight, a.workspace,
-         a.workspace_bytes, a.rows, a.cols, a.x_stride, a.residual_stride, a.residual_out_stride, a.dy_stride,
-         a.dresidual_out_stride, a.dx_stride, a.dresidual_stride, a.eps, a.residual_dtype, a.weight_dtype, a.dweight_dtype,
-         a.accumulate, a.path}, {}, 0, 0, 0, false};
+    lk_srms_norm_plan plan = {a, {}, 0, 0, 0, false};
     const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)l.workspace};
     status = lk_check_workspace(op, a.workspace, a.workspace_bytes, l.workspace);
@@ -1278,7 +1231,7 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */
             a.dresidual = which & 8 ? address + 4096 + (shift == 1 ? residual : 0) : NULL;
         }
-        lk_srms_norm_backward_plan plan = {};
+        lk_srms_norm_plan plan = {};
         const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
         if (l.workspace > most) most = l.workspace;
     }

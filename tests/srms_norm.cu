@@ -705,7 +705,7 @@ static void long_rows(int type, int direction, int path)
         for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == DY || t == DX || t == DWEIGHT, p.home[t] = t;
         check(&p);
     }
-    for (int i = 0; i < 2 && direction == FORWARD && path == LK_SRMS_NORM_AUTO; i++) { /* blocks of 1024 threads; of 256 */
+    for (int i = 0; i < 2 && direction == FORWARD && path == LK_SRMS_NORM_AUTO; i++) { /* many, and with a residual */
         const int64_t rows = i ? 2 : 4 * test.sms, vecs = i ? 2051 : 8201;
         problem p = drawn(type, direction, path, rows, vecs * 16 / test_type_bytes[type], 470 + i, PACKED);
         for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == Y || (i && t == RESIDUAL), p.home[t] = t;
@@ -969,7 +969,7 @@ static void boundaries(void)
         given.dy_stride = i % 3 ? 1000 : 1004; /* and that of dx */
         given.dresidual = (void *)(uintptr_t)(131072 + 16 * (i % 3));
         lk_device device = {};
-        lk_srms_norm_backward_plan plan = {};
+        lk_srms_norm_plan plan = {};
         lk_status status = lk_asked_device("op", lk_current_device(&device));
         if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
         if (!status) lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a, &plan);
