@@ -522,8 +522,8 @@ template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<
  * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
  * team with a row. */
 template <bool unscaled, class T, int U>
-LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, float scale, int rank, int size_log2, int team,
-                             bool row = true)
+LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, float scale, int rank, int size_log2,
+                                  int team, bool row = true)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
     const bool rising = unscaled || scale > 0.0f;

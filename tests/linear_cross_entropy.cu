@@ -964,18 +964,21 @@ static void run(problem p)
     }
 }
 
-/* Fused makes columns again where the workspace is small, panels are asked for, or entropy or argmax. With this it keeps their
- * exponentials. */
+/* Fused makes columns again where the workspace is small or panels are asked for. With this it has room for exponentials of all
+ * columns. It keeps them where it may, so not beside entropy or argmax. */
+static void give_room(problem *p)
+{
+    if (p->path == FUSED && p->direction == BOTH) p->panel = 0, p->budget = (size_t)1 << 20;
+}
 static void keep_columns(problem *p)
 {
-    if (p->path != FUSED || p->direction != BOTH) return;
-    p->panel = 0, p->budget = (size_t)1 << 20;
-    p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
+    give_room(p);
+    if (p->path == FUSED && p->direction == BOTH) p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
 }
 static void run_both_ways(problem p)
 {
     run(p);
-    if (p.path == FUSED && p.direction == BOTH) keep_columns(&p), run(p);
+    if (p.path == FUSED && p.direction == BOTH) give_room(&p), run(p);
 }
 
 static void switches_alone(int type, int direction, int path)
