@@ -35,7 +35,7 @@ template <int KIND> LK_KERNEL void __launch_bounds__(THREADS) softmax_kernel(sof
     /* The sum over this warp's columns, then over the whole team; true: every thread gets it. */
     lk_vec<float> raw[2];
     lk_row_load(raw, row);
-    const lk_lse own = lk_lse_read<false>(raw, row, 1.0f);
+    const lk_lse own = lk_lse_read(raw, row, 1.0f);
     const float lse = lk_lse_log(lk_lse_team<KIND, true>(inbox, own));
     if (!row.there) return; /* threads behind the last row were needed until here */
 

@@ -480,8 +480,8 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Plain rows are read as lk_lse_read does, and their states merged as by lk_lse_team. These are forms of their own, whose teams
- * are plain numbers: through lk_row, forward takes up to 6 % longer (bench/results/choices.md). */
+/* Plain rows are read as lk_lse_read reads them, and their states are merged as by lk_lse_team. These are functions of their own
+ * since forward was slower with lk_row's teams of any kind: bench/results/choices.md. */
 
 /* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
  * every size-th; and the single elements rank, rank + size, ... of both ends. All zero: nothing. */
@@ -518,31 +518,27 @@ template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<
 /* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first U
  * vectors (lk_ce_plain_start); each one is used, and the next one is loaded into its registers. The lanes agree on a reference
  * early, while they wait for loads anyway, so that at the end they only have to add.
- * unscaled: the state's values are x, and lk_lse's functions are given the scale; otherwise they are scale x, for any scale.
+ * The state's values are x: lk_lse's functions are given the scale, which is positive.
  * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
  * team with a row. */
-template <bool unscaled, class T, int U>
+template <class T, int U>
 LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, float scale, int rank, int size_log2,
                                   int team, bool row = true)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    const bool rising = unscaled || scale > 0.0f;
-    const float rate = scale * LK_LOG2E, nothing = unscaled ? -INFINITY : lk_lse_nothing(scale);
+    const float rate = scale * LK_LOG2E;
     const bool edge = rank < share.split.edge;
-    float single[1] = {nothing};
+    float single[1] = {-INFINITY};
     if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
 
-    float x[LK_VEC<T>], reference = share.count > 0 ? nothing : single[0];
+    float x[LK_VEC<T>], reference = share.count > 0 ? -INFINITY : single[0];
     lk_unpack(x, raw[0]);
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++)
-        if (share.count > 0) reference = rising ? fmaxf(reference, x[j]) : fminf(reference, x[j]);
+        if (share.count > 0) reference = fmaxf(reference, x[j]);
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        if (offset >= team) continue;
-        const float other = __shfl_xor_sync(0xffffffffu, reference, offset);
-        reference = rising ? fmaxf(reference, other) : fminf(reference, other);
-    }
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
     const float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
     const T *next = share.first + U * step;
@@ -568,18 +564,14 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
         sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
-    if (__all_sync(0xffffffffu, fast)) {
-        if (!unscaled) return lk_lse_against(reference, base, lk_sum_warp(sum, team), scale);
-        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
-    }
-    lk_lse s = lk_lse_read_slowly<unscaled>(share.first, share.count, step, scale);
+    if (__all_sync(0xffffffffu, fast)) /* base is rounded; the sum is corrected for it */
+        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+    lk_lse s = lk_lse_read_slowly<true>(share.first, share.count, step, scale);
     for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
-        const float value = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
-        single[0] = unscaled ? value : scale * value;
-        const float low = lk_lse_product_low(scale, value, single[0]);
-        s = lk_lse_add(s, single, unscaled ? scale : 1.0f, unscaled ? NULL : &low);
+        single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
+        s = lk_lse_add(s, single, scale);
     }
-    return lk_lse_warp(s, team, unscaled ? scale : 1.0f);
+    return lk_lse_warp(s, team, scale);
 }
 
 /* The states of all warps of a cluster, in the block with rank 0: words of 8 bytes, the maximum in the low half. */
@@ -642,8 +634,8 @@ template <int THREADS> LK_DEVICE lk_lse lk_ce_plain_merge(lk_ce_plain_inbox<THRE
     return {s.max, lk_sum_warp(s.sum, team)};
 }
 
-/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_lse_read. All others
- * take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
+/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_ce_plain_read. All
+ * others take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
 template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
@@ -784,7 +776,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
         target.logit = ((const T *)a.logits + result * a.logits_stride)[target.label.y];
         if (a.class_weight) target.weight = a.class_weight[target.label.y];
     }
-    const lk_lse s = lk_ce_plain_read<true>(raw, share, a.logit_scale, rank, team_log2, 1 << team_log2, label.counted);
+    const lk_lse s = lk_ce_plain_read(raw, share, a.logit_scale, rank, team_log2, 1 << team_log2, label.counted);
     lk_griddepcontrol_launch_dependents();
     if (rank == 0) states[threadIdx.x >> team_log2] = s;
     __syncthreads(); /* the states are written before they are read */
@@ -819,7 +811,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
         if (label.y >= 0) logit = logits[label.y];
         if (label.y >= 0 && a.class_weight) target->weight = a.class_weight[label.y];
     }
-    lk_lse s = lk_ce_plain_read<true>(raw, share, a.logit_scale, rank, size_log2, 32);
+    lk_lse s = lk_ce_plain_read(raw, share, a.logit_scale, rank, size_log2, 32);
     if (U != 2) lk_griddepcontrol_launch_dependents();
     s = lk_ce_plain_merge(inbox, s, a.logit_scale);
     if (rank != 0) return;
@@ -970,7 +962,7 @@ LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row
 }
 
 /* The max and sum of a team's shares of a plain row without the target; the empty state of a row that is not read.
- * Called by: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_lse_read otherwise. */
+ * Called by: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_ce_plain_read otherwise. */
 template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t)
 {
     const int threads = (int)blockDim.x, team = 1 << p.team_log2, target = t.target;

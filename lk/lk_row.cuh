@@ -471,7 +471,8 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
     return x[0];
 }
 
-/* The state of `count` vectors that are `step` elements apart, by a running maximum. */
+/* The state of `count` vectors that are `step` elements apart, by a running maximum. unscaled: the state's values are x, and
+ * lk_lse's functions are given the scale; otherwise they are scale x. */
 template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
 {
     lk_lse s = lk_lse_empty();
@@ -489,14 +490,14 @@ template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T 
 /* The state of a row's elements that the lanes of a warp have. U loads are always in flight: raw holds the thread's first U
  * vectors (lk_row_load); each one is used, and the next one is loaded into its registers. The lanes agree on a reference early,
  * while they wait for loads anyway, so that at the end they only have to add.
- * unscaled: the state's values are x, and lk_lse's functions are given the scale; otherwise they are scale x, for any scale.
+ * The state's values are scale x, for any scale.
  * Called by: all 32 lanes of a warp. Result: in every lane of a row that is there. */
-template <bool unscaled, class T, int U>
+template <class T, int U>
 LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float scale)
 {
     const int step = LK_VEC<T> << row.size_log2;
     const bool edge = row.rank < row.split.edge;
-    const float rate = scale * LK_LOG2E, sign = unscaled || scale > 0.0f ? 1.0f : -1.0f; /* sign x rises with scale x */
+    const float rate = scale * LK_LOG2E, sign = scale > 0.0f ? 1.0f : -1.0f; /* sign x rises with scale x */
     float single[1] = {-sign * INFINITY};
     if (edge) single[0] = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
 
@@ -533,19 +534,16 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
         sum += lk_ex2(fmaf(rate, lk_to_float(row.data[lk_edge_col<T>(row.split, i)]), -base));
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row.there;
-    if (__all_sync(0xffffffffu, fast)) {
-        if (!unscaled) return lk_lse_against(reference, base, lk_sum_warp(sum, row.lanes), scale);
-        return {reference, lk_sum_warp(sum, row.lanes) * lk_ex2(-fmaf(rate, reference, -base))}; /* likewise */
-    }
-    lk_lse s = lk_lse_read_slowly<unscaled>(row.first, row.count, step, scale);
+    if (__all_sync(0xffffffffu, fast)) return lk_lse_against(reference, base, lk_sum_warp(sum, row.lanes), scale);
+    lk_lse s = lk_lse_read_slowly<false>(row.first, row.count, step, scale);
 #pragma unroll 1
     for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
         const float value = lk_to_float(row.data[lk_edge_col<T>(row.split, i)]);
-        single[0] = unscaled ? value : scale * value;
+        single[0] = scale * value;
         const float low = lk_lse_product_low(scale, value, single[0]);
-        s = lk_lse_add(s, single, unscaled ? scale : 1.0f, unscaled ? NULL : &low);
+        s = lk_lse_add(s, single, 1.0f, &low);
     }
-    return lk_lse_warp(s, row.lanes, unscaled ? scale : 1.0f);
+    return lk_lse_warp(s, row.lanes);
 }
 
 /* Merges the states of a team's warps. scale: as in lk_lse.

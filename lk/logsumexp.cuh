@@ -130,7 +130,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, KIND == LK_TEAM_CLUSTER ?
     lk_row_prefetch<early ? 2 : 1>(row);
     lk_griddepcontrol_wait();
     lk_row_load(raw, row);
-    lk_lse s = lk_lse_read<false>(raw, row, a.scale);
+    lk_lse s = lk_lse_read(raw, row, a.scale);
     if (!early) lk_griddepcontrol_launch_dependents();
     s = lk_lse_team<KIND>(inbox, s);
     if (row.there && row.rank == 0) lk_logsumexp_put<T>(a, row.number, s);

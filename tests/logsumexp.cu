@@ -1362,7 +1362,7 @@ template <int KIND, int THREADS> LK_KERNEL void team_kernel(team_plan p)
     lk_inbox_begin<KIND, true>(inbox);
     lk_griddepcontrol_wait();
     lk_row_load(raw, row);
-    const lk_lse s = lk_lse_team<KIND, true>(inbox, lk_lse_read<false>(raw, row, 1.0f));
+    const lk_lse s = lk_lse_team<KIND, true>(inbox, lk_lse_read(raw, row, 1.0f));
     if (row.there) p.out[(row.number << row.size_log2) + row.rank] = lk_lse_log(s);
 }
 
