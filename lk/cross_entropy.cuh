@@ -61,6 +61,21 @@
  *            needs the entropy of forward, in the field entropy; forward_backward does not.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t. Their gradient is minus upstream, one number per row.
+ * Ranks      For columns that are split over ranks (a vocabulary-parallel head): `parallel` says which ones are this call's.
+ *            logits, dlogits and vocab are of these columns. target has columns of the whole vocabulary, class_weight has
+ *            vocab_total elements on every rank. Each rank gets the results of all columns, the same bits as the others.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call.
+ *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
+ *            entropy or argmax. The caller gathers those of all ranks, in their order. finish makes the results of them.
+ *            backward reads lse, others and, if given, lse_low:
+ *                args.parallel = {.vocab_start = first, .vocab_total = all, .rank = rank, .ranks = ranks}; args.states = states;
+ *                lk_cross_entropy_forward_bf16(&args, stream);
+ *                ...                                                        // gathers states into all_states
+ *                args.all_states = all_states, args.others = others;
+ *                lk_cross_entropy_finish_bf16(&args, stream);
+ *                lk_cross_entropy_backward_bf16(&args, stream);
+ *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
+ *            bad_targets counts on every rank. path CLUSTER is as BLOCK.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
  *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
@@ -110,8 +125,21 @@ enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 /* Values of `target_dtype`. */
 enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
 
-/* One struct for the three calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. A call ignores
- * the fields that are marked for other calls. */
+/* For a vocabulary that is split over ranks (GPUs, or processes): rank i has columns vocab_start to vocab_start + vocab - 1.
+ * Zeroed: this call has all columns. The slices may be of any lengths, 0 too, but every column belongs to one rank. */
+typedef struct {
+    int64_t vocab_start, vocab_total; /* the first column of this rank; the columns of all ranks together, 1 to 2^30 */
+    int rank, ranks;
+    void *user; /* both functions get it */
+    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see Ranks in cross_entropy.cuh. */
+    lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
+    /* linear_cross_entropy: sums dx of some tokens over all ranks, in place; dx: of first_token. It is called when work on
+     * `stream` so far makes them, so it may go on beside what follows there. NULL: the caller sums dx after the call. */
+    lk_status (*reduce)(void *user, void *dx, int64_t first_token, int64_t tokens, cudaStream_t stream);
+} lk_vocab_parallel;
+
+/* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
+ * writes what forward does, but for logits. A call ignores the fields that are marked for other calls. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
@@ -133,10 +161,15 @@ typedef struct {
                                                    skip; B: required for mean with class weights, without denominator */
     void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
     int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
+    void *states;              /* F out            without all_gather: the states of this rank's columns, see Ranks */
+    const void *all_states;    /* finish in        the states of all ranks, in their order */
+    float *others;             /* F FB out, B in   f32 [rows], sum_{j != y} p[j] over all ranks; F FB: NULL to skip; only with
+                                                   ranks, then B requires it */
     void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;    /* F FB */
+    lk_vocab_parallel parallel; /* zeroed: the columns are not split over ranks */
     int64_t rows;              /* at least 0 */
-    int64_t vocab;             /* 1 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
     int64_t dlogits_stride;    /* B FB: of dlogits, in its own elements; 0 means packed, or where dlogits is logits its rows */
     int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
@@ -157,9 +190,11 @@ typedef struct {
 } lk_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
+ *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
+ *                     logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
  *                     where mean needs it; FB: dlogits; F: all outputs are
- *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; a stride that is not 0 and below vocab; a tensor of more than
+ *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank not
+ *                     within ranks; finish without ranks; a stride that is not 0 and below vocab; a tensor of more than
  *                     2^62 elements, gaps included; dlogits = logits with other strides; tensors that overlap
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
@@ -173,7 +208,8 @@ typedef struct {
 #define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \
     LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
     LK_PROTOTYPES(cross_entropy, backward, T)                                                                                  \
-    LK_PROTOTYPES(cross_entropy, forward_backward, T)
+    LK_PROTOTYPES(cross_entropy, forward_backward, T)                                                                          \
+    LK_PROTOTYPES(cross_entropy, finish, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -274,6 +310,9 @@ typedef struct {
     int wave;                  /* about so many blocks run at once */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
+    int64_t cols;              /* with ranks: the columns of this one; a.vocab has those of all */
+    lk_team team;              /* likewise */
+    int state_bytes;           /* of a packed state */
 } lk_cross_entropy_call;
 
 /* Collects one state per warp in the block with rank 0. Who calls: every thread of a block of THREADS, or of a cluster of at
@@ -1757,12 +1796,205 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
 
+/* ---- Vocabulary-parallel ------------------------------------------------------------------------------------------------- */
+
+/* A rank has some of the columns. Here p.a.vocab is the number of columns of all ranks, and targets and class weights are
+ * theirs; p.cols columns of logits and dlogits are the rank's, from column a.parallel.vocab_start on. */
+
+/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. The target, which one
+ * rank has, is not in the sums. */
+LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
+{
+    if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
+    else ((lk_ce_row *)states)[row] = s;
+}
+LK_DEVICE lk_ce_row lk_ce_unpack_state(const void *states, int bytes, int64_t row)
+{
+    if (bytes != 16) return ((const lk_ce_row *)states)[row];
+    const float4 packed = ((const float4 *)states)[row];
+    lk_ce_row s = lk_ce_row_empty();
+    s.max = packed.x, s.sum = packed.y, s.target = packed.z;
+    return s;
+}
+template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
+{
+    return a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy ? (int)sizeof(lk_ce_row) : 16;
+}
+
+#define LK_CE_SLICE_BLOCKS 3 /* per SM: as many as registers allow without spills */
+
+typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_state_inbox;
+
+/* The states of a rank's rows. A warp or a block owns a row. */
+template <class T, int KIND, bool plain>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
+    lk_cross_entropy_state_kernel(const __grid_constant__ lk_cross_entropy_call p)
+{
+    constexpr int N = LK_VEC<T>, U = 4;
+    const lk_cross_entropy_args &a = p.a;
+    const lk_row<T> row =
+        lk_row_of<KIND, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows, p.cols);
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const int start = (int)a.parallel.vocab_start;
+    LK_SHARED(lk_ce_state_inbox, inbox, [1]);
+    lk_inbox_begin<KIND>(inbox);
+    lk_griddepcontrol_wait();
+    lk_ce_label label = {-1, false, false};
+    if (row.there) label = lk_ce_look_up(a, row.number);
+    const int y = label.y - start; /* in this rank's columns, if it is there; never one of them where there is no target */
+    lk_ce_row s = lk_ce_row_empty();
+    for (int first = 0; label.counted && first < row.count; first += U) {
+        lk_vec<T> raw[U];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (first + u < row.count) raw[u] = lk_load_vec(row.data + lk_row_col(row, first + u));
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (first + u >= row.count) break;
+            const int col = (int)lk_row_col(row, first + u);
+            float x[N];
+            lk_unpack(x, raw[u]);
+            if (label.y < 0 || (unsigned)(y - col) >= (unsigned)N) {
+                s = lk_ce_take<plain>(s, x, start + col, a);
+                continue;
+            }
+#pragma unroll 1
+            for (int j = 0; j < N; j++)
+                s = lk_ce_take_one<plain>(s, lk_to_float(row.data[col + j]), start + col + j, label.y, a);
+        }
+    }
+    for (int i = row.rank; label.counted && i < row.split.edge; i += 1 << row.size_log2) {
+        const int col = (int)lk_edge_col<T>(row.split, i);
+        s = lk_ce_take_one<plain>(s, lk_to_float(row.data[col]), start + col, label.y, a);
+    }
+    s = lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale);
+    if (KIND == LK_TEAM_BLOCK) {
+        if (!lk_inbox_gather<KIND>(inbox, s)) return;
+        s = lk_ce_row_empty();
+        if ((int)threadIdx.x < lk_inbox_count<KIND>(inbox)) s = lk_inbox_state(inbox, (int)threadIdx.x);
+        s = lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale);
+    }
+    if (row.rank != 0 || !row.there) return;
+    float slope;
+    if (label.y >= 0 && y >= 0 && y < p.cols) s.target = lk_to_float(row.data[y]);
+    if (label.y >= 0 && y >= 0 && y < p.cols && a.softcap > 0.0f)
+        s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, &slope);
+    lk_ce_pack_state(a.states, p.state_bytes, row.number, s);
+}
+
+/* A thread merges the states of a row, in the order of ranks, and writes its results. */
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
+    lk_cross_entropy_finish_kernel(const __grid_constant__ lk_cross_entropy_call p)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const int64_t row = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
+    lk_griddepcontrol_wait();
+    if (row >= a.rows) return;
+    const lk_ce_label label = lk_ce_look_up(a, row);
+    lk_ce_row s = lk_ce_row_empty();
+    float others = 0.0f, target = -INFINITY, weight = 1.0f;
+    for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
+        const lk_ce_row part = lk_ce_unpack_state(a.all_states, p.state_bytes, rank * a.rows + row);
+        if (part.target != -INFINITY) target = part.target; /* a maximum would lose a NaN */
+        s = lk_ce_row_merge<true>(s, part, scale);
+    }
+    if (label.y >= 0) {
+        if (a.class_weight) weight = a.class_weight[label.y];
+        const float v[1] = {target}, w[1] = {a.label_smoothing > 0.0f ? weight : 1.0f};
+        const lk_ce_row all = lk_ce_row_add(s, v, w, scale);
+        others = __fdiv_rn(lk_ce_row_raise<true>(s, all.max, scale).sum, all.sum);
+        s = all, s.target = target;
+    }
+    if (a.others) a.others[row] = others;
+    lk_ce_put<true>(p, row, label, weight, s);
+}
+
+/* Turns the logits x of the rank's columns col, col + 1, ... into gradients; y: the target's column, if it is among them. */
+template <int n>
+LK_DEVICE void lk_ce_differentiate_slice(float (&x)[n], const lk_cross_entropy_call &p, const lk_ce_gradient &g,
+                                         const lk_ce_gradient_spill &of, int col, int y)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    float slope = 1.0f, hit = 0.0f, unused = 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; j++) hit = col + j == y ? x[j] : hit;
+    lk_ce_differentiate<false, false>(x, g, a, a.parallel.vocab_start + col, -1, &unused);
+    if ((unsigned)(y - col) >= (unsigned)n) return;
+    if (a.softcap > 0.0f) hit = lk_ce_cap(hit, a.logit_scale, a.softcap, &slope);
+    const float e = lk_ex2(fmaf(g.rate, hit, -g.base)), bent = a.dentropy ? lk_ce_bend(g, e, hit, scale) : 0.0f;
+    const float target = (fmaf(of.own, of.unit * e, of.fixed) - of.rest * of.others + bent) * slope;
+#pragma unroll
+    for (int j = 0; j < n; j++) x[j] = col + j == y ? target : x[j];
+}
+
+/* The gradients of a rank's columns, from lse and the sum of all other p, which finish has written. So nothing is summed here,
+ * except for class weights. A warp or a block owns a row. */
+template <class T, int KIND>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
+    lk_cross_entropy_slice_kernel(const __grid_constant__ lk_cross_entropy_call p)
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_cross_entropy_args &a = p.a;
+    const lk_row<T> row =
+        lk_row_of<KIND, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows, p.cols);
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const int start = (int)a.parallel.vocab_start, team = 1 << row.size_log2;
+    lk_griddepcontrol_wait();
+    lk_ce_label label = {-1, false, false};
+    if (row.there) label = lk_ce_look_up(a, row.number);
+    const lk_ce_upstream up = lk_ce_load_upstream<false, true>(p, row.number, label.bad ? -2 : label.y);
+    float weights = (float)a.vocab; /* W */
+    if (a.class_weight && a.label_smoothing > 0.0f) {
+        weights = 0.0f;
+        for (int64_t col = row.rank; col < a.vocab; col += team) weights += a.class_weight[col];
+        weights = lk_ce_sum(weights, team);
+    }
+    lk_ce_gradient g = {};
+    lk_ce_gradient_spill spill = {};
+    if (label.bad || (label.y >= 0 && !lk_is_finite(up.lse))) {
+        g.rise = NAN;
+        if (row.rank == 0 && label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    } else if (label.y >= 0) {
+        g = lk_ce_factors(p, up, up.lse, weights, &spill);
+        spill.unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
+        g.rise *= spill.unit, spill.others = a.others[row.number];
+        if (a.dentropy) lk_ce_bend_given(&g, up.bend * spill.unit, up.lse, up.lse_low, a.entropy[row.number], scale);
+    }
+    const bool read = label.y >= 0 && lk_is_finite(up.lse);
+    const int y = read ? label.y - start : -1; /* not one of the rank's columns where another rank has the target */
+    const int first = (int)(row.there ? lk_edge_col<T>(row.split, row.rank) : 0);
+    const bool single = row.rank < row.split.edge, wide = (uintptr_t)lk_ce_at<T>(a, row.number, row.split.head) %
+                                                              (unsigned)(N * lk_ce_bytes<T>(a)) == 0;
+    float edge[1] = {single && read ? lk_to_float(row.data[first]) : 0.0f}; /* a later step of this row may write there */
+    if (p.ordered) lk_ce_sync(team);
+    const int step = N << row.size_log2, steps = (int)((p.cols + step - 1) / step);
+    for (int u = 0; u < steps; u++) { /* as often in every thread */
+        float x[N] = {};
+        const int col = u < row.count ? (int)lk_row_col(row, u) : 0;
+        if (u < row.count && read) lk_unpack(x, lk_load_vec(row.data + col));
+        if (p.ordered) lk_ce_sync(team); /* the logits that lie where this step writes have been read */
+        if (u >= row.count) continue;
+        lk_ce_differentiate_slice(x, p, g, spill, col, y);
+        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, col), x, wide);
+    }
+    if (single) {
+        lk_ce_differentiate_slice(edge, p, g, spill, first, y);
+        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, first), edge, false);
+    }
+    const float zero[1] = {0.0f};
+    if (row.there)
+        for (int64_t end = p.cols + row.rank; end < p.padded_end; end += team)
+            lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
+}
+
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* the most rows of the paths whose rows have blocks of their own */
 
-/* The three calls. */
-enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3 };
+/* The calls. */
+enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
 
 /* Whether a reduced loss is wanted. */
 LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
@@ -1777,9 +2009,42 @@ LK_HOST int64_t lk_cross_entropy_terms_stride(int64_t rows)
     return lk_ceil_div(rows < most ? rows : most, 64) * 64;
 }
 
+/* Where the columns are split over ranks: what lies in the workspace behind the terms of a reduced loss. */
+typedef struct {
+    char *states, *all_states;
+    lk_ce_tally *tally;
+    float *lse, *lse_low, *entropy, *others; /* of forward_backward */
+    size_t bytes;                            /* of all of the workspace */
+} lk_ce_exchange_space;
+
+LK_HOST char *lk_ce_carve(char *base, size_t *used, size_t bytes)
+{
+    char *const at = base + *used;
+    *used += (bytes + LK_WORKSPACE_ALIGNMENT - 1) / LK_WORKSPACE_ALIGNMENT * LK_WORKSPACE_ALIGNMENT;
+    return at;
+}
+
+LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call);
+LK_HOST lk_ce_exchange_space lk_cross_entropy_exchange_space(const lk_cross_entropy_args *a, int call)
+{
+    lk_ce_exchange_space x = {};
+    const size_t most = (size_t)1 << 38, rows = a->rows < (int64_t)most ? (size_t)a->rows : most; /* more than there can be */
+    const size_t row = 4 * rows, states = rows * (size_t)lk_ce_state_bytes(a);
+    char *const base = (char *)a->workspace;
+    x.bytes = lk_cross_entropy_bytes(a, LK_CE_FINISH);
+    x.states = lk_ce_carve(base, &x.bytes, states), x.all_states = lk_ce_carve(base, &x.bytes, states * (size_t)a->parallel.ranks);
+    if (call != LK_CE_BOTH) return x;
+    x.tally = (lk_ce_tally *)lk_ce_carve(base, &x.bytes, sizeof *x.tally);
+    x.lse = (float *)lk_ce_carve(base, &x.bytes, row), x.lse_low = (float *)lk_ce_carve(base, &x.bytes, row);
+    x.entropy = (float *)lk_ce_carve(base, &x.bytes, row), x.others = (float *)lk_ce_carve(base, &x.bytes, row);
+    return x;
+}
+
 /* The bytes of workspace: for the terms of a reduced loss, and for the counts that a mean's gradients need before the rows. */
 LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call)
 {
+    if (a->parallel.vocab_total && (call == LK_CE_FORWARD || call == LK_CE_BOTH) && a->rows > 0)
+        return a->parallel.all_gather ? lk_cross_entropy_exchange_space(a, call).bytes : 0;
     const bool terms = lk_cross_entropy_reduced(a) && a->rows > 0;
     if (call == LK_CE_BACKWARD || (!terms && !(call == LK_CE_BOTH && a->reduction == LK_REDUCTION_MEAN))) return 0;
     const int kinds = terms ? 1 + (a->z_loss > 0.0f) + (a->class_weight || a->weight_sum) : 0;
@@ -1820,7 +2085,12 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = arch == LK_QUERY, forward = call == LK_CE_FORWARD, back = call == LK_CE_BACKWARD;
+    const bool query = arch == LK_QUERY, finish = call == LK_CE_FINISH, forward = call == LK_CE_FORWARD || finish;
+    const bool back = call == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0;
+    const bool leaves_states = split && call == LK_CE_FORWARD && !a->parallel.all_gather;
+    if (finish && !split) return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0; finish is for columns split over ranks");
+    if (split && call == LK_CE_BOTH && !a->parallel.all_gather)
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
         a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
         a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
@@ -1836,11 +2106,25 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
      * it. */
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
+    const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
+    if (split) { /* before sizes are computed of them */
+        const lk_vocab_parallel &v = a->parallel;
+        lk_status wrong = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
+        if (!wrong) wrong = lk_check_size(op, "vocab", finish ? 0 : a->vocab, 0, v.vocab_total);
+        if (!wrong)
+            wrong = lk_check_size(op, "parallel.vocab_start", finish ? 0 : v.vocab_start, 0, v.vocab_total - a->vocab);
+        if (!wrong) wrong = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
+        if (!wrong) wrong = lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+        if (wrong) return wrong;
+    }
+    const int64_t state = lk_ce_state_bytes(a);
+    int64_t state_stride = state, all_stride = state * a->parallel.ranks;
     const size_t bytes = lk_cross_entropy_bytes(a, call);
     lk_tensor list[] = {
-        {"logits", a->logits, sizeof(T), LK_REQUIRED, a->vocab, {{a->rows, &a->logits_stride, "logits_stride"}}},
+        {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
+         {{a->rows, &a->logits_stride, "logits_stride"}}},
         {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->rows},
-        {"class_weight", a->class_weight, 4, LK_IN, some * a->vocab},
+        {"class_weight", a->class_weight, 4, LK_IN, some * classes},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
         {"dlse", a->dlse, 4, LK_IN, a->rows},
         {"dentropy", a->dentropy, 4, LK_IN, a->rows},
@@ -1856,12 +2140,16 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
+        {"states", a->states, 1, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state_stride, "states"}}},
+        {"all_states", a->all_states, 1, finish ? LK_REQUIRED : LK_UNUSED, state * a->parallel.ranks,
+         {{a->rows, &all_stride, "all_states"}}},
+        {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_status status = query ? LK_OK : lk_check_null(op, list, count - 1);
     if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
-    if (!status) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
+    if (!status && !split) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_cross_entropy_check_values(op, a);
     if (status) return status;
@@ -1917,6 +2205,12 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
 {
     return lk_cross_entropy_query<T>(op, args, LK_CE_BOTH, bytes);
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_finish_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
+{
+    return lk_cross_entropy_query<T>(op, args, LK_CE_FINISH, bytes);
 }
 
 /* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
@@ -2070,6 +2364,85 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, kernel, blocks, cluster, threads, 0, stream, p);
 }
 
+/* The rest of forward where columns are split over ranks: from the states of all ranks to the results. */
+LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call p, cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = p.a;
+    lk_status status = LK_OK;
+    const bool reduced = lk_cross_entropy_reduced(&a);
+    p.state_bytes = lk_ce_state_bytes(&a), a.vocab = a.parallel.vocab_total;
+    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, p, stream);
+    if (reduced) p.terms = lk_cross_entropy_terms(&a);
+    const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
+    if (!status && blocks > 0)
+        status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, device, p, stream);
+    return status;
+}
+
+/* A kernel of a rank's rows: a warp owns a row, or a block a long one. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_slice(const char *op, const lk_device *device, lk_cross_entropy_call p, bool gradient,
+                                         cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = p.a;
+    const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+    const int64_t threads = LK_CROSS_ENTROPY_THREADS;
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, a.vocab * (int64_t)sizeof(T));
+    const bool blocks = path != LK_CROSS_ENTROPY_WARP;
+    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
+    p.state_bytes = lk_ce_state_bytes(&a), p.cols = a.vocab, a.vocab = a.parallel.vocab_total;
+    p.team = lk_team_of(a.rows, blocks ? threads : 32, threads, LK_CROSS_ENTROPY_THREADS);
+    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
+    void (*kernel)(lk_cross_entropy_call) = NULL;
+    if (gradient && blocks) kernel = lk_cross_entropy_slice_kernel<T, LK_TEAM_BLOCK>;
+    else if (gradient) kernel = lk_cross_entropy_slice_kernel<T, LK_TEAM_WARP>;
+    else if (plain && blocks) kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, true>;
+    else if (plain) kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, true>;
+    else if (blocks) kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, false>;
+    else kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, false>;
+    return a.rows > 0 ? lk_launch_pdl(op, device, kernel, p.team.grid, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, p) : LK_OK;
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_slice_gradient(const char *op, const lk_device *device, lk_cross_entropy_call p,
+                                                  cudaStream_t stream)
+{
+    const lk_cross_entropy_args &a = p.a;
+    p.valid_rows = a.valid_rows, p.valid = 1;
+    p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
+    return lk_cross_entropy_slice<T>(op, device, p, true, stream);
+}
+
+/* forward and forward_backward where columns are split over ranks: the states, their exchange, the results; then the gradients
+ * as in backward. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_exchange(const char *op, const lk_device *device, lk_cross_entropy_call p, int call,
+                                            cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = p.a;
+    const lk_vocab_parallel v = a.parallel;
+    const lk_ce_exchange_space x = lk_cross_entropy_exchange_space(&a, call);
+    if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
+    if (call == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
+        const bool counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+        if (!a.lse) a.lse = x.lse;
+        if (!a.lse_low) a.lse_low = x.lse_low;
+        if (!a.others) a.others = x.others;
+        if (a.dentropy && !a.entropy) a.entropy = x.entropy;
+        if (counts && !a.valid_rows) a.valid_rows = &x.tally->valid_rows;
+        if (counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.tally->weight_sum;
+    }
+    lk_status status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
+    if (status || !v.all_gather) return status;
+    const size_t bytes = (size_t)a.rows * (size_t)lk_ce_state_bytes(&a);
+    if (a.rows > 0) status = v.all_gather(v.user, x.states, x.all_states, bytes, stream);
+    if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
+    if (status || call != LK_CE_BOTH) return status;
+    a.bad_targets = NULL; /* they are counted */
+    return lk_cross_entropy_slice_gradient<T>(op, device, p, stream);
+}
+
 /* Rows are read where an output per row or a reduced loss is wanted. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
@@ -2079,6 +2452,7 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     lk_device device = {};
     lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FORWARD, &device, &a);
     if (status) return status;
+    if (a.parallel.vocab_total) return lk_cross_entropy_exchange<T>(op, &device, p, LK_CE_FORWARD, stream);
     const bool reduced = lk_cross_entropy_reduced(&a);
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
 
@@ -2100,6 +2474,7 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     lk_device device = {};
     lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BACKWARD, &device, &a);
     if (status || a.rows == 0) return status;
+    if (a.parallel.vocab_total) return lk_cross_entropy_slice_gradient<T>(op, &device, p, stream);
     p.valid_rows = a.valid_rows, p.valid = 1;
     p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
     return lk_cross_entropy_gradient<T, true>(op, &device, p, stream);
@@ -2114,6 +2489,7 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     lk_device device = {};
     lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BOTH, &device, &a);
     if (status) return status;
+    if (a.parallel.vocab_total) return lk_cross_entropy_exchange<T>(op, &device, p, LK_CE_BOTH, stream);
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
     const bool asked = !reduced && (a.valid_rows || a.weight_sum);
     const bool known = mean && (a.denominator || (!a.use_ignore_index && !a.class_weight));
@@ -2128,11 +2504,22 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     return status;
 }
 
+/* The results from the states of all ranks, which the caller has gathered. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_finish(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
+{
+    lk_cross_entropy_call p = {};
+    lk_device device = {};
+    const lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FINISH, &device, &p.a);
+    return status ? status : lk_cross_entropy_merge(op, &device, p, stream);
+}
+
 #define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \
     LK_EMIT(cross_entropy, forward, T)                                                                                         \
     LK_EMIT(cross_entropy, backward, T)                                                                                        \
-    LK_EMIT(cross_entropy, forward_backward, T)
+    LK_EMIT(cross_entropy, forward_backward, T)                                                                                \
+    LK_EMIT(cross_entropy, finish, T)
 
 #else
 #define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY")

@@ -47,6 +47,9 @@ static const query_function query_of[DIRECTIONS][TEST_TYPES] = {OF_TYPES(lk_cros
                                                                 OF_TYPES(lk_cross_entropy_backward_workspace_bytes),
                                                                 OF_TYPES(lk_cross_entropy_forward_backward_workspace_bytes)};
 
+static const call_function finish_of[TEST_TYPES] = OF_TYPES(lk_cross_entropy_finish);
+static const query_function finish_bytes_of[TEST_TYPES] = OF_TYPES(lk_cross_entropy_finish_workspace_bytes);
+
 static int pick(int full, int small)
 {
     return test.small ? small : full;
@@ -129,8 +132,11 @@ typedef struct {
     double offset, spread; /* logits are uniform in offset +- spread */
     double denominator;    /* with DIVIDED */
     double within;         /* not 0: gradients are right to it, relative to their terms */
+    int ranks;             /* not 0: the columns are split over so many */
     uint64_t seed;
 } problem;
+
+static int split_over; /* the ranks of new problems */
 
 /* A problem without a switch. */
 static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab)
@@ -138,7 +144,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
     p.half = TEST_BF16, p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
-    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75;
+    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.ranks = split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
     return p;
 }
@@ -149,6 +155,10 @@ static void settle_tensors(problem *p)
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s) && (s != HALF || p->type == TEST_F32);
     if (!back && p->special == TOWER) p->special = CLIFF;
+    if (p->ranks > 1) { /* slices of one tensor: padding of one is another's, and 16-bit slices lie elsewhere */
+        p->on[ZERO_PADDING] = false;
+        if (p->direction == BOTH || p->on[HALF]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
+    }
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back;
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
@@ -165,9 +175,9 @@ static void settle_tensors(problem *p)
 static const char *describe(const problem *p)
 {
     static char text[1024];
-    int n = snprintf(text, sizeof text, "%s %s path=%s rows=%lld vocab=%lld strides %lld, %lld;", direction_name[p->direction],
-                     test_type_name[p->type], path_name[p->path], (long long)p->rows, (long long)p->vocab,
-                     (long long)p->logits_stride, (long long)p->dlogits_stride);
+    int n = snprintf(text, sizeof text, "%s %s path=%s ranks=%d rows=%lld vocab=%lld strides %lld, %lld;",
+                     direction_name[p->direction], test_type_name[p->type], path_name[p->path], p->ranks, (long long)p->rows,
+                     (long long)p->vocab, (long long)p->logits_stride, (long long)p->dlogits_stride);
     for (int s = 0; s < SWITCHES; s++)
         if (p->on[s]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", switch_name[s]);
     for (int t = 0; t < TENSORS; t++)
@@ -588,6 +598,112 @@ static lk_status query(int type, int direction, size_t *bytes)
     return query_of[direction][type](&args, bytes);
 }
 
+/* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
+
+static int64_t cut[65];      /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static char *table;          /* the states of all ranks; behind them the sums of the others' p, exact */
+static size_t table_bytes;
+static int gathering;        /* the rank whose call gathers */
+
+static size_t state_bytes(const problem *p)
+{
+    const bool more = p->on[SMOOTHING] || p->on[HAS_DENTROPY] || p->on[WANT_ENTROPY] || p->on[WANT_ARGMAX];
+    return (size_t)p->rows * (more ? 32 : 16);
+}
+
+/* Uneven slices, some of them empty. */
+static void cut_columns(const problem *p)
+{
+    uint64_t random = p->seed + 77;
+    for (int i = 1; i < p->ranks; i++) {
+        int64_t at = test_below(&random, p->vocab + 1);
+        if (p->seed % 3 == 0) at = p->vocab * i / p->ranks;
+        int k = i;
+        for (; k > 1 && cut[k - 1] > at; k--) cut[k] = cut[k - 1];
+        cut[k] = at;
+    }
+    cut[0] = 0, cut[p->ranks] = p->vocab;
+}
+
+/* The collective of forward_backward: what the ranks before have sent. After a first round of all ranks it is complete. */
+static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    const problem *const p = (const problem *)user;
+    test_that(bytes == state_bytes(p));
+    cudaMemcpyAsync(table + (size_t)gathering * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
+}
+
+static lk_cross_entropy_args slice_of(const problem *p, int rank)
+{
+    lk_cross_entropy_args a = args;
+    const int64_t stride = p->logits_stride ? p->logits_stride : p->vocab, own = laid[DLOGITS].stride;
+    a.vocab = cut[rank + 1] - cut[rank], a.logits_stride = stride;
+    a.logits = (const char *)args.logits + cut[rank] * test_type_bytes[p->type];
+    if (gives_gradient(p->direction)) {
+        a.dlogits = (char *)args.dlogits + cut[rank] * laid[DLOGITS].bytes, a.dlogits_stride = own;
+        if (p->on[ZERO_PADDING]) a.dlogits_stride = args.dlogits_stride;
+    }
+    a.parallel.vocab_start = cut[rank], a.parallel.vocab_total = p->vocab;
+    a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p;
+    if (p->direction == BOTH) a.parallel.all_gather = gather;
+    if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
+    return a;
+}
+
+/* The sums of the p of all other columns, for backward, by the lse that it gets. */
+static void make_table(const problem *p)
+{
+    const size_t states = state_bytes(p) * (size_t)p->ranks, bytes = states + (size_t)p->rows * 4 + 4;
+    if (bytes > table_bytes) {
+        TEST_CUDA(cudaFree(table));
+        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
+    }
+    float *const others = (float *)malloc((size_t)p->rows * 4 + 4);
+    for (int64_t row = 0; row < p->rows; row++) {
+        const outcome o = examine(p, row);
+        const double lse = p->has[LSE_LOW] ? o.lse : (double)(float)o.lse; /* as backward is given it */
+        double sum = 0;
+        for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
+        others[row] = (float)sum;
+    }
+    TEST_CUDA(cudaMemset(table, 0xff, states));
+    TEST_CUDA(cudaMemcpy(table + states, others, (size_t)p->rows * 4, cudaMemcpyHostToDevice));
+    free(others);
+    cut_columns(p);
+}
+
+static lk_status launch_split(const problem *p)
+{
+    lk_status status = LK_OK;
+    const size_t bytes = state_bytes(p);
+    for (int round = 0; round < (p->direction == BOTH && p->ranks > 1 ? 2 : 1); round++)
+        for (gathering = 0; gathering < p->ranks && !status; gathering++) {
+            lk_cross_entropy_args a = slice_of(p, gathering);
+            a.states = table + (size_t)gathering * bytes;
+            a.others = p->direction == BACKWARD ? (float *)(table + (size_t)p->ranks * bytes) : NULL;
+            if (round == 0 && p->direction == BOTH && p->ranks > 1) a.bad_targets = NULL;
+            status = call_of[p->direction][p->type](&a, test.stream);
+        }
+    if (status || p->direction != FORWARD) return status;
+    lk_cross_entropy_args a = slice_of(p, 0);
+    a.all_states = table, a.others = NULL;
+    return finish_of[p->type](&a, test.stream);
+}
+
+/* The workspace where columns are split: of finish, or of forward_backward. */
+static bool setup_workspace(const problem *p, int run)
+{
+    size_t bytes = 0;
+    const lk_cross_entropy_args a = slice_of(p, p->ranks - 1);
+    const lk_status status = p->direction == FORWARD ? finish_bytes_of[p->type](&a, &bytes) : query_of[p->direction][p->type](&a, &bytes);
+    if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
+    test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
+    test_buffer_upload(&buffers[WORKSPACE]);
+    if (gives_loss(p->direction)) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, args.workspace_bytes = bytes;
+    return status == LK_OK;
+}
+
 /* Fills and uploads everything for a run, and the args. A tensor that is both written and read, as those of the
  * sequences are, keeps its poison. */
 static bool setup(const problem *p, int run)
@@ -617,6 +733,7 @@ static bool setup(const problem *p, int run)
     set_args(p, at);
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
+    if (p->ranks) return make_table(p), setup_workspace(p, run);
     lk_status status = query(p->type, p->direction, &bytes);
     size_t bare_bytes = 54321;
     const lk_cross_entropy_args all = args;
@@ -641,6 +758,7 @@ static bool setup(const problem *p, int run)
 
 static lk_status launch(const problem *p)
 {
+    if (p->ranks) return launch_split(p);
     return call_of[p->direction][p->type](&args, test.stream);
 }
 
@@ -876,6 +994,7 @@ static void count_short(const problem *p, int at)
 
 static void count(const problem *p)
 {
+    if (p->ranks) return;
     const layout l = laid[LOGITS], d = laid[DLOGITS];
     const bool some = p->rows > 0, several = p->rows > 1;
     const int vec = 16 / test_type_bytes[p->type], at = p->direction * PATHS + p->path;
@@ -998,6 +1117,7 @@ static void empty(int type, int direction, int path)
         check(&p);
     }
     problem p = plain(type, direction, path, 0, 7); /* tensors without elements may be NULL */
+    if (p.ranks) laid[DLOGITS] = layout_of(&p, DLOGITS), make_table(&p);
     args = {};
     args.vocab = 7, args.path = path;
     launched(&p, launch(&p));
@@ -1377,6 +1497,25 @@ static void graphs(int type, int direction, int path)
     TEST_CUDA(cudaGraphDestroy(graph));
 }
 
+/* All of this with columns split over 1, 2, 3 and 8 ranks. */
+static void split(int type, int direction, int path)
+{
+    static const int ranks[] = {1, 2, 3, 8};
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (test.small && (i + type + direction + path) % 2) continue;
+        split_over = ranks[i];
+        empty(type, direction, path);
+        if (i != 3) places(type, direction, path);
+        if (i != 2) lengths(type, direction, path);
+        if (i % 2) switches(type, direction, path);
+        if (i) specials(type, direction, path);
+        if (i == 2) offsets(type, direction, path);
+        if (i != 1 && gives_gradient(direction)) in_place(type, direction, path);
+        if (i == 1) graphs(type, direction, path);
+    }
+    split_over = 0;
+}
+
 typedef struct {
     const char *name;
     void (*run)(int type, int direction, int path);
@@ -1390,7 +1529,7 @@ static void all_themes(void)
                                    {"rows held in part", held_in_part}, {"full warps", full_warps},
                                    {"reduced", reduced},     {"short rows", short_rows}, {"counted first", counted_first},
                                    {"huge logits", huge_logits}, {"the ends of scales", scale_ends},
-                                   {"graph", graphs}};
+                                   {"graph", graphs}, {"split over ranks", split}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
@@ -1400,6 +1539,7 @@ static void all_themes(void)
         for (int type = 0; type < TEST_TYPES; type++)
             for (int i = 0; i < LENGTH_OF(themes); i++) {
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
+                if (themes[i].run == split && path == LK_CROSS_ENTROPY_CLUSTER) continue; /* as block */
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
                 if (themes[i].run == short_rows && !short_here(at)) continue;
                 if (themes[i].run == counted_first && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
