@@ -241,16 +241,23 @@ typedef struct {
     bool counted, bad; /* bad: counted, and outside [0, vocab) */
 } lk_ce_label;
 
-template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of(const Args &a, int64_t y)
+template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int64_t y, int64_t classes)
 {
-    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < a.vocab;
+    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < classes;
     return {counted && good ? (int)y : -1, counted, counted && !good};
 }
+template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of(const Args &a, int64_t y)
+{
+    return lk_ce_label_among(a, y, a.vocab);
+}
 
+template <class Args> LK_DEVICE int64_t lk_ce_target_at(const Args &a, int64_t row)
+{
+    return a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)a.target)[row] : ((const int64_t *)a.target)[row];
+}
 template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t row)
 {
-    const int64_t y = a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)a.target)[row] : ((const int64_t *)a.target)[row];
-    return lk_ce_label_of(a, y);
+    return lk_ce_label_of(a, lk_ce_target_at(a, row));
 }
 
 /* The same in two steps, so that code between them does not wait for the target: load its words (0 where there is no such row),
@@ -2078,6 +2085,17 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char
     return status ? status : lk_check_enum(op, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
 }
 
+/* The slice of a rank, which linear_cross_entropy has too. */
+template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char *op, const Args *a)
+{
+    const lk_vocab_parallel &v = a->parallel;
+    lk_status status = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
+    if (!status) status = lk_check_size(op, "vocab", a->vocab, 0, v.vocab_total);
+    if (!status) status = lk_check_size(op, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
+    if (!status) status = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
+    return status ? status : lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+}
+
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int call, int arch,
@@ -2108,13 +2126,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
     if (split) { /* before sizes are computed of them */
-        const lk_vocab_parallel &v = a->parallel;
-        lk_status wrong = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
-        if (!wrong) wrong = lk_check_size(op, "vocab", finish ? 0 : a->vocab, 0, v.vocab_total);
-        if (!wrong)
-            wrong = lk_check_size(op, "parallel.vocab_start", finish ? 0 : v.vocab_start, 0, v.vocab_total - a->vocab);
-        if (!wrong) wrong = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
-        if (!wrong) wrong = lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+        const lk_status wrong = lk_cross_entropy_check_slice(op, a);
         if (wrong) return wrong;
     }
     const int64_t state = lk_ce_state_bytes(a);

@@ -200,14 +200,18 @@ typedef struct {
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
     void *saved;               /* F out, B in: exponentials of all logits, ..._saved_bytes of them; NULL: none. See Options */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
+    void *states;              /* F out        the states of this rank's columns where it has no all_gather, see Ranks */
+    const void *all_states;    /* finish in    the states of all ranks, in their order */
+    float *others;             /* F FB out, B in: f32 [tokens], as in cross_entropy.cuh; only with ranks, then B requires it */
     void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
     void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
     void *dbias;               /* B FB out     dbias_dtype [vocab]; NULL to skip */
     void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
     size_t workspace_bytes;    /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
+    lk_vocab_parallel parallel; /* zeroed: the columns are not split over ranks */
     int64_t tokens;            /* 0 to 2^31 - 1 */
     int64_t hidden;            /* 1 to 2^30 */
-    int64_t vocab;             /* 1 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
     int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
     int64_t weight_stride;     /* likewise */
     int64_t dx_stride;         /* B FB likewise */
@@ -274,6 +278,7 @@ typedef struct {
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward_backward, T)                                                             \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(backward, T)                                                                     \
+    LK_PROTOTYPES(linear_cross_entropy, finish, T)                                                                             \
     LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
@@ -294,6 +299,10 @@ typedef struct {
     const float *saved_lse, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
+    bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
+    int64_t classes;            /* the columns of all ranks */
+    const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
+    int state_bytes;            /* of a packed state */
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
     bool open;                  /* a query without x or weight: where they lie may still rule out fused */
     int type, logits_type;      /* LK_DTYPE_* of T and of the logits */
@@ -321,6 +330,8 @@ typedef struct {
     float entropic;
 } lk_lce_more;
 
+#define LK_LCE_ELSEWHERE INT32_MAX
+
 /* Columns whose exponentials are kept in dweight's memory. */
 #define LK_LCE_LOANS 3
 typedef struct {
@@ -331,7 +342,9 @@ typedef struct {
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
     lk_lce_counts *counts;
-    int32_t *target;       /* [rows], -1: ignored, or no token; 0 for a bad one, whose factor is 0 */
+    int32_t *target;       /* [rows], -1: ignored, or no token; LK_LCE_ELSEWHERE: another rank's; 0 for a bad one, whose factor
+                              is 0, elsewhere where there are ranks */
+    float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
     float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
     float *dlse, *dentropy; /* [rows] */
@@ -387,6 +400,19 @@ LK_DEVICE void lk_lce_set(void *to, int type, int64_t i, float x)
 }
 
 /* ---- Before the matmuls: counts, and what each row needs ----------------------------------------------------------------- */
+
+/* What a token's target means, among the columns of all ranks; and its column here, see lk_lce_workspace. */
+LK_DEVICE lk_ce_label lk_lce_look_up(const lk_lce_call &c, int64_t token)
+{
+    return lk_ce_label_among(c.a, lk_ce_target_at(c.a, token), c.classes);
+}
+LK_DEVICE int lk_lce_column(const lk_lce_call &c, lk_ce_label label)
+{
+    if (!c.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
+    const int64_t col = label.y - c.a.parallel.vocab_start;
+    if (!label.counted) return -1;
+    return label.y >= 0 && col >= 0 && col < c.a.vocab ? (int)col : LK_LCE_ELSEWHERE;
+}
 
 #define LK_LCE_THREADS 256
 #define LK_LCE_BLOCKS 3 /* at least, per SM; without this bound ptxas gives these kernels fewer registers than they need */
@@ -449,13 +475,13 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     lk_lce_tally s = {};
 #pragma unroll 16
     for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
-        const lk_ce_label label = lk_ce_look_up(a, token);
+        const lk_ce_label label = lk_lce_look_up(p.c, token);
         s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
     }
     for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
-        const lk_ce_label label = lk_ce_look_up(a, token);
+        const lk_ce_label label = lk_lce_look_up(p.c, token);
         if (label.y < 0) continue;
-        if (a.class_weight) s.weight += a.class_weight[label.y];
+        if (a.class_weight) s.weight += p.c.weights[label.y];
         if (sizes && !all_alike) s.upstream = fmaxf(s.upstream, fabsf(a.upstream[token]));
         if (sizes && a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
         if (sizes && a.dentropy) s.dlse = fmaxf(s.dlse, fabsf(a.dentropy[token]));
@@ -472,13 +498,14 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (sizes) e = lk_lce_exponent(fmaxf(most * fabsf(common), s.dlse));
         alpha = __int_as_float((127 + e - p.power) << 23);
     }
+    const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f; /* of scaled class weights */
     const float shift = __int_as_float((127 + p.power - e) << 23);
     int seen = s.before; /* counted tokens before this tile */
     for (int64_t tile = begin; tile < end; tile += LK_LCE_THREADS) {
         const int64_t token = tile + thread;
         const bool mine = token < end && token < a.tokens;
         lk_ce_label label = {-1, false, false};
-        if (mine) label = lk_ce_look_up(a, token);
+        if (mine) label = lk_lce_look_up(p.c, token);
         int64_t row = token;
         if (p.c.compact) {
             const unsigned counted = __ballot_sync(0xffffffffu, label.counted);
@@ -491,7 +518,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         }
         if (!mine || row >= p.c.rows) continue;
         const bool good = label.y >= 0;
-        w.target[row] = good ? label.y : label.bad ? 0 : -1;
+        w.target[row] = lk_lce_column(p.c, label);
+        if (w.weight) w.weight[row] = good ? p.c.weights[label.y] * (w.class_weight ? rate : 1.0f) : 0.0f;
+        if (w.others && p.c.split && !p.c.gives_loss) w.others[row] = label.counted ? a.others[token] : 0.0f;
         if (w.token) w.token[row] = (int)token;
         if (w.lse && p.c.saved_lse) w.lse[row] = label.counted ? p.c.saved_lse[token] : 0.0f;
         if (w.entropy && p.c.saved_entropy) w.entropy[row] = label.counted ? p.c.saved_entropy[token] : 0.0f;
@@ -510,7 +539,6 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (w.dlse) w.dlse[row] = 0.0f;
         if (w.dentropy) w.dentropy[row] = 0.0f;
     }
-    const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f;
     for (int64_t col = from; w.bias && col < a.vocab; col += step)
         lk_lce_set(w.bias, p.c.logits_type, col, lk_lce_get(a.bias, a.bias_dtype, col));
     for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
@@ -518,12 +546,12 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
     const bool sums_weights = (w.states || w.hit) && a.class_weight && a.label_smoothing > 0.0f;
-    for (int64_t col = thread; sums_weights && col < a.vocab; col += LK_LCE_THREADS)
-        all.weight += a.class_weight[col] * (w.class_weight ? rate : 1.0f);
+    for (int64_t col = thread; sums_weights && col < p.c.classes; col += LK_LCE_THREADS)
+        all.weight += p.c.weights[col] * (w.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
     all = lk_lce_tally_block(all);
     if (thread != 0) return;
-    const float weights = a.class_weight ? all.weight : (float)a.vocab;
+    const float weights = a.class_weight ? all.weight : (float)p.c.classes;
     *w.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.c.rows, s.bad};
     if (a.valid_rows) *a.valid_rows = s.counted;
     if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : (float)(s.counted - s.bad);
@@ -619,16 +647,21 @@ LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
     }
 }
 
-/* The results of a row. Its state has the target's logit, but not in the sums. One thread of those that call writes them. */
+/* The results of a row, or its state for the other ranks. That has the target's logit, but not in the sums. One thread of those that call writes them. */
 LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, lk_ce_row s, float scale, bool writes)
 {
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
-    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     float others = 0.0f;
+    if (p.c.split) { /* the results follow from the states of all ranks */
+        const int64_t token = w.token ? w.token[row] : row;
+        if (s.top != INT64_MIN) s.top -= a.parallel.vocab_start;
+        if (writes && y >= 0) lk_ce_pack_state(a.states, p.c.state_bytes, token, s);
+        return r;
+    }
     if (y >= 0) {
-        const float weight[1] = {class_weight ? class_weight[y] : 1.0f}, value[1] = {s.target};
+        const float weight[1] = {w.weight ? w.weight[row] : 1.0f}, value[1] = {s.target};
         const float smoothed[1] = {a.label_smoothing > 0.0f ? weight[0] : 1.0f};
         const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
         r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
@@ -658,12 +691,11 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
 {
     const lk_lce_args &a = p.c.a;
     const lk_lce_workspace &w = p.w;
-    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     lk_lce_terms t = {};
     if (y < 0) return t;
     const float f = w.factor[row] * a.logit_scale;
-    t.weight = class_weight ? class_weight[y] : 1.0f, t.weights = w.counts->weights;
-    t.fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
+    t.weight = w.weight ? w.weight[row] : 1.0f, t.weights = w.counts->weights;
+    t.fall = f * __fdiv_rn(a.label_smoothing, (float)p.c.classes);
     t.rest = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.fall * t.weights);
     t.own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
     t.rise = lk_is_finite(lse) ? t.rest + t.own : NAN;
@@ -1144,9 +1176,10 @@ LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, i
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
-    s.target = y < 0 ? -INFINITY : q.p.w.logit[q.first_row + row];
+    const bool here = y >= 0 && y != LK_LCE_ELSEWHERE;
+    s.target = here ? q.p.w.logit[q.first_row + row] : -INFINITY;
     *slope = 1.0f;
-    if (y >= 0 && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
+    if (here && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
     return s;
 }
 
@@ -1165,6 +1198,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
 /* Writes the target's dZ of a row, and counts the row among those with its target; integers have no order. One thread calls. */
 LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, float hit)
 {
+    if (y == LK_LCE_ELSEWHERE) hit = 0.0f;
     w.hit[row] = hit;
     if (y < 0 || hit == 0.0f || !w.owners) return;
     atomicMin(&w.owners[y].x, (int)row);
@@ -1233,7 +1267,7 @@ LK_DEVICE float lk_lce_hit_by_lse(const lk_lce_work &p, int64_t row, int y, cons
 {
     const lk_lce_args &a = p.c.a;
     const float lse = p.w.lse[row];
-    if (y < 0) return 0.0f;
+    if (y < 0 || y == LK_LCE_ELSEWHERE) return 0.0f;
     if (!lk_is_finite(lse)) return NAN;
     float slope = 1.0f, value = p.w.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
@@ -1268,7 +1302,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
     for (int stretch = lane; stretch < p.stretches; stretch += 32) others += p.sums[row * p.stretches + stretch].sum;
     others = lk_sum_warp(others, 32);
     if (lane != 0) return; /* the other lanes would read w.others while this one writes it */
-    if (!q.first) others += w.others[at];
+    if (q.p.c.split) others = w.others[at]; /* of all ranks */
+    else if (!q.first) others += w.others[at];
     w.others[at] = others;
     const int y = w.target[at];
     if (q.last) lk_lce_put_hit(w, at, y, lk_lce_hit_by_lse(q.p, at, y, lk_lce_terms_at(q.p, at, y), others));
@@ -1463,7 +1498,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = w.target[row];
-    const int2 owner = y < 0 ? make_int2(-1, 0) : w.owners[y];
+    const int2 owner = y < 0 || y == LK_LCE_ELSEWHERE ? make_int2(-1, 0) : w.owners[y];
     if (owner.x != row) return;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
@@ -1570,9 +1605,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     if (!none) counts = *w.counts;
     else if (p.c.gives_loss && a.denominator) counts.weight_sum = *a.denominator;
     if (block < 0) {
-        if (p.c.gives_loss && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
+        if (p.c.gives_loss && !p.c.split && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
         if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
         if (none && threadIdx.x == 0 && a.weight_sum) *a.weight_sum = 0.0f;
+        return;
+    }
+    if (p.c.split && p.c.gives_loss) { /* states: they are NaN where too many tokens count */
+        lk_ce_row none_right = lk_ce_row_empty();
+        none_right.max = none_right.sum = NAN;
+        for (int64_t token = thread; counts.over && token < a.tokens; token += step)
+            lk_ce_pack_state(a.states, p.c.state_bytes, token, none_right);
         return;
     }
     const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, over = counts.over;
@@ -1582,7 +1624,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         const int64_t token = first + lane;
         lk_ce_label label = {-1, false, false};
         if (token < a.tokens) {
-            label = lk_ce_look_up(a, token);
+            label = lk_lce_look_up(p.c, token);
             if (!compact || over || !label.counted) {
                 const bool skip = over || compact;
                 const float instead = over ? NAN : 0.0f;
@@ -1606,7 +1648,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     for (int64_t row = thread; compact && !over && row < p.c.rows; row += step) {
         const int64_t token = w.token[row];
         if (token < 0) continue;
-        if (every && a.loss) a.loss[token] = lk_ce_look_up(a, token).bad ? NAN : w.loss[row];
+        if (every && a.loss) a.loss[token] = lk_lce_look_up(p.c, token).bad ? NAN : w.loss[row];
         if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
         if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
         if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
@@ -1731,6 +1773,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
     w.counts = (lk_lce_counts *)lk_lce_take(base, used, true, 1, sizeof *w.counts);
     w.target = (int32_t *)lk_lce_take(base, used, true, rows, 4);
+    w.weight = (float *)lk_lce_take(base, used, a.class_weight, rows, 4);
     w.token = (int32_t *)lk_lce_take(base, used, c->compact, rows, 4);
     w.factor = (float *)lk_lce_take(base, used, c->gradient, rows, 4);
     w.dlse = (float *)lk_lce_take(base, used, c->gradient && a.dlse, rows, 4);
@@ -1741,7 +1784,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     w.entropy = (float *)lk_lce_take(base, used, a.entropy || a.dentropy, rows, 4);
     w.argmax = (int64_t *)lk_lce_take(base, used, a.argmax, rows, 8);
     w.bias = lk_lce_take(base, used, a.bias, a.vocab, (size_t)lk_dtype_bytes<lk_f32>(fused ? LK_DTYPE_F32 : c->logits_type));
-    w.class_weight = (float *)lk_lce_take(base, used, a.class_weight && mean && !a.denominator && a.z_loss > 0.0f, a.vocab, 4);
+    const bool scaled = a.class_weight && mean && !a.denominator && a.z_loss > 0.0f && !(c->split && c->gives_loss);
+    w.class_weight = (float *)lk_lce_take(base, used, scaled, a.vocab, 4);
     w.dbias = (float *)lk_lce_take(base, used, a.dbias, w.splits * a.vocab, 4);
     w.x = lk_lce_take(base, used, c->compact, chunk * w.x_stride, (size_t)lk_dtype_bytes<lk_f32>(c->type));
     return w;
@@ -1850,7 +1894,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     w.logit = (float *)lk_lce_take(base, &used, !c->saves, rows, 4);
     w.hit = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
     w.owners = (int2 *)lk_lce_take(base, &used, a.dweight || a.dbias, a.vocab, sizeof *w.owners);
-    w.others = (float *)lk_lce_take(base, &used, !c->gives_loss && !c->saves, rows, 4);
+    float *const others = (float *)lk_lce_take(base, &used, !c->gives_loss && (!c->saves || c->split), rows, 4);
+    w.others = others;
     w.scale = (float *)lk_lce_take(base, &used, c->gradient && kept, chunk, 4);
     w.sample = (lk_lce_sums *)lk_lce_take(base, &used, states, c->compact ? chunk : rows, sizeof *w.sample);
     size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
@@ -1866,6 +1911,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     w.logits_stride = lk_lce_round_up(width, 64);
     w.logits = lk_lce_take(base, &used, c->gradient && !c->saves, chunk * w.logits_stride, 2);
     if (c->saves && workspace) lk_lce_lay_out_saved(c, a.saved, &w);
+    if (others) w.others = others;
     if (plan->lent_vocab) (void)lk_lce_borrow(c, w.loans);
     w.cublas = base + used, w.bytes = used + 256;
     return w;
@@ -1944,6 +1990,7 @@ LK_HOST int64_t lk_lce_panel_cols(const lk_lce_call *c, int64_t most)
 
 LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
 {
+    if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->split) return false; /* its kernels see whole rows */
     return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->saves && (!c->a.path || c->a.path == path);
 }
 
@@ -2083,12 +2130,13 @@ LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
     const bool sure = !c->open || c->a.path || c->saves;
     size_t least = SIZE_MAX;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED && c->rows; path++) {
+    if (c->rows == 0 || c->a.vocab == 0) return 0;
+    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
         if (path == LK_LINEAR_CROSS_ENTROPY_FUSED && !sure) continue;
         const size_t bytes = lk_lce_smallest(c, path);
         if (bytes < least) least = bytes;
     }
-    return c->rows ? least : 0;
+    return least;
 }
 
 /* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
@@ -2172,8 +2220,8 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
     const int64_t vocab = c->a.vocab;
     lk_lce_workspace w = {};
     *plan = {};
-    if (c->rows == 0) {
-        snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
+    if (c->rows == 0 || c->a.vocab == 0) {
+        snprintf(plan->text, sizeof plan->text, "no %s, no workspace", c->rows ? "columns" : "tokens");
         return;
     }
     bool fused = false;
@@ -2193,7 +2241,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
     plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : lk_lce_min(lk_ceil_div(vocab, plan->panel_vocab), vocab);
     if (fused && c->gradient && !again) plan->panels = 1;
     plan->matmuls = !(c->saves && c->gradient) + (c->a.dx != NULL) + (c->a.dweight != NULL);
-    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS && c->gradient) plan->matmuls++;
+    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS && c->gradient && !c->split) plan->matmuls++;
     if (again && c->gives_loss) plan->matmuls++;
     plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
     lk_lce_describe(c, w, plan);
@@ -2253,6 +2301,11 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         a->zero_when_empty = 0;
     }
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
+    const lk_vocab_parallel &v = a->parallel;
+    c->split = v.vocab_total != 0, c->classes = c->split ? v.vocab_total : a->vocab, c->state_bytes = lk_ce_state_bytes(a);
+    lk_status status = c->split ? lk_cross_entropy_check_slice(op, a) : LK_OK;
+    if (status) return status;
+    const bool leaves_states = c->split && direction == LK_LCE_FORWARD && !v.all_gather;
     c->gives_loss = !backward, c->gradient = backward || a->dx || a->dweight || a->dbias;
     if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
     c->saves = a->saved != NULL;
@@ -2264,12 +2317,13 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_lay_out_saved(c, NULL, &saved) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
-    const lk_tensor list[] = {
+    int64_t state = c->state_bytes;
+    lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
         {"bias", a->bias, lk_dtype_bytes<T>(a->bias_dtype), LK_IN, vocab},
         {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->tokens},
-        {"class_weight", a->class_weight, 4, LK_IN, vocab},
+        {"class_weight", a->class_weight, 4, LK_IN, some ? c->classes : 0},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
         {"dlse", a->dlse, 4, LK_IN, a->tokens},
         {"dentropy", a->dentropy, 4, LK_IN, a->tokens},
@@ -2284,19 +2338,20 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
+        {"states", a->states, 1, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
+        {"others", a->others, 4, !c->split || leaves_states ? LK_UNUSED : backward ? LK_REQUIRED : LK_OUT, a->tokens},
         {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
     };
-    const int count = LK_COUNT(list);
+    const int count = lk_used_tensors(list, LK_COUNT(list));
     const struct {
         const char *name;
         int64_t size, least, most;
-    } sizes[] = {{"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, 1, 1 << 30},
+    } sizes[] = {{"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !c->split, 1 << 30},
                  {"max_counted", a->max_counted, 0, INT64_MAX}, {"chunk_tokens", a->chunk_tokens, 0, INT64_MAX},
                  {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
-    lk_status status = LK_OK;
     if (!query && some && !a->context) return lk_fail(LK_ERR_NULL, op, "context is NULL");
     if (!query) status = lk_check_null(op, list, count);
     for (const auto &s : sizes)
@@ -2310,6 +2365,13 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (!status && !query && some) status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
     if (status) return status;
 
+    c->weights = a->class_weight;
+    if (a->class_weight && c->split) a->class_weight += v.vocab_start;
+    if (leaves_states) { /* finish has the others */
+        a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
+    }
+    if (c->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS)
+        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
     if (vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
@@ -2337,7 +2399,8 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     *least = lk_lce_minimum(c);
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
-    if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, *least);
+    const bool in_steps = c->split && v.all_gather && !backward; /* then lk_lce_run checks it */
+    if (!status && !in_steps) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, *least);
     lk_check_warn(op, !some, "tokens is 0; nothing is computed");
     return status ? status : lk_check_allocations(op, list, count);
 }
@@ -2576,6 +2639,24 @@ LK_HOST lk_lce_panel lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64
             lk_lce_min(plan.panel_vocab, c.a.vocab - first_col), panel == 0, panel + 1 == plan.panels};
 }
 
+/* Hands dx of a chunk's tokens to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. Where rows
+ * are compacted, that is all of dx, after the last chunk. */
+template <class T> LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
+{
+    lk_lce_work p = job->p;
+    lk_lce_args &a = p.c.a;
+    const lk_vocab_parallel &v = a.parallel;
+    const bool all = p.c.compact;
+    const int64_t first = all ? 0 : q.first_row, tokens = all ? a.tokens : q.rows;
+    if (!p.c.split || !a.dx || job->mode == LK_CUBLAS_RESOLVE || (all && q.first_row + q.rows < p.c.rows)) return LK_OK;
+    a.dweight = a.dbias = NULL, a.tokens = tokens;
+    a.dx = (T *)a.dx + first * a.dx_stride;
+    a.target = (const char *)a.target + first * (a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    const int64_t blocks = lk_lce_min(lk_ceil_div(tokens, LK_LCE_THREADS), 2 * job->device.sms);
+    const lk_status status = lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p); /* dx of bad and ignored tokens */
+    return status || !v.reduce ? status : v.reduce(v.user, a.dx, first, tokens, job->stream);
+}
+
 /* One chunk with the logits of the whole vocabulary. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t chunk)
 {
@@ -2600,8 +2681,9 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
 {
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
+    const bool dx_first = c.split && !c.compact; /* compacted dx may overwrite the copy of x */
     lk_status status = lk_lce_gather<T>(job, lk_lce_panel_at(job, chunk, 0));
-    for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
+    for (int64_t panel = 0; panel < job->plan.panels && !status && (c.gives_loss || !c.split); panel++) {
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q);
         if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
@@ -2611,10 +2693,13 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_panel_gradient<T, L>(job, q);
         if (!status) status = lk_lce_dbias<T>(job, q);
-        if (!status && a.dweight) status = lk_lce_dweight<T>(job, q);
+        if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
         if (!status && a.dx) status = lk_lce_dx<T>(job, q);
+        if (!status && q.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
+        if (!status && q.last) status = lk_lce_hand_over<T>(job, q);
+        if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, q);
     }
-    return status ? status : lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
+    return status;
 }
 
 /* The tiles of a panel's columns. */
@@ -2744,6 +2829,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
         if (q.first_col >= plan.kept_vocab) status = lk_lce_fused_dz<T>(&panel, q);
         if (!status) status = lk_lce_dbias<T>(&panel, q);
         if (!status && (a.dx || sums)) status = lk_lce_run_gradients(&panel, q, sums);
+        if (!status && q.last) status = lk_lce_hand_over<T>(job, q);
         if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(&panel, q);
     }
     return status;
@@ -2777,13 +2863,51 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     if (status) return status;
     int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
     if (blocks > 2 * job->device.sms) blocks = 2 * job->device.sms;
-    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, job->p);
+    lk_lce_work rest = job->p;
+    if (c.split) rest.c.a.dx = NULL; /* it has been handed over */
+    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, rest);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
+/* The arguments of finish. */
+LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
+{
+    lk_cross_entropy_args f = {};
+    f.target = a->target, f.class_weight = a->class_weight, f.denominator = a->denominator;
+    f.loss = a->loss, f.z_loss_out = a->z_loss_out, f.lse = a->lse, f.entropy = a->entropy, f.argmax = a->argmax;
+    f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
+    f.all_states = a->all_states, f.others = a->others, f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
+    f.parallel = a->parallel, f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
+    f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
+    f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
+    f.target_dtype = a->target_dtype;
+    return f;
+}
+
+/* A rank without columns has empty states, and adds 0 to dx. */
 template <class T>
-LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int direction, cudaStream_t stream)
+{
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    const lk_vocab_parallel &v = a.parallel;
+    lk_cross_entropy_call p = {};
+    p.a = lk_lce_finish_args(&a);
+    p.a.states = a.states, p.a.lse = (float *)c.saved_lse;
+    if (a.tokens == 0) return LK_OK;
+    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<T>(op, &job->device, p, false, stream);
+    const lk_status status = a.bad_targets ? lk_cross_entropy_slice<T>(op, &job->device, p, true, stream) : LK_OK;
+    if (status || !a.dx) return status;
+    const cudaError_t error = cudaMemset2DAsync(a.dx, (size_t)a.dx_stride * sizeof(T), 0, (size_t)a.hidden * sizeof(T),
+                                                (size_t)a.tokens, stream);
+    if (error) return lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
+    return v.reduce ? v.reduce(v.user, a.dx, 0, a.tokens, stream) : LK_OK;
+}
+
+/* A call; where the columns are split over ranks: forward as far as the states, or backward. */
+template <class T>
+LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
 {
     lk_lce_job job = {};
     size_t least = 0;
@@ -2794,6 +2918,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     if (status) return status;
     const lk_lce_args &a = c.a;
     const lk_lce_plan &plan = job.plan;
+    if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
     job.op = op, job.stream = stream;
     lk_lce_choose(&c, least, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
@@ -2808,6 +2933,147 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     return status;
 }
 
+/* forward and forward_backward where columns are split over ranks and the caller gathers: the states, finish, and for gradients
+ * backward, in one workspace. forward_backward keeps the exponentials of all logits if they fit, as with `saved`; then its
+ * backward has no matmul for logits. */
+typedef struct {
+    lk_lce_args forward, backward;
+    lk_cross_entropy_args finish;
+    char *states, *all_states;
+    size_t fixed, least;        /* bytes besides those of the steps; the smallest workspace */
+    size_t saved, least_saving; /* the bytes of exponentials, and the smallest workspace with them; 0: they cannot be kept */
+} lk_lce_ranks;
+
+/* The smallest workspace of a step. */
+template <class T> LK_HOST lk_status lk_lce_step_least(const char *op, const lk_lce_args *args, int direction, size_t *least)
+{
+    lk_lce_call c;
+    return lk_lce_check<T>(op, args, direction, true, &c, least);
+}
+
+/* Divides the workspace. */
+template <class T>
+LK_HOST lk_status lk_lce_divide(const char *op, const lk_lce_args *args, int direction, lk_lce_ranks *r)
+{
+    const bool both = direction == LK_LCE_FORWARD_BACKWARD;
+    const int64_t tokens = args->tokens;
+    lk_lce_call c;
+    lk_lce_workspace w;
+    size_t used = 0, terms = 0, forward = 0, backward = 0;
+    char *const base = lk_lce_base(args->workspace);
+    *r = {};
+    lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &forward);
+    if (status) return status;
+    lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
+    f.parallel.all_gather = NULL;
+    if (both && !f.lse) b.lse = f.lse = (float *)lk_lce_take(base, &used, true, tokens, 4);
+    if (both && !f.others) b.others = f.others = (float *)lk_lce_take(base, &used, true, tokens, 4);
+    if (both && f.dentropy && !f.entropy) b.entropy = f.entropy = (float *)lk_lce_take(base, &used, true, tokens, 4);
+    const int64_t bytes = lk_ce_state_bytes(&f);
+    r->states = (char *)lk_lce_take(base, &used, true, tokens, (size_t)bytes);
+    r->all_states = (char *)lk_lce_take(base, &used, true, tokens * f.parallel.ranks, (size_t)bytes);
+    r->finish = lk_lce_finish_args(&f);
+    status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &terms);
+    r->finish.workspace = lk_lce_take(base, &used, terms > 0, 1, terms), r->finish.workspace_bytes = terms;
+    r->finish.all_states = r->all_states, f.states = r->states, b.bad_targets = NULL;
+    f.saved = both ? NULL : args->saved, b.saved = NULL;
+    r->fixed = used ? used + 256 : 0;
+    if (!status) status = lk_lce_step_least<T>(op, &f, LK_LCE_FORWARD, &forward);
+    if (!status && both && c.gradient) status = lk_lce_step_least<T>(op, &b, LK_LCE_BACKWARD, &backward);
+    r->least = r->fixed + (forward > backward ? forward : backward);
+    if (status || !both || !c.fused || !lk_lce_keeps(&c) || args->vocab == 0 || tokens == 0) return status;
+    lk_lce_args kept_f = f, kept_b = b;
+    r->saved = lk_lce_lay_out_saved(&c, NULL, &w);
+    kept_f.saved = kept_b.saved = base + used;
+    status = lk_lce_step_least<T>(op, &kept_f, LK_LCE_FORWARD, &forward);
+    if (!status) status = lk_lce_step_least<T>(op, &kept_b, LK_LCE_BACKWARD, &backward);
+    r->least_saving = r->fixed + r->saved + (forward > backward ? forward : backward);
+    return status;
+}
+
+/* Gives the steps what is left of a workspace of so many bytes. */
+LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_ranks *r)
+{
+    char *const base = lk_lce_base(args->workspace) + (r->fixed ? r->fixed - 256 : 0);
+    const size_t kept = bytes >= r->least_saving ? r->saved : 0;
+    if (kept) r->forward.saved = r->backward.saved = base;
+    for (lk_lce_args *step : {&r->forward, &r->backward}) {
+        step->workspace = base + kept;
+        step->workspace_bytes = bytes - r->fixed - kept;
+    }
+}
+
+template <class T>
+LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
+{
+    lk_lce_ranks r;
+    lk_lce_call c;
+    size_t least = 0;
+    if (!args || !args->parallel.vocab_total || direction == LK_LCE_BACKWARD ||
+        (direction == LK_LCE_FORWARD && !args->parallel.all_gather))
+        return lk_lce_step<T>(op, args, direction, stream);
+    const lk_vocab_parallel &v = args->parallel;
+    if (!v.all_gather) return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+    lk_status status = lk_lce_check<T>(op, args, direction, false, &c, &least);
+    if (!status) status = lk_lce_divide<T>(op, args, direction, &r);
+    if (!status) status = lk_check_workspace(op, args->workspace, args->workspace_bytes, r.least);
+    if (status) return status;
+    lk_lce_share(args, args->workspace_bytes, &r);
+    status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, stream);
+    const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
+    if (!status && bytes) status = v.all_gather(v.user, r.states, r.all_states, bytes, stream);
+    if (!status) status = lk_cross_entropy_finish<T>(op, &r.finish, stream);
+    return status || !c.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, stream);
+}
+
+/* The results from the states of all ranks, which the caller has gathered. */
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_finish(const char *op, const lk_lce_args *args, cudaStream_t stream)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const lk_cross_entropy_args f = lk_lce_finish_args(args);
+    return lk_cross_entropy_finish<T>(op, &f, stream);
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_finish_workspace(const char *op, const lk_lce_args *args, size_t *bytes)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const lk_cross_entropy_args f = lk_lce_finish_args(args);
+    return lk_cross_entropy_finish_workspace<T>(op, &f, bytes);
+}
+
+/* The plan of a call whose steps share the workspace. */
+template <class T>
+LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
+                                     lk_lce_plan *plan)
+{
+    lk_lce_ranks r;
+    lk_lce_call c;
+    lk_lce_plan of[2] = {};
+    size_t each[2] = {0, 0};
+    if (!args->parallel.all_gather && direction == LK_LCE_FORWARD_BACKWARD)
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+    lk_status status = lk_lce_divide<T>(op, args, direction, &r);
+    if (status) return status;
+    if (budget < r.least && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r.least);
+    if (budget < r.least) budget = r.least;
+    lk_lce_share(args, budget, &r);
+    const bool both = direction == LK_LCE_FORWARD_BACKWARD && (args->dx || args->dweight || args->dbias);
+    const size_t left = r.forward.workspace_bytes;
+    for (int i = 0; i <= both && !status; i++) {
+        status = lk_lce_check<T>(op, i ? &r.backward : &r.forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &c, &each[i]);
+        if (!status) lk_lce_choose(&c, each[i], left, &of[i]);
+    }
+    if (status) return status;
+    const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
+    *plan = of[both];
+    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = r.least;
+    plan->matmuls = of[0].matmuls + of[1].matmuls;
+    if (both) snprintf(plan->text, sizeof plan->text, "forward, then backward with %.250s", of[1].text);
+    return LK_OK;
+}
+
 /* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
 LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
@@ -2816,6 +3082,9 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     lk_lce_call c;
     size_t smallest = 0;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
+    const bool forward = direction == LK_LCE_FORWARD && args && args->parallel.all_gather;
+    if (args && args->parallel.vocab_total && (forward || direction == LK_LCE_FORWARD_BACKWARD))
+        return lk_lce_query_ranks<T>(op, args, direction, budget, least, plan);
     const lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &smallest);
     if (status) return status;
     if (budget < smallest && !least)
@@ -2866,6 +3135,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward, LK_LCE_FORWARD, T)                                                                   \
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)                                                 \
     LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)                                                                 \
+    LK_EMIT(linear_cross_entropy, finish, T)                                                                                   \
     LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                           \
     {                                                                                                                          \
         return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \

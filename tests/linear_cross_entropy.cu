@@ -73,6 +73,12 @@ static lk_status (*const plan_function_of[][3])(const args_t *, size_t, plan_t *
 #undef OF
 #undef LCE
 
+#define FINISH(name) {lk_linear_cross_entropy_finish##name##_f32, lk_linear_cross_entropy_finish##name##_f16, \
+                      lk_linear_cross_entropy_finish##name##_bf16}
+static lk_status (*const finish_of[])(const args_t *, cudaStream_t) = FINISH();
+static lk_status (*const finish_bytes_of[])(const args_t *, size_t *) = FINISH(_workspace_bytes);
+#undef FINISH
+
 static lk_linear_cross_entropy_context context;
 
 static int pick(int full, int small)
@@ -152,15 +158,18 @@ typedef struct {
     double sigma;  /* of the logits */
     double denominator; /* with DIVIDED */
     size_t budget; /* the workspace; 0: the smallest */
+    int ranks;     /* not 0: the columns are split over so many */
     uint64_t seed;
 } problem;
+
+static int split_over; /* the ranks of new problems */
 
 static problem plain(int type, int direction, int path, int64_t tokens, int64_t hidden, int64_t vocab)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.one = 0.75f, p.sigma = 1.3;
-    p.denominator = 2.75;
+    p.denominator = 2.75, p.ranks = split_over;
     p.has[LOSS] = p.has[LSE] = true;
     const uint64_t shape = ((uint64_t)tokens * 1009 + (uint64_t)hidden) * 1000003 + (uint64_t)vocab;
     p.seed = test_hash(shape * 101 + (uint64_t)(type * 31 + direction * 11 + path));
@@ -192,9 +201,9 @@ static void settle_tensors(problem *p)
 static const char *describe(const problem *p)
 {
     static char text[1300];
-    int n = snprintf(text, sizeof text, "%s %s path=%s tokens=%lld hidden=%lld vocab=%lld chunk=%lld panel=%lld slice=%lld "
-                     "budget=%zu;",
-                     direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->tokens,
+    int n = snprintf(text, sizeof text, "%s %s path=%s ranks=%d tokens=%lld hidden=%lld vocab=%lld chunk=%lld panel=%lld "
+                     "slice=%lld budget=%zu;",
+                     direction_name[p->direction], test_type_name[p->type], path_name[p->path], p->ranks, (long long)p->tokens,
                      (long long)p->hidden, (long long)p->vocab, (long long)p->chunk, (long long)p->panel,
                      (long long)p->slice, p->budget);
     for (int s = 0; s < SWITCHES; s++)
@@ -624,11 +633,6 @@ static lk_status smallest(const problem *p, size_t *bytes)
     if (!status) *bytes = any.minimum_bytes;
     return status;
 }
-static lk_status launch(const problem *p)
-{
-    return launch_of[p->direction][p->type](&args, test.stream);
-}
-
 static void set_workspace(void *at, size_t bytes)
 {
     args.workspace = at, args.workspace_bytes = bytes;
@@ -639,6 +643,170 @@ static void upload(const test_buffer *b)
 {
     test_buffer_guard(b, false);
     test_buffer_upload(b);
+}
+
+/* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
+
+static int64_t cut[65];   /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static size_t room_of[64], finish_room; /* each rank's workspace, and that of finish */
+static char *table;       /* the states of all ranks; the sums of the others' p; outputs of a first round; each rank's dx */
+static size_t table_bytes, states_each, others_at, scratch_at, dx_at, dx_each;
+static int acting;        /* the rank whose call runs */
+static int64_t handed;    /* tokens of dx that it has handed over */
+
+/* Uneven slices, some of them empty. */
+static void cut_columns(const problem *p)
+{
+    uint64_t random = p->seed + 77;
+    for (int i = 1; i < p->ranks; i++) {
+        int64_t at = p->seed % 3 ? test_below(&random, p->vocab + 1) : p->vocab * i / p->ranks;
+        int k = i;
+        for (; k > 1 && cut[k - 1] > at; k--) cut[k] = cut[k - 1];
+        cut[k] = at;
+    }
+    cut[0] = 0, cut[p->ranks] = p->vocab;
+}
+
+/* The collective of forward_backward: what the ranks before have sent. After a first round of all ranks it is complete. */
+static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    const problem *const p = (const problem *)user;
+    test_that(bytes == states_each);
+    cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return (lk_status)cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream);
+}
+
+/* dx comes in order, each token once. */
+static lk_status hand(void *user, void *dx, int64_t first, int64_t tokens, cudaStream_t)
+{
+    const problem *const p = (const problem *)user;
+    const char *const at = table + dx_at + (size_t)acting * dx_each + p->at[DX] * laid[DX].bytes;
+    if (!test_that(first == handed && tokens > 0 && (char *)dx == at + first * laid[DX].stride * laid[DX].bytes))
+        test_detail("dx of %lld tokens from %lld is handed over, after %lld; %s", (long long)tokens, (long long)first,
+                    (long long)handed, describe(p));
+    handed += tokens;
+    return LK_OK;
+}
+
+static args_t slice_of(const problem *p, int rank)
+{
+    args_t a = args;
+    const int64_t first = cut[rank];
+    a.vocab = cut[rank + 1] - first;
+    a.weight = (const char *)args.weight + first * laid[WEIGHT].stride * laid[WEIGHT].bytes;
+    if (a.bias) a.bias = (const char *)args.bias + first * laid[BIAS].bytes;
+    if (gives_gradient(p->direction)) {
+        if (a.dx) a.dx = table + dx_at + (size_t)rank * dx_each + p->at[DX] * laid[DX].bytes;
+        if (a.dweight) a.dweight = (char *)args.dweight + first * laid[DWEIGHT].stride * laid[DWEIGHT].bytes;
+        if (a.dbias) a.dbias = (char *)args.dbias + first * laid[DBIAS].bytes;
+    }
+    a.parallel.vocab_start = first, a.parallel.vocab_total = p->vocab;
+    a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p, a.parallel.reduce = hand;
+    if (p->direction == BOTH) a.parallel.all_gather = gather;
+    if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
+    a.states = table + (size_t)rank * states_each, a.workspace_bytes = room_of[rank];
+    a.others = p->direction == BACKWARD ? (float *)(table + others_at) : NULL;
+    return a;
+}
+
+/* The sums of the p of all other columns, for backward, by the lse that it gets; and room for the rest. */
+static void make_table(const problem *p)
+{
+    const bool more = p->on[SMOOTHING] || p->has[ENTROPY] || p->has[ARGMAX] || (p->direction == BOTH && p->on[HAS_DENTROPY]);
+    const size_t tokens = (size_t)p->tokens, all = 256 + (size_t)(p->vocab * laid[DWEIGHT].stride + p->vocab) * 4;
+    states_each = tokens * (more ? 32 : 16), others_at = (states_each * (size_t)p->ranks + 255) / 256 * 256;
+    scratch_at = others_at + (tokens * 4 + 255) / 256 * 256, dx_at = scratch_at + (all + 255) / 256 * 256;
+    dx_each = (size_t)(p->tokens * laid[DX].stride * laid[DX].bytes + 512) / 256 * 256;
+    const size_t bytes = dx_at + (size_t)p->ranks * dx_each;
+    if (bytes > table_bytes) {
+        TEST_CUDA(cudaFree(table));
+        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
+    }
+    float *const others = (float *)malloc(tokens * 4 + 4);
+    for (int64_t token = 0; token < p->tokens; token++) {
+        const outcome o = outcomes[token];
+        double sum = 0;
+        for (int64_t c = 0; o.counted && c < p->vocab; c++)
+            sum += c == o.y ? 0 : exp(z[token * p->vocab + c] - (double)(float)o.lse);
+        others[token] = o.counted ? (float)sum : NAN;
+    }
+    TEST_CUDA(cudaMemset(table, 0xff, bytes));
+    TEST_CUDA(cudaMemcpy(table + others_at, others, tokens * 4, cudaMemcpyHostToDevice));
+    free(others);
+    cut_columns(p);
+}
+
+/* Each rank's workspace, and the plan of one that has columns. */
+static bool setup_ranks(const problem *p, int run)
+{
+    size_t most = 0;
+    make_table(p);
+    plan_t of = {};
+    plan = {};
+    for (int rank = 0; rank < p->ranks; rank++) {
+        const args_t whole = args;
+        size_t least = 0;
+        args = slice_of(p, rank);
+        lk_status status = smallest(p, &least);
+        room_of[rank] = p->budget > least ? p->budget : least;
+        if (!status) status = plan_of(p, room_of[rank], &of);
+        if (!test_that(status == LK_OK && of.workspace_bytes <= room_of[rank]))
+            test_detail("the queries of rank %d say %s (%s); %s", rank, lk_status_string(status), lk_last_error(), describe(p));
+        if (of.path > plan.path || of.kept_vocab > plan.kept_vocab) plan = of;
+        if (p->direction == FORWARD) finish_bytes_of[p->type](&args, &finish_room);
+        args = whole;
+        if (room_of[rank] > most) most = room_of[rank];
+    }
+    if (p->direction == FORWARD && finish_room > most) most = finish_room;
+    test_buffer_size(&buffers[WORKSPACE], most, run ? LK_WORKSPACE_ALIGNMENT : 0, run ? 0x5a : 0xff);
+    upload(&buffers[WORKSPACE]);
+    set_workspace(most ? test_buffer_device(&buffers[WORKSPACE]) : NULL, most);
+    return true;
+}
+
+/* forward in three calls; backward; forward_backward with a collective. */
+static lk_status launch_split(const problem *p)
+{
+    lk_status status = LK_OK;
+    const int rounds = p->direction == BOTH && p->ranks > 1 ? 2 : 1;
+    for (int round = 0; round < rounds; round++)
+        for (acting = 0; acting < p->ranks && !status; acting++) {
+            args_t a = slice_of(p, acting);
+            const bool rehearsal = round + 1 < rounds;
+            handed = 0;
+            if (rehearsal) a.bad_targets = NULL;
+            if (rehearsal && a.dweight) a.dweight = table + scratch_at, a.dweight_stride = laid[DWEIGHT].stride;
+            if (rehearsal && a.dbias) a.dbias = table + scratch_at + p->vocab * laid[DWEIGHT].stride * 4 + 64;
+            status = launch_of[p->direction][p->type](&a, test.stream);
+            const bool all = handed == (gives_gradient(p->direction) && a.dx ? p->tokens : 0);
+            if (!status && !test_that(all)) test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
+        }
+    if (status || p->direction != FORWARD) return status;
+    args_t a = slice_of(p, 0);
+    a.all_states = table, a.others = NULL, a.workspace_bytes = finish_room;
+    return finish_of[p->type](&a, test.stream);
+}
+
+/* The sum of all ranks' dx. */
+static void sum_dx(const problem *p)
+{
+    const layout l = laid[DX];
+    char *const host = (char *)malloc((size_t)p->ranks * dx_each + 1);
+    TEST_CUDA(cudaMemcpy(host, table + dx_at, (size_t)p->ranks * dx_each, cudaMemcpyDeviceToHost));
+    for (int64_t row = 0; row < l.rows; row++)
+        for (int64_t c = 0; c < l.cols; c++) {
+            double sum = 0;
+            for (int rank = 0; rank < p->ranks; rank++)
+                sum += (double)test_get(l.type, host + (size_t)rank * dx_each + p->at[DX] * l.bytes, row * l.stride + c);
+            test_put(l.type, test_buffer_back(&buffers[DX]), row * l.stride + c, (float)sum);
+        }
+    free(host);
+}
+
+static lk_status launch(const problem *p)
+{
+    if (p->ranks) return launch_split(p);
+    return launch_of[p->direction][p->type](&args, test.stream);
 }
 
 /* Fills and uploads everything for a run, and the args structs. */
@@ -666,6 +834,7 @@ static bool setup(const problem *p, int run)
         if (p->has[t]) upload(&buffers[t]), at[t] = test_buffer_device(&buffers[t]);
     set_args(p, at);
     size_t least = 12345, wanted = 12345;
+    if (p->ranks) return setup_ranks(p, run);
     lk_status status = smallest(p, &least);
     size_t bytes = p->budget > least ? p->budget : least;
     if (!status) status = query(p, &wanted);
@@ -695,6 +864,7 @@ static void collect(const problem *p)
 {
     for (int t = 0; t <= TENSORS; t++)
         if (t == WORKSPACE || p->has[t]) test_buffer_download(&buffers[t]);
+    if (p->ranks && p->has[DX]) sum_dx(p);
 }
 
 /* ---- Against the reference ------------------------------------------------------------------------------------------- */
@@ -708,7 +878,10 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
 {
     if (!p->has[t]) return;
     const float got = result(t, row, c);
-    if (overflown(p)) want = NAN;
+    const bool one_each = laid[t].rows == p->tokens && t != DX && t != DWEIGHT && t != DBIAS;
+    const bool no_z = t == Z_LOSS && !p->on[Z];
+    const bool stays_0 = p->ranks && (no_z || (one_each && ignored(p, row))); /* finish knows nothing of max_counted */
+    if (overflown(p) && !stays_0) want = NAN;
     if (!isfinite(slack)) slack = 0;
     /* it is rounded from somewhere within slack of want, where an ulp may be twice that at want */
     if (isfinite(want)) slack += test_half_ulp(laid[t].type, fabs(want) + slack) - test_half_ulp(laid[t].type, want);
@@ -781,6 +954,12 @@ static void verify_gradient(const problem *p)
                 const double w = (double)value(WEIGHT, c, d), g = dz[token * p->vocab + c];
                 sum += g * w, slack += fabs(w) * dz_error[token * p->vocab + c] + (16 * u + tf32_of(p)) * fabs(g * w);
                 if (at + 1 == rounded_twice) slack += test_half_ulp(p->type, fabs(sum) + slack);
+            }
+            for (int rank = 0; rank < p->ranks; rank++) { /* each rank's part is rounded */
+                double part = 0;
+                for (int64_t c = cut[rank]; c < cut[rank + 1]; c++)
+                    part += dz[token * p->vocab + c] * (double)value(WEIGHT, c, d);
+                slack += test_half_ulp(p->type, fabs(part) + slack);
             }
             near(p, DX, token, d, outcomes[token].bad ? NAN : sum, slack);
         }
@@ -875,6 +1054,7 @@ static bool possible(int at, int did)
 /* Called when the tokens are examined and the plan is known. */
 static void count(const problem *p)
 {
+    if (p->ranks) return;
     const int at = p->direction * PATHS + p->path;
     const bool some = p->tokens > 0, off = p->at[X] || p->at[WEIGHT] || p->at[DX] || p->at[DWEIGHT], mean = p->on[MEAN];
     const bool short_sums = p->has[DWEIGHT] && !p->on[DWEIGHT_F32] && p->type != TEST_F32;
@@ -1269,6 +1449,26 @@ static void far_apart(int type, int direction, int path)
     }
 }
 
+/* All of this with columns split over 1, 2, 3 and 8 ranks. */
+static void split(int type, int direction, int path)
+{
+    static const int ranks[] = {1, 2, 3, 8};
+    if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return; /* it is for whole rows */
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (test.small && (i + type + direction + path) % 2) continue;
+        split_over = ranks[i];
+        switches_alone(type, direction, path);
+        options_drawn(type, direction, path);
+        if (i % 2) corners(type, direction, path);
+        if (i == 1) graphs(type, direction, path);
+        confident(type, direction, path);
+        if (i != 2) not_finite(type, direction, path);
+        if (i == 2) masked_tiles(type, direction, path);
+        if (i == 2) far_apart(type, direction, path);
+    }
+    split_over = 0;
+}
+
 typedef void (*theme)(int type, int direction, int path);
 static const struct {
     const char *name;
@@ -1276,7 +1476,7 @@ static const struct {
 } themes[] = {{"switches alone", switches_alone}, {"options", options_drawn}, {"corners", corners},
               {"workspaces", workspaces},         {"graph", graphs},          {"confident", confident},
               {"not finite", not_finite},         {"far apart", far_apart},   {"infinite places", infinite_places},
-              {"masked tiles", masked_tiles}};
+              {"masked tiles", masked_tiles},     {"split over ranks", split}};
 
 static void all_themes(void)
 {

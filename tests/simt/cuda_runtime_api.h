@@ -119,6 +119,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream SIMT_DEFAULT(0));
 cudaError_t cudaMemset(void *at, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream SIMT_DEFAULT(0));
+cudaError_t cudaMemset2DAsync(void *at, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream SIMT_DEFAULT(0));
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 

@@ -430,6 +430,13 @@ cudaError_t cudaMemset(void *at, int value, size_t bytes) {
 cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream) {
     return enqueue(stream, [=] { return set_now(at, value, bytes); });
 }
+cudaError_t cudaMemset2DAsync(void *at, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
+    return enqueue(stream, [=] {
+        cudaError_t error = cudaSuccess;
+        for (size_t row = 0; row < height && !error; row++) error = set_now((char *)at + row * pitch, value, width);
+        return error;
+    });
+}
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     LOCK;
     *total_bytes = (size_t)8 << 30;
