@@ -75,7 +75,8 @@
  *                lk_cross_entropy_finish_bf16(&args, stream);
  *                lk_cross_entropy_backward_bf16(&args, stream);
  *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
- *            bad_targets counts on every rank. path CLUSTER is as BLOCK.
+ *            bad_targets counts on every rank. path CLUSTER is as BLOCK. Compiled with -DLK_CHECK, a call with all_gather
+ *            gathers the slices first and names holes and overlaps.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
  *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
@@ -2039,7 +2040,8 @@ LK_HOST lk_ce_exchange_space lk_cross_entropy_exchange_space(const lk_cross_entr
     const size_t row = 4 * rows, states = rows * (size_t)lk_ce_state_bytes(a);
     char *const base = (char *)a->workspace;
     x.bytes = lk_cross_entropy_bytes(a, LK_CE_FINISH);
-    x.states = lk_ce_carve(base, &x.bytes, states), x.all_states = lk_ce_carve(base, &x.bytes, states * (size_t)a->parallel.ranks);
+    x.states = lk_ce_carve(base, &x.bytes, states);
+    x.all_states = lk_ce_carve(base, &x.bytes, states * (size_t)a->parallel.ranks);
     if (call != LK_CE_BOTH) return x;
     x.tally = (lk_ce_tally *)lk_ce_carve(base, &x.bytes, sizeof *x.tally);
     x.lse = (float *)lk_ce_carve(base, &x.bytes, row), x.lse_low = (float *)lk_ce_carve(base, &x.bytes, row);
@@ -2094,6 +2096,41 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char 
     if (!status) status = lk_check_size(op, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
     if (!status) status = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
     return status ? status : lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+}
+
+/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for holes and overlaps, which no rank sees by itself. It
+ * waits for the stream, so it does nothing while that is captured. states, all_states: where the states go afterwards, `bytes`
+ * of a rank's; a call with too few of them is not checked. */
+LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
+                                  size_t bytes, cudaStream_t stream)
+{
+    (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
+#if defined(LK_CHECK)
+    const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) ||
+        capture != cudaStreamCaptureStatusNone)
+        return LK_OK;
+    int64_t of[1024][4], sum = 0;
+    cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
+    const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
+    if (status) return status;
+    if (!error)
+        error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
+    if (!error) error = cudaStreamSynchronize(stream);
+    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
+    for (int i = 0; i < v->ranks; i++) {
+        sum += of[i][1];
+        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
+            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i, v->rank);
+        for (int k = 0; k < i; k++)
+            if (of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
+                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
+    }
+    if (sum != v->vocab_total)
+        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
+#endif
+    return LK_OK;
 }
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
@@ -2445,9 +2482,10 @@ LK_HOST lk_status lk_cross_entropy_exchange(const char *op, const lk_device *dev
         if (counts && !a.valid_rows) a.valid_rows = &x.tally->valid_rows;
         if (counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.tally->weight_sum;
     }
-    lk_status status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
-    if (status || !v.all_gather) return status;
     const size_t bytes = (size_t)a.rows * (size_t)lk_ce_state_bytes(&a);
+    lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
+    if (!status) status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
+    if (status || !v.all_gather) return status;
     if (a.rows > 0) status = v.all_gather(v.user, x.states, x.all_states, bytes, stream);
     if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
     if (status || call != LK_CE_BOTH) return status;
