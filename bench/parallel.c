@@ -230,7 +230,8 @@ static void measure_virtual(shape s, const double *one)
 static ncclUniqueId id;
 static int gpus, calls_of[DIRECTIONS];
 static shape now_shape;
-static double worst[DIRECTIONS + 1];
+enum { COMPLETE = DIRECTIONS + 1, SUMMED, END, KINDS };
+static double worst[KINDS];
 static pthread_barrier_t together;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -258,6 +259,7 @@ static void *run_rank(void *argument)
     check("cudaSetDevice", cudaSetDevice(rank));
     check("ncclCommInitRank", ncclCommInitRank(&comm, gpus, id, rank));
     check("lk_nccl_init", lk_nccl_init(&n, comm, ncclBfloat16, (size_t)s.hidden));
+    n.first = getenv("LK_NCCL_FIRST") != NULL;
     make_head(&h, s, rank, gpus, (lk_vocab_parallel){.user = &n, .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce});
     for (int d = 0; d < DIRECTIONS; d++) {
         if (d == BACKWARD) call(&h, FORWARD);
@@ -269,6 +271,22 @@ static void *run_rank(void *argument)
     }
     check("cudaEventCreate", cudaEventCreate(&from));
     check("cudaEventCreate", cudaEventCreate(&to));
+    /* A timeline of one call, after others: when dx of this rank is complete, when it is summed, when dweight is done. */
+    cudaEventDestroy(n.complete), cudaEventDestroy(n.summed);
+    check("cudaEventCreate", cudaEventCreate(&n.complete));
+    check("cudaEventCreate", cudaEventCreate(&n.summed));
+    for (int i = 0; i < 10; i++) {
+        if (i == 9) check("cudaEventRecord", cudaEventRecord(from, h.stream));
+        call(&h, BOTH);
+        if (i == 9) check("cudaEventRecord", cudaEventRecord(to, h.stream));
+        check("join", join(&n, h.stream));
+    }
+    check("cudaStreamSynchronize", cudaStreamSynchronize(h.stream));
+    const cudaEvent_t moments[] = {n.complete, n.summed, to};
+    for (int i = 0; i < 3; i++) {
+        check("cudaEventElapsedTime", cudaEventElapsedTime(&ms, from, moments[i]));
+        keep_worst(COMPLETE + i, (double)ms);
+    }
     for (int i = 0; i < 40; i++) { /* the sum of dx alone */
         if (i == 20) check("cudaEventRecord", cudaEventRecord(from, h.stream));
         check("ncclAllReduce", ncclAllReduce(h.args[BOTH].dx, h.args[BOTH].dx, (size_t)(s.tokens * s.hidden), ncclBfloat16, ncclSum,
@@ -296,6 +314,9 @@ static void measure_gpus(shape s, const double *one)
     pthread_barrier_destroy(&together);
     for (int d = 0; d < DIRECTIONS; d++)
         row(s, direction_name[d], gpus, "rank", worst[d], one[d], d == BACKWARD ? 0 : (size_t)s.tokens * 16);
+    row(s, "forward_backward", gpus, "until dx is complete", worst[COMPLETE], 0.0, 0);
+    row(s, "forward_backward", gpus, "until dx is summed", worst[SUMMED], 0.0, 0);
+    row(s, "forward_backward", gpus, "until dweight is done", worst[END], 0.0, 0);
     row(s, "backward", gpus, "all-reduce of dx alone", worst[DIRECTIONS], 0.0, (size_t)(s.tokens * s.hidden) * 2);
 }
 #endif
