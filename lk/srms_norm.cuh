@@ -235,49 +235,66 @@ typedef struct {
     bool fast;        /* see the kernel of backward */
 } lk_srms_norm_plan;
 
-/* A thread's rows and columns: its team's first row and the step to the next; in each row the columns begin .. begin + cols,
- * which `size` threads read together. A warp reads a stretch of the vectors, and a lane every 32nd of them: vec, vec + 32, ...
- * below stop. A step that the compiler knows saves registers and instructions. */
+/* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
+ * reads a stretch of the vectors, and a lane every 32nd of them: a step that the compiler knows saves registers and
+ * instructions. */
 typedef struct {
-    int64_t row, step;
-    int begin, cols, team, rank, size, vec, stop;
+    int64_t row, step;    /* the team's first row, and the step to the next */
+    int team, rank, size; /* the team in its block, the thread in its team, the threads of a team */
+    int first, count;     /* the column of the thread's first vector; u * 32 vectors on is another one while u * 32 < count */
+    int begin, head, tail, edge; /* the block's first column; it has `edge` single elements, from there on; those from `head`
+                                    on stand `tail` columns later */
 } lk_srms_norm_thread;
-
-LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
-{
-    if (in.team_log2 >= 0) {
-        const int size = 1 << in.team_log2, teams = (int)blockDim.x >> in.team_log2, team = (int)threadIdx.x >> in.team_log2;
-        const int64_t row = (int64_t)blockIdx.x * teams + team, step = (int64_t)gridDim.x * teams;
-        const int rank = (int)threadIdx.x & (size - 1);
-        return {row, step, 0, cols, team, rank, size, rank, cols};
-    }
-    const unsigned blocks = lk_cluster_nctarank();
-    const int begin = min((int)lk_cluster_ctarank() * in.segment, cols), left = cols - begin;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    return {blockIdx.x / blocks, gridDim.x / blocks, begin, left < in.segment ? left : in.segment, 0, (int)threadIdx.x,
-            (int)blockDim.x, warp * in.stretch + lane, (warp + 1) * in.stretch};
-}
-
-/* A segment of a row as vectors, as lk_split; all single elements where the tensors are not aligned to each other. */
-typedef struct {
-    int head, edge, vecs;
-} lk_srms_norm_split;
 
 /* The elements of a row behind the 16-byte boundary before its start, for vectors of N. */
 LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_input &in, int64_t row, int N)
 {
     return (int)((unsigned)in.offset + (unsigned)row * (unsigned)in.offset_step) & (N - 1);
 }
-template <class T> LK_DEVICE lk_srms_norm_split lk_srms_norm_split_row(const lk_srms_norm_input &in, int64_t row, int cols)
+
+/* The split of a block's `cols` columns of a row into vectors and single elements. vec: the thread's first vector; stop: its
+ * warp's stretch ends there. */
+template <class T>
+LK_DEVICE lk_srms_norm_thread lk_srms_norm_split_row(lk_srms_norm_thread at, const lk_srms_norm_input &in, int cols, int vec,
+                                                     int stop)
 {
-    if (!in.aligned) return {0, cols, 0};
-    const int past = lk_srms_norm_past(in, row, LK_VEC<T>);
-    const int head = min(-past & (LK_VEC<T> - 1), cols), vecs = (cols - head) / LK_VEC<T>;
-    return {head, cols - vecs * LK_VEC<T>, vecs};
+    constexpr int N = LK_VEC<T>;
+    int vecs = 0; /* where tensors are not aligned to each other all elements are single ones */
+    if (in.aligned) at.head = min(-lk_srms_norm_past(in, at.row, N) & (N - 1), cols), vecs = (cols - at.head) / N;
+    at.edge = cols - vecs * N, at.tail = vecs * N;
+    at.first = at.begin + at.head + vec * N, at.count = min(vecs, stop) - vec;
+    return at;
 }
-template <class T> LK_DEVICE int lk_srms_norm_edge(lk_srms_norm_split split, int i)
+template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
 {
-    return i < split.head ? i : split.vecs * LK_VEC<T> + i;
+    lk_srms_norm_thread at = {};
+    if (in.team_log2 >= 0) { /* several teams per block */
+        const int teams = (int)blockDim.x >> in.team_log2;
+        at.team = (int)threadIdx.x >> in.team_log2, at.size = 1 << in.team_log2, at.rank = (int)threadIdx.x & (at.size - 1);
+        at.row = (int64_t)blockIdx.x * teams + at.team, at.step = (int64_t)gridDim.x * teams;
+        return lk_srms_norm_split_row<T>(at, in, cols, at.rank, cols); /* in each branch: fewer registers than behind them */
+    }
+    const unsigned blocks = lk_cluster_nctarank();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    at.row = blockIdx.x / blocks, at.step = gridDim.x / blocks, at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
+    at.begin = min((int)lk_cluster_ctarank() * in.segment, cols), cols = min(cols - at.begin, in.segment);
+    return lk_srms_norm_split_row<T>(at, in, cols, warp * in.stretch + lane, (warp + 1) * in.stretch);
+}
+/* The column of single element i. */
+LK_DEVICE int lk_srms_norm_edge(const lk_srms_norm_thread &at, int i)
+{
+    return at.begin + (i < at.head ? i : at.tail + i);
+}
+
+/* The same for few rows: a block's threads hold a row, which starts and ends on 16 bytes. */
+#define LK_SRMS_NORM_FEW_VECS 2
+template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_few_thread(int cols)
+{
+    const int vec = (int)threadIdx.x / 32 * LK_SRMS_NORM_FEW_VECS * 32 + (int)threadIdx.x % 32;
+    lk_srms_norm_thread at = {};
+    at.row = blockIdx.x, at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
+    at.first = vec * LK_VEC<T>, at.count = cols / LK_VEC<T> - vec;
+    return at;
 }
 
 /* N elements of s = x + r from global memory. */
@@ -401,145 +418,98 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed)                                                                                 \
     ((packed) && (LK_ARCH == 900 || (LK_ARCH < 900 && sizeof(T) == 2)) ? 2 : 1)
 
-/* The kernels for few rows: vectors per thread, most threads per block, most blocks per SM; and a thread's first vector. */
-#define LK_SRMS_NORM_FEW_VECS 2
+/* The kernels for few rows: most threads per block, most blocks per SM. */
 #define LK_SRMS_NORM_FEW_THREADS 512
 #define LK_SRMS_NORM_FEW_BLOCKS 8
-LK_DEVICE int lk_srms_norm_first(void)
-{
-    return (int)threadIdx.x / 32 * LK_SRMS_NORM_FEW_VECS * 32 + (int)threadIdx.x % 32;
-}
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Writes N elements of a row; weight: of these elements, where a thread holds it. */
-template <class T, class R, int N>
+/* Writes N elements of a row. HELD: a weight, if there is one, is of T, and the thread holds these elements of it. */
+template <class T, class R, bool HELD, int N>
 LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col,
-                                        const lk_vec<T> *weight = NULL)
+                                        lk_vec<T> weight)
 {
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (N > 1) {
-        if (weight) lk_srms_norm_scale(s, *weight);
-    }
-    if (!weight) lk_srms_norm_apply_weight<T>(s, p.a.weight, p.in.weight_is_f32, col);
+    if constexpr (!HELD) lk_srms_norm_apply_weight<T>(s, p.a.weight, p.in.weight_is_f32, col);
+    else if (p.a.weight) lk_srms_norm_scale(s, weight);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
-/* A team owns a row. Each thread holds its first U vectors. It reads the others twice, and so the single elements at a row's
- * ends. WEIGHT: the weight is of T and on 16 bytes as the rows of x are, and a thread holds its vectors too: reading it behind
- * the sum is slower. For an f32 weight there are not enough registers. */
-template <class T, class R, bool PACKED, bool WEIGHT>
+/* MANY: any rows; a thread reads weight behind the sum. WEIGHED: the weight is of T and on 16 bytes as the rows of x are, and a
+ * thread holds its vectors too, since reading it behind the sum is slower; for an f32 weight there are not enough registers.
+ * FEW: few rows, whose time is latency. Rows start and end on 16 bytes, and a block's threads hold all of a row, and of weight
+ * as WEIGHED does. The code is short, since a block that has just started waits for its instructions. */
+enum { LK_SRMS_NORM_MANY, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW };
+
+/* A team owns a row. Each thread holds its first U vectors. All their loads start before it waits for one. It reads the other
+ * vectors twice, and so the single elements at a row's ends. */
+template <class T, class R, bool PACKED, int KIND>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_args &a = p.a;
+    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HELD = KIND != LK_SRMS_NORM_MANY;
+    constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HELD);
     const lk_srms_norm_input &in = p.in;
-    constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED && !WEIGHT), N = LK_VEC<T>;
-    const lk_srms_norm_thread at = lk_srms_norm_thread_of(in, (int)a.cols);
-    const int64_t row = at.row;
-    const bool owner = row < a.rows; /* lanes without a row still take part in the warp's reduction */
-    const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(in, row, at.cols) : lk_srms_norm_split{0, 0, 0};
-    const int first = at.begin + split.head, stop = min(split.vecs, at.stop);
-    lk_cluster_begin();
+    const lk_srms_norm_thread at =
+        FEW ? lk_srms_norm_few_thread<T>((int)p.a.cols) : lk_srms_norm_thread_of<T>(in, (int)p.a.cols);
+    const bool owner = FEW || at.row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
+    const int count = owner ? at.count : 0, edge = owner ? at.edge : 0;
+    if (!FEW) lk_cluster_begin();
     /* Larger teams are slower with a prefetch and an early start of the next kernel. On sm_80 the prefetch only spills. */
-    const bool early = LK_ARCH >= 900 && at.size <= 64;
-    if (early && at.vec < stop) {
-        lk_srms_norm_prefetch<T>(in.x, row, first + at.vec * N);
-        lk_srms_norm_prefetch<R>(in.r, row, first + at.vec * N);
+    const bool early = FEW || (LK_ARCH >= 900 && (in.team_log2 >= 0 || blockDim.x <= 64));
+    if (early && count > 0) {
+        lk_srms_norm_prefetch<T>(in.x, at.row, at.first);
+        lk_srms_norm_prefetch<R>(in.r, at.row, at.first);
+        if (FEW) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, at.first);
     }
     lk_griddepcontrol_wait();
     if (early) lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (WEIGHT) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, first + at.vec * N, stop - at.vec);
+    if (HELD) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, count);
     lk_srms_norm_held<T, PACKED> held[U];
-    lk_srms_norm_hold<T, R>(held, in, row, first + at.vec * N, stop - at.vec);
+    lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
     lk_srms_norm_total total = {};
     float s[N], one[1];
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (at.vec + u * 32 >= stop) break;
+        if (!FEW && u * 32 >= count) break; /* FEW takes fewer registers without it, the others more */
         lk_srms_norm_get<T>(s, &held[u]);
-        total.sum += lk_srms_norm_dot(s, s);
+        if (u * 32 < count) total.sum += lk_srms_norm_dot(s, s);
     }
-    for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
-        lk_srms_norm_load_s<T, R>(s, in, row, first + vec * N);
+    for (int i = U * 32; !FEW && i < count; i += 32) {
+        lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
         lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
     }
-    for (int i = at.rank; i < split.edge; i += at.size) {
-        lk_srms_norm_load_s<T, R>(one, in, row, at.begin + lk_srms_norm_edge<T>(split, i));
+    for (int i = at.rank; !FEW && i < edge; i += at.size) {
+        lk_srms_norm_load_s<T, R>(one, in, at.row, lk_srms_norm_edge(at, i));
         lk_srms_norm_add(&total, one[0] * one[0]);
     }
-    lk_cluster_ready();
+    if (!FEW) lk_cluster_ready();
     float sum[1] = {total.sum + total.chain};
-    lk_srms_norm_sum(in, sum, 0);
+    if (FEW) lk_sum_cluster<1, true>(sum, 0);
+    else lk_srms_norm_sum(in, sum, 0);
     if (!early) lk_griddepcontrol_launch_dependents();
 
-    const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, a.eps));
-    if (owner && at.begin == 0 && at.rank == 0 && a.rstd) a.rstd[row] = rstd;
+    const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, p.a.eps));
+    if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[at.row] = rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        const int vec = at.vec + u * 32;
-        if (vec >= stop) break;
-        lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N, WEIGHT ? weight[u] : NULL);
-    }
-    for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
-        lk_srms_norm_load_s<T, R>(s, in, row, first + vec * N);
-        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
-    }
-    for (int i = at.rank; i < split.edge; i += at.size) {
-        const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-        lk_srms_norm_load_s<T, R>(one, in, row, col);
-        lk_srms_norm_forward_put<T, R>(p, rstd, one, row, col);
-    }
-}
-
-/* Few rows, whose time is latency. A block owns a row. All loads of a thread start before it waits for one, and the code is
- * short, since a block that has just started waits for its instructions. Rows start and end on 16 bytes, weight is of type T on
- * 16 bytes, and the threads hold all vectors. */
-template <class T, class R>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
-    lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
-{
-    constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>;
-    const int64_t row = blockIdx.x;
-    const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
-    if (count > 0) {
-        lk_srms_norm_prefetch<T>(p.in.x, row, vec * N);
-        lk_srms_norm_prefetch<R>(p.in.r, row, vec * N);
-        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
-    }
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-
-    lk_vec<T> weight[U][1];
-    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_held<T, false> held[U];
-    lk_srms_norm_hold<T, R>(held, p.in, row, vec * N, count);
-    float sum[1] = {0.0f}, s[N];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        lk_srms_norm_get<T>(s, &held[u]);
-        if (u * 32 < count) sum[0] += lk_srms_norm_dot(s, s);
-    }
-    lk_sum_cluster<1, true>(sum, 0);
-
-    const float rstd = lk_rsqrt(fmaf(sum[0], p.in.inverse_cols, p.a.eps));
-    if (threadIdx.x == 0 && p.a.rstd) p.a.rstd[row] = rstd;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
-#pragma unroll
-        for (int j = 0; j < N; j++) s[j] *= rstd;
-        if (p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
-        if (p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        lk_srms_norm_forward_put<T, R, HELD>(p, rstd, s, at.row, at.first + u * 32 * N, weight[u][0]);
+    }
+    for (int i = U * 32; !FEW && i < count; i += 32) {
+        lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
+        lk_srms_norm_forward_put<T, R, false>(p, rstd, s, at.row, at.first + i * N, {});
+    }
+    for (int i = at.rank; !FEW && i < edge; i += at.size) {
+        const int col = lk_srms_norm_edge(at, i);
+        lk_srms_norm_load_s<T, R>(one, in, at.row, col);
+        lk_srms_norm_forward_put<T, R, false>(p, rstd, one, at.row, col, {});
     }
 }
 
@@ -708,16 +678,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
 {
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
-    const lk_srms_norm_thread at = lk_srms_norm_thread_of(p.in, (int)p.a.cols);
+    const lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
     const int stage_size = p.in.parts * U * 32;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
     float *partial = (float *)p.a.workspace; /* the team's row of it: a team's number is its first row */
     if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.in, at.row, N);
     lk_cluster_begin();
     float sums[WEIGHT ? U : 1][N] = {};
-    lk_srms_norm_split split = lk_srms_norm_split_row<T>(p.in, at.row, at.cols);
-    const int first = at.begin + split.head + at.vec * N, vecs = min(split.vecs, at.stop) - at.vec;
-    int count = at.row < p.a.rows ? vecs : 0;
+    const int first = at.first;
+    int count = at.row < p.a.rows ? at.count : 0, edge = at.edge;
     if (count > 0) {
         lk_srms_norm_prefetch<S>(p.in.x, at.row, first);
         lk_srms_norm_prefetch<T>(p.in.dy, at.row, first);
@@ -726,8 +695,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     if (WEIGHT && !FAST && p.a.dweight) { /* each thread the elements that it will add to */
-        for (int i = at.rank; i < split.edge; i += at.size) partial[at.begin + lk_srms_norm_edge<T>(split, i)] = 0.0f;
-        for (int i = U * 32; i < vecs; i += 32)
+        for (int i = at.rank; i < edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
+        for (int i = U * 32; i < at.count; i += 32)
             for (int j = 0; j < N; j++) partial[first + i * N + j] = 0.0f;
     }
     lk_srms_norm_fetch<T, R, S, U>(p.in, slots, at.row, first, count);
@@ -737,8 +706,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
     for (int u = 0; WEIGHT && FAST && u < U; u++)
         if (u * 32 < count && !p.in.weight_is_f32)
             weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + first + u * 32 * N);
-    const bool single = FAST && EDGES && at.rank < split.edge;
-    const int single_col = at.begin + lk_srms_norm_edge<T>(split, at.rank);
+    const bool single = FAST && EDGES && at.rank < edge;
+    const int single_col = lk_srms_norm_edge(at, at.rank);
     float single_weight[1] = {1.0f};
     if (WEIGHT && single) lk_srms_norm_apply_weight<T>(single_weight, p.a.weight, p.in.weight_is_f32, single_col);
     float single_sum = 0.0f;
@@ -749,7 +718,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
     int number = 0;
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, number++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        if (!owner) split.edge = count = 0;
+        if (!owner) edge = count = 0;
         const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
         if (WEIGHT) {
             const bool has_next = row + at.step < p.a.rows;
@@ -761,8 +730,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
         float sum[2] = {0.0f, 0.0f}, more[2];
         if (!FAST) { /* in short chains: see lk_srms_norm_total */
             lk_srms_norm_total total[2] = {};
-            for (int i = at.rank; i < split.edge; i += at.size) {
-                const int col = at.begin + lk_srms_norm_edge<T>(split, i);
+            for (int i = at.rank; i < edge; i += at.size) {
+                const int col = lk_srms_norm_edge(at, i);
                 lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, {}, NULL, 0, row, col);
                 lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
             }
@@ -807,13 +776,13 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
         if constexpr (!FAST) {
             for (int i = U * 32; i < count; i += 32)
                 lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
-            for (int i = at.rank; i < split.edge; i += at.size)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
+            for (int i = at.rank; i < edge; i += at.size)
+                lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, lk_srms_norm_edge(at, i));
         }
     }
     if (!WEIGHT || !p.a.dweight) return;
     if (single) partial[single_col] = single_sum;
-    count = vecs; /* a team without rows writes zeros */
+    count = at.count; /* a team without rows writes zeros */
 #pragma unroll
     for (int u = 0; WEIGHT && u < U; u++) {
         if (u * 32 >= count) break;
@@ -833,13 +802,14 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     const lk_srms_norm_input &in = p.in;
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
     const int64_t row = blockIdx.x;
-    const int vec = lk_srms_norm_first(), count = (int)a.cols / N - vec;
+    const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)a.cols);
+    const int first = at.first, count = at.count;
     if (count > 0) {
-        lk_srms_norm_prefetch<T>(in.dy, row, vec * N);
-        lk_srms_norm_prefetch<T>(in.x, row, vec * N);
-        lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, vec * N);
-        lk_srms_norm_prefetch<R>(in.r, row, vec * N);
-        lk_srms_norm_prefetch<R>(in.dr, row, vec * N);
+        lk_srms_norm_prefetch<T>(in.dy, row, first);
+        lk_srms_norm_prefetch<T>(in.x, row, first);
+        lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, first);
+        lk_srms_norm_prefetch<R>(in.r, row, first);
+        lk_srms_norm_prefetch<R>(in.dr, row, first);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
@@ -847,11 +817,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     lk_vec<T> weight[U][1], x[U][1], dy[U][1];
     lk_vec<R> r[U][PARTS], dr[U][PARTS];
     float rstd = a.rstd ? a.rstd[row] : 0.0f;
-    lk_srms_norm_load_raw(dy, in.dy, row, vec * N, count);
-    lk_srms_norm_load_raw(x, in.x, row, vec * N, count);
-    lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_load_raw(r, in.r, row, vec * N, count);
-    lk_srms_norm_load_raw(dr, in.dr, row, vec * N, count);
+    lk_srms_norm_load_raw(dy, in.dy, row, first, count);
+    lk_srms_norm_load_raw(x, in.x, row, first, count);
+    lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, first, count);
+    lk_srms_norm_load_raw(r, in.r, row, first, count);
+    lk_srms_norm_load_raw(dr, in.dr, row, first, count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
@@ -868,7 +838,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
     const float slope = sum[0] * rstd * in.inverse_cols * rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        const int col = (vec + u * 32) * N;
+        const int col = first + u * 32 * N;
         if (u * 32 >= count) break;
         float add[N] = {};
         if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
@@ -1075,12 +1045,15 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const 
     return l;
 }
 
-template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(bool held))(lk_srms_norm_plan)
+template <class T, class R>
+LK_HOST void (*lk_srms_norm_forward_choose(bool packed, bool held, bool few))(lk_srms_norm_plan)
 {
-    if constexpr (sizeof(T) == 2) {
-        if (held) return lk_srms_norm_forward_kernel<T, R, PACKED, true>;
-    }
-    return lk_srms_norm_forward_kernel<T, R, PACKED, false>;
+    constexpr bool PACKED = sizeof(T) == sizeof(R); /* where it can be */
+    constexpr int HELD = sizeof(T) == 2 ? LK_SRMS_NORM_WEIGHED : LK_SRMS_NORM_MANY;
+    if (few) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>;
+    if (packed) return held ? lk_srms_norm_forward_kernel<T, R, PACKED, HELD>
+                            : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_MANY>;
+    return held ? lk_srms_norm_forward_kernel<T, R, false, HELD> : lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_MANY>;
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1105,11 +1078,8 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     lk_srms_norm_plan plan = {a, l.in, 0, 0, 0, false};
     plan.in.weight_is_f32 = weight_is_f32;
     return lk_launch_pdl(op, &device,
-                         l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
-                         : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
-                         : packed       ? lk_srms_norm_forward_choose<T, T, true>(held)
-                         : other        ? lk_srms_norm_forward_choose<T, float, false>(held)
-                                        : lk_srms_norm_forward_choose<T, T, false>(held),
+                         other ? lk_srms_norm_forward_choose<T, float>(false, held, l.few)
+                               : lk_srms_norm_forward_choose<T, T>(packed, held, l.few),
                          l.grid, l.cluster, l.threads, 0, stream, plan);
 }
 
