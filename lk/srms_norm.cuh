@@ -390,6 +390,15 @@ template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, f
     for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
 }
 
+/* The first `count` of two. */
+LK_DEVICE void lk_srms_norm_sum_some(const lk_srms_norm_input &in, float (&v)[2], int count, int number)
+{
+    if (count == 2) return lk_srms_norm_sum(in, v, number);
+    float first[1] = {v[0]};
+    lk_srms_norm_sum(in, first, number);
+    v[0] = first[0];
+}
+
 /* A sum in short chains: in a long chain of similar terms, such as squares, rounding errors have one sign. */
 typedef struct {
     float sum, chain;
@@ -418,8 +427,7 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed)                                                                                 \
     ((packed) && (LK_ARCH == 900 || (LK_ARCH < 900 && sizeof(T) == 2)) ? 2 : 1)
 
-/* The kernels for few rows: most threads per block, most blocks per SM. */
-#define LK_SRMS_NORM_FEW_THREADS 512
+/* Most blocks per SM of the kernels for few rows. */
 #define LK_SRMS_NORM_FEW_BLOCKS 8
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
@@ -527,267 +535,289 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
+/* TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for dweight are in the
+ * workspace from the start. HELD: threads hold all elements, and those of a weight of T too; there is a dy; s is one tensor.
+ * EDGES: HELD, and there are single elements, at most one per thread. */
+enum { LK_SRMS_NORM_TWICE, LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES };
+
+/* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. */
+template <bool COPIED> struct lk_srms_norm_where {
+    int64_t row;
+    int col;
+    const uint4 *slot;
+};
+
 /* A row, as its threads see it. */
 typedef struct {
     int64_t number;
     float rstd, slope; /* slope: mean(g h) rstd */
 } lk_srms_norm_row;
 
-/* Starts the copies of a tensor's vectors into the lane's slots, from column col on, where `count` vectors are left. */
-template <class E, int N, int U>
-LK_DEVICE void lk_srms_norm_fetch_one(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, int col, int count)
+/* Starts the copies of a thread's first U vectors of a tensor into its slots. */
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
+    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS;
     if (!t.data) return;
-    const E *from = (const E *)t.data + row * t.stride + col;
+    const E *from = (const E *)t.data + row * t.stride + at.first;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (u * 32 >= count) break;
+        if (u * 32 >= at.count) break;
 #pragma unroll
         for (int i = 0; i < N / LK_VEC<E>; i++)
             lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
     }
 }
-template <class T, class R, class S, int U>
-LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_input &in, uint4 *slot, int64_t row, int col, int count)
+template <class T, class R>
+LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    lk_srms_norm_fetch_one<S, LK_VEC<T>, U>(in.x, slot, row, col, count);
-    lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(in.r, slot, row, col, count);
-    lk_srms_norm_fetch_one<T, LK_VEC<T>, U>(in.dy, slot, row, col, count);
-    lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(in.dr, slot, row, col, count);
+    lk_srms_norm_fetch<T, LK_VEC<T>>(in.x, slot, row, at);
+    lk_srms_norm_fetch<R, LK_VEC<T>>(in.r, slot, row, at);
+    lk_srms_norm_fetch<T, LK_VEC<T>>(in.dy, slot, row, at);
+    lk_srms_norm_fetch<R, LK_VEC<T>>(in.dr, slot, row, at);
 }
 
-/* N elements of a tensor: vector u of the lane's U slots; from global memory where U = 0. */
-template <class E, int U, int N>
-LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, const uint4 *slot, int u, int64_t row, int col)
+/* N elements of a tensor. */
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<false> where)
 {
-    if constexpr (U > 0) {
-        lk_vec<E> raw[N / LK_VEC<E>];
+    lk_srms_norm_load(x, (const E *)t.data + where.row * t.stride + where.col);
+}
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<true> where)
+{
+    lk_vec<E> raw[N / LK_VEC<E>];
 #pragma unroll
-        for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[((t.part + i) * U + u) * 32];
-        lk_srms_norm_unpack<E, N>(x, raw);
-    } else {
-        lk_srms_norm_load(x, (const E *)t.data + row * t.stride + col);
-    }
+    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
+    lk_srms_norm_unpack<E, N>(x, raw);
 }
 
 /* s and dy, N elements of each. */
-template <class T, class R, class S, bool FAST, int U, int N>
-LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in, const uint4 *slot, int u,
-                                     int64_t row, int col)
+template <class T, class R, int KIND, bool COPIED, int N>
+LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
+                                     lk_srms_norm_where<COPIED> where)
 {
-    if (FAST || in.dy.data) {
-        lk_srms_norm_get<T, U>(dy, in.dy, slot, u, row, col);
-    } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) dy[j] = 1.0f;
-    }
-    if constexpr (FAST) {
-        lk_srms_norm_get<S, U>(s, in.x, slot, u, row, col);
+    if constexpr (KIND != LK_SRMS_NORM_TWICE) {
+        lk_srms_norm_get<T>(dy, in.dy, where);
+        if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
+        else lk_srms_norm_get<R>(s, in.r, where);
     } else {
         float x[N];
 #pragma unroll
-        for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f;
-        if (in.r.data) lk_srms_norm_get<R, U>(s, in.r, slot, u, row, col);
-        if (in.x.data) lk_srms_norm_get<T, U>(x, in.x, slot, u, row, col);
+        for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
+        if (in.dy.data) lk_srms_norm_get<T>(dy, in.dy, where);
+        if (in.r.data) lk_srms_norm_get<R>(s, in.r, where);
+        if (in.x.data) lk_srms_norm_get<T>(x, in.x, where);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] += x[j];
     }
 }
 
-/* g times weight. A thread of FAST holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
+/* g times weight. A thread of HELD holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
  * registers. */
-template <class T, bool FAST, int N>
+template <class T, int KIND, int N>
 LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int col)
 {
-    if constexpr (FAST) {
+    if constexpr (KIND == LK_SRMS_NORM_TWICE) {
+        lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
+    } else {
         if (!p.in.weight_is_f32) return lk_srms_norm_scale(g, weight);
         lk_srms_norm_scale(g, (const float *)p.a.weight + col);
-    } else {
-        lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
     }
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
-template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
+template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], lk_vec<T> weight,
-                                          const uint4 *slot, int u, int64_t row, int col)
+                                          lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, S, FAST, U>(s, g, p.in, slot, u, row, col);
-    if (WEIGHT) lk_srms_norm_backward_weigh<T, FAST>(g, p, weight, col);
+    lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
+    if (WEIGHT) lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
+/* Writes N elements of ds. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_plan &p, int64_t row, int col, const float (&ds)[N])
+{
+    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, ds);
+    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, ds);
+}
+
 /* Writes N elements of a row, and adds their terms of dweight to sums. */
-template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N],
-                                         lk_vec<T> weight, const uint4 *slot, int u, int col)
+template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N], lk_vec<T> weight,
+                                         lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, S, FAST, U>(s, g, p.in, slot, u, row.number, col);
+    lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
     if (WEIGHT) {
 #pragma unroll
         for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<T, FAST>(g, p, weight, col);
+        lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
     if (p.in.dr.data) {
-        lk_srms_norm_get<R, U>(s, p.in.dr, slot, u, row.number, col);
+        lk_srms_norm_get<R>(s, p.in.dr, where);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] += s[j];
     }
-    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row.number * p.a.dx_stride + col, g);
-    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row.number * p.a.dresidual_stride + col, g);
+    lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
 }
 
-/* The same for elements that no thread holds. Their sums for dweight are in the team's row of the workspace. */
-template <class T, class R, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
+/* TWICE's elements that no thread holds: their sums as above, in short chains (see lk_srms_norm_total); and their part of the
+ * result. partial: the team's row of the workspace, with their sums for dweight. */
+template <class T, class R, bool WEIGHT>
+LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, float (&sum)[2], int64_t row, const lk_srms_norm_thread &at)
 {
+    float more[2];
+    lk_srms_norm_total total[2] = {};
+    for (int i = at.rank; i < at.edge; i += at.size) {
+        const lk_srms_norm_where<false> where = {row, lk_srms_norm_edge(at, i), NULL};
+        lk_srms_norm_backward_sums<T, R, WEIGHT, LK_SRMS_NORM_TWICE, 1>(p, more, {}, where);
+        lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
+    }
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32) {
+        const lk_srms_norm_where<false> where = {row, at.first + i * LK_VEC<T>, NULL};
+        lk_srms_norm_backward_sums<T, R, WEIGHT, LK_SRMS_NORM_TWICE, LK_VEC<T>>(p, more, {}, where);
+        lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
+    }
+    sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
+}
+template <class T, class R, bool WEIGHT, int N>
+LK_DEVICE void lk_srms_norm_rest_put_one(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
+{
+    const lk_srms_norm_where<false> where = {row.number, col, NULL};
     float sums[N];
 #pragma unroll
     for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, T, WEIGHT, false, N, 0>(p, row, sums, {}, NULL, 0, col);
+    lk_srms_norm_backward_put<T, R, WEIGHT, LK_SRMS_NORM_TWICE>(p, row, sums, {}, where);
 #pragma unroll
     for (int j = 0; j < N; j++)
         if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
 }
+template <class T, class R, bool WEIGHT>
+LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial,
+                                     const lk_srms_norm_thread &at)
+{
+    constexpr int N = LK_VEC<T>;
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
+        lk_srms_norm_rest_put_one<T, R, WEIGHT, N>(p, row, partial, at.first + i * N);
+    for (int i = at.rank; i < at.edge; i += at.size)
+        lk_srms_norm_rest_put_one<T, R, WEIGHT, 1>(p, row, partial, lk_srms_norm_edge(at, i));
+}
 
-/* A thread's single element of a row. */
+/* The thread's single element of a row of EDGES. */
 typedef struct {
     float s, dy, dr;
 } lk_srms_norm_single;
 
-template <class T, class R, class S>
+template <class T, class R>
 LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input &in, int64_t row, int col)
 {
-    return {lk_to_float(((const S *)in.x.data)[row * in.x.stride + col]),
-            lk_to_float(((const T *)in.dy.data)[row * in.dy.stride + col]),
-            in.dr.data ? lk_to_float(((const R *)in.dr.data)[row * in.dr.stride + col]) : 0.0f};
+    const lk_srms_norm_where<false> where = {row, col, NULL};
+    float s[1], dy[1], dr[1] = {0.0f};
+    lk_srms_norm_get_both<T, R, LK_SRMS_NORM_EDGES>(s, dy, in, where);
+    if (in.dr.data) lk_srms_norm_get<R>(dr, in.dr, where);
+    return {s[0], dy[0], dr[0]};
 }
 
-/* A team owns a row; with WEIGHT (there is weight or dweight) it owns every step-th row, in which its vectors are at the same
- * columns. FAST: threads hold all elements, and those of a weight of T too; there is a dy; s has one source, of type S. EDGES:
- * there are single elements too, at most one per thread. Without FAST a thread reads single elements, and vectors beyond its
- * first U, twice; their sums for dweight are in the workspace from the start. */
-template <class T, class R, class S, bool WEIGHT, bool FAST, bool EDGES>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2 : 1)
+/* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, in which its vectors are at the same
+ * columns, and copies its next row while it works on this one. */
+template <class T, class R, bool WEIGHT, int KIND>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == LK_SRMS_NORM_TWICE ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
+    constexpr bool TWICE = KIND == LK_SRMS_NORM_TWICE;
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
-    const lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
-    const int stage_size = p.in.parts * U * 32;
+    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
+    const int stage_size = p.in.parts * U * 32, vecs = at.count;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
     float *partial = (float *)p.a.workspace; /* the team's row of it: a team's number is its first row */
     if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.in, at.row, N);
-    lk_cluster_begin();
     float sums[WEIGHT ? U : 1][N] = {};
-    const int first = at.first;
-    int count = at.row < p.a.rows ? at.count : 0, edge = at.edge;
-    if (count > 0) {
-        lk_srms_norm_prefetch<S>(p.in.x, at.row, first);
-        lk_srms_norm_prefetch<T>(p.in.dy, at.row, first);
-        lk_srms_norm_prefetch<R>(p.in.dr, at.row, first);
+    lk_cluster_begin();
+    if (at.row >= p.a.rows) at.count = 0;
+    if (at.count > 0) {
+        lk_srms_norm_prefetch<T>(p.in.x, at.row, at.first);
+        lk_srms_norm_prefetch<R>(p.in.r, at.row, at.first);
+        lk_srms_norm_prefetch<T>(p.in.dy, at.row, at.first);
+        lk_srms_norm_prefetch<R>(p.in.dr, at.row, at.first);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (WEIGHT && !FAST && p.a.dweight) { /* each thread the elements that it will add to */
-        for (int i = at.rank; i < edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
-        for (int i = U * 32; i < at.count; i += 32)
-            for (int j = 0; j < N; j++) partial[first + i * N + j] = 0.0f;
+    if (WEIGHT && TWICE && p.a.dweight) { /* each thread the elements that it will add to */
+        for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
+        for (int i = U * 32; i < vecs; i += 32)
+            for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
     }
-    lk_srms_norm_fetch<T, R, S, U>(p.in, slots, at.row, first, count);
+    lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
     lk_cp_async_commit_group();
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
 #pragma unroll
-    for (int u = 0; WEIGHT && FAST && u < U; u++)
-        if (u * 32 < count && !p.in.weight_is_f32)
-            weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + first + u * 32 * N);
-    const bool single = FAST && EDGES && at.rank < edge;
+    for (int u = 0; WEIGHT && !TWICE && u < U; u++)
+        if (u * 32 < at.count && !p.in.weight_is_f32)
+            weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + at.first + u * 32 * N);
+    const bool single = KIND == LK_SRMS_NORM_EDGES && at.rank < at.edge;
     const int single_col = lk_srms_norm_edge(at, at.rank);
-    float single_weight[1] = {1.0f};
+    float single_weight[1] = {1.0f}, single_sum = 0.0f;
     if (WEIGHT && single) lk_srms_norm_apply_weight<T>(single_weight, p.a.weight, p.in.weight_is_f32, single_col);
-    float single_sum = 0.0f;
     lk_srms_norm_single one = {}, next = {};
-    if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R, S>(p.in, at.row, single_col);
+    if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R>(p.in, at.row, single_col);
     lk_cluster_ready();
 
     int number = 0;
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, number++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        if (!owner) edge = count = 0;
+        if (!owner) at.edge = at.count = 0;
         const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
         if (WEIGHT) {
             const bool has_next = row + at.step < p.a.rows;
-            if (has_next) lk_srms_norm_fetch<T, R, S, U>(p.in, slots + (~number & 1) * stage_size, row + at.step, first, count);
-            if (single && has_next) next = lk_srms_norm_load_single<T, R, S>(p.in, row + at.step, single_col);
+            if (has_next) lk_srms_norm_fetch_row<T, R>(p.in, slots + (~number & 1) * stage_size, row + at.step, at);
+            if (single && has_next) next = lk_srms_norm_load_single<T, R>(p.in, row + at.step, single_col);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if (!FAST) { /* in short chains: see lk_srms_norm_total */
-            lk_srms_norm_total total[2] = {};
-            for (int i = at.rank; i < edge; i += at.size) {
-                const int col = lk_srms_norm_edge(at, i);
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, {}, NULL, 0, row, col);
-                lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
-            }
-            for (int i = U * 32; i < count; i += 32) {
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, N, 0>(p, more, {}, NULL, 0, row, first + i * N);
-                lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
-            }
-            sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
-        }
+        if (TWICE) lk_srms_norm_rest_sums<T, R, WEIGHT>(p, sum, row, at);
         if (single) sum[0] = one.s * (one.dy * single_weight[0]), sum[1] = one.s * one.s;
         lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (u * 32 >= count) break;
-            const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
-            lk_srms_norm_backward_sums<T, R, S, WEIGHT, FAST, N, U>(p, more, weights[w], slot, u, row, col);
+            if (u * 32 >= at.count) break;
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, slot + u * 32};
+            lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, N>(p, more, weights[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
-        if (p.a.rstd) {
-            float weighted[1] = {sum[0]};
-            lk_srms_norm_sum(p.in, weighted, number);
-            sum[0] = weighted[0];
-        } else {
-            lk_srms_norm_sum(p.in, sum, number);
-        }
+        lk_srms_norm_sum_some(p.in, sum, p.a.rstd ? 1 : 2, number);
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.in.inverse_cols, p.a.eps));
         here.slope = sum[0] * here.rstd * p.in.inverse_cols * here.rstd;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (u * 32 >= count) break;
-            const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
-            lk_srms_norm_backward_put<T, R, S, WEIGHT, FAST, N, U>(p, here, sums[w], weights[w], slot, u, col);
+            if (u * 32 >= at.count) break;
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, slot + u * 32};
+            lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, here, sums[WEIGHT ? u : 0], weights[WEIGHT ? u : 0], where);
         }
         if (single && owner) {
             single_sum = fmaf(one.dy * here.rstd, one.s, single_sum);
-            float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight[0]) + one.dr};
-            if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + single_col, ds);
-            if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + single_col, ds);
+            const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight[0]) + one.dr};
+            lk_srms_norm_backward_store<T, R>(p, row, single_col, ds);
             one = next;
         }
-        if constexpr (!FAST) {
-            for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
-            for (int i = at.rank; i < edge; i += at.size)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, lk_srms_norm_edge(at, i));
-        }
+        if (TWICE) lk_srms_norm_rest_put<T, R, WEIGHT>(p, here, partial, at);
     }
     if (!WEIGHT || !p.a.dweight) return;
     if (single) partial[single_col] = single_sum;
-    count = at.count; /* a team without rows writes zeros */
 #pragma unroll
-    for (int u = 0; WEIGHT && u < U; u++) {
-        if (u * 32 >= count) break;
+    for (int u = 0; WEIGHT && u < U; u++) { /* a team without rows writes zeros */
+        if (u * 32 >= vecs) break;
         const float(&sum)[N] = sums[WEIGHT ? u : 0];
-        float *to = partial + first + u * 32 * N;
+        float *to = partial + at.first + u * 32 * N;
 #pragma unroll
         for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
     }
@@ -795,33 +825,31 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2
 
 /* Few rows, as in forward, without dweight. */
 template <class T, class R>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_args &a = p.a;
-    const lk_srms_norm_input &in = p.in;
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
-    const int64_t row = blockIdx.x;
-    const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)a.cols);
-    const int first = at.first, count = at.count;
-    if (count > 0) {
-        lk_srms_norm_prefetch<T>(in.dy, row, first);
-        lk_srms_norm_prefetch<T>(in.x, row, first);
-        lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, first);
-        lk_srms_norm_prefetch<R>(in.r, row, first);
-        lk_srms_norm_prefetch<R>(in.dr, row, first);
+    const lk_srms_norm_input &in = p.in;
+    const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)p.a.cols);
+    const int64_t row = at.row;
+    if (at.count > 0) {
+        lk_srms_norm_prefetch<T>(in.dy, row, at.first);
+        lk_srms_norm_prefetch<T>(in.x, row, at.first);
+        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, at.first);
+        lk_srms_norm_prefetch<R>(in.r, row, at.first);
+        lk_srms_norm_prefetch<R>(in.dr, row, at.first);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1], x[U][1], dy[U][1];
     lk_vec<R> r[U][PARTS], dr[U][PARTS];
-    float rstd = a.rstd ? a.rstd[row] : 0.0f;
-    lk_srms_norm_load_raw(dy, in.dy, row, first, count);
-    lk_srms_norm_load_raw(x, in.x, row, first, count);
-    lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, first, count);
-    lk_srms_norm_load_raw(r, in.r, row, first, count);
-    lk_srms_norm_load_raw(dr, in.dr, row, first, count);
+    float rstd = p.a.rstd ? p.a.rstd[row] : 0.0f;
+    lk_srms_norm_load_raw(dy, in.dy, row, at.first, at.count);
+    lk_srms_norm_load_raw(x, in.x, row, at.first, at.count);
+    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, at.count);
+    lk_srms_norm_load_raw(r, in.r, row, at.first, at.count);
+    lk_srms_norm_load_raw(dr, in.dr, row, at.first, at.count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
@@ -829,23 +857,21 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
         if (in.dy.data) lk_unpack(g[u], dy[u][0]);
-        if (a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
-        if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
+        if (p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (u * 32 < at.count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
 
-    if (!a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, a.eps));
+    if (!p.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, p.a.eps));
     const float slope = sum[0] * rstd * in.inverse_cols * rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        const int col = first + u * 32 * N;
-        if (u * 32 >= count) break;
+        if (u * 32 >= at.count) break;
         float add[N] = {};
         if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        if (a.dx) lk_srms_norm_store((T *)a.dx + row * a.dx_stride + col, g[u]);
-        if (a.dresidual) lk_srms_norm_store((R *)a.dresidual + row * a.dresidual_stride + col, g[u]);
+        lk_srms_norm_backward_store<T, R>(p, row, at.first + u * 32 * N, g[u]);
     }
 }
 
@@ -1006,7 +1032,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const 
     l.edges = in->offset || in->offset_step || cols % N;
     const int64_t units = in->aligned ? lk_ceil_div(cols, N) : cols;
     l.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
-    if (path == LK_SRMS_NORM_AUTO && in->aligned && !l.edges && l.threads <= LK_SRMS_NORM_FEW_THREADS &&
+    if (path == LK_SRMS_NORM_AUTO && in->aligned && !l.edges && l.threads <= LK_SRMS_NORM_THREADS &&
         rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * l.threads <= (int64_t)traits.few * device->sms) {
         l.few = true, l.grid = rows;
         return l;
@@ -1118,23 +1144,24 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *devic
                       (l.in.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l.in.team_log2);
     const bool one = !l.in.x.data || !l.in.r.data; /* source of s */
     plan->fast = held && a->dy && one && (!weight || a->weight);
-    if (plan->fast && !plan->in.x.data) plan->in.x = plan->in.r, plan->in.r.data = NULL;
+    if (plan->fast && !plan->in.x.data && !lk_srms_norm_other<T>(a->residual_dtype))
+        plan->in.x = plan->in.r, plan->in.r.data = NULL; /* of the same type */
     return l;
 }
 
-template <class T, class R, class S>
-LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_plan &p,
-                                            const lk_srms_norm_layout &l))(lk_srms_norm_plan)
+template <class T, class R, bool WEIGHT>
+LK_HOST void (*lk_srms_norm_backward_kind(bool fast, bool edges))(lk_srms_norm_plan)
 {
-    const lk_srms_norm_args &a = p.a;
-    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
-    if (a.weight || a.dweight)
-        return !p.fast   ? lk_srms_norm_backward_kernel<T, R, T, true, false, false>
-               : l.edges ? lk_srms_norm_backward_kernel<T, R, S, true, true, true>
-                         : lk_srms_norm_backward_kernel<T, R, S, true, true, false>;
-    return !p.fast   ? lk_srms_norm_backward_kernel<T, R, T, false, false, false>
-           : l.edges ? lk_srms_norm_backward_kernel<T, R, S, false, true, true>
-                     : lk_srms_norm_backward_kernel<T, R, S, false, true, false>;
+    return !fast   ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_TWICE>
+           : edges ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_EDGES>
+                   : lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_HELD>;
+}
+template <class T, class R>
+LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_plan &p, const lk_srms_norm_layout &l))(lk_srms_norm_plan)
+{
+    return l.few                       ? lk_srms_norm_backward_few_kernel<T, R>
+           : p.a.weight || p.a.dweight ? lk_srms_norm_backward_kind<T, R, true>(p.fast, l.edges)
+                                       : lk_srms_norm_backward_kind<T, R, false>(p.fast, l.edges);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1155,9 +1182,8 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     const bool other = lk_srms_norm_other<T>(a.residual_dtype);
     if (!status && a.rows > 0)
         status = lk_launch_blocks(op, pdl,
-                                  !other           ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
-                                  : a.residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
-                                                   : lk_srms_norm_backward_choose<T, float, T>(plan, l),
+                                  other ? lk_srms_norm_backward_choose<T, float>(plan, l)
+                                        : lk_srms_norm_backward_choose<T, T>(plan, l),
                                   l.grid, l.cluster, l.threads, l.smem, stream, plan);
     if (status || !a.dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a.dweight_dtype);
