@@ -122,7 +122,6 @@ typedef struct {
 
 /* N elements of type E: one, or LK_VEC<T>, in one 16-byte access, or in two where E is float and T has 16 bits. The caches may
  * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
-template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
 {
 #pragma unroll
@@ -138,6 +137,7 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[
 #pragma unroll
     for (int i = 0; i < N; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<E>);
 }
+template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
 {
     lk_vec<E> raw[N / LK_VEC<E>];
@@ -232,7 +232,6 @@ typedef struct {
                          as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
     int64_t pitch;
     int vec;          /* LK_VEC<T> */
-    bool fast;        /* see the kernel of backward */
 } lk_srms_norm_plan;
 
 /* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
@@ -330,10 +329,10 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
     for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
-/* Prefetches column col of a row into the L2, before loads are allowed. */
-template <class E> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_tensor &t, int64_t row, int col)
+/* Prefetches the first vector of a thread's first row into the L2, before loads are allowed. */
+template <class E> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_tensor &t, const lk_srms_norm_thread &at)
 {
-    if (t.data) lk_prefetch_l2((const E *)t.data + row * t.stride + col);
+    if (t.data) lk_prefetch_l2((const E *)t.data + at.row * t.stride + at.first);
 }
 
 /* Loads U vectors per thread, every 32nd from column col on, where `count` vectors are left. */
@@ -382,21 +381,16 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const l
     for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(held[u].s, in, x[u], r[u]);
 }
 
-/* The sums over a row's team; number: as in lk_sum_cluster. */
-template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, float (&v)[N], int number)
+/* The sums over a row's team; number: as in lk_sum_cluster. alone: the first of two alone. */
+template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, float (&v)[N], int number, bool alone = false)
 {
+    if constexpr (N == 2) {
+        float first[1] = {v[0]};
+        if (alone) return lk_srms_norm_sum(in, first, number), (void)(v[0] = first[0]);
+    }
     if (in.team_log2 < 0) return lk_sum_cluster(v, number);
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
-}
-
-/* The first `count` of two. */
-LK_DEVICE void lk_srms_norm_sum_some(const lk_srms_norm_input &in, float (&v)[2], int count, int number)
-{
-    if (count == 2) return lk_srms_norm_sum(in, v, number);
-    float first[1] = {v[0]};
-    lk_srms_norm_sum(in, first, number);
-    v[0] = first[0];
 }
 
 /* A sum in short chains: in a long chain of similar terms, such as squares, rounding errors have one sign. */
@@ -469,9 +463,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     /* Larger teams are slower with a prefetch and an early start of the next kernel. On sm_80 the prefetch only spills. */
     const bool early = FEW || (LK_ARCH >= 900 && (in.team_log2 >= 0 || blockDim.x <= 64));
     if (early && count > 0) {
-        lk_srms_norm_prefetch<T>(in.x, at.row, at.first);
-        lk_srms_norm_prefetch<R>(in.r, at.row, at.first);
-        if (FEW) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, at.first);
+        lk_srms_norm_prefetch<T>(in.x, at);
+        lk_srms_norm_prefetch<R>(in.r, at);
+        if (FEW) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, at);
     }
     lk_griddepcontrol_wait();
     if (early) lk_griddepcontrol_launch_dependents();
@@ -668,8 +662,15 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_nor
     lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
 }
 
-/* TWICE's elements that no thread holds: their sums as above, in short chains (see lk_srms_norm_total); and their part of the
- * result. partial: the team's row of the workspace, with their sums for dweight. */
+/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with their sums for dweight, which each
+ * thread clears for the elements that it will add to; vecs: its vectors, whether its team has a row or not. Then their sums as
+ * above, in short chains (see lk_srms_norm_total), and their part of the result. */
+template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, int vecs, const lk_srms_norm_thread &at)
+{
+    for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < vecs; i += 32)
+        for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
+}
 template <class T, class R, bool WEIGHT>
 LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, float (&sum)[2], int64_t row, const lk_srms_norm_thread &at)
 {
@@ -743,18 +744,14 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
     lk_cluster_begin();
     if (at.row >= p.a.rows) at.count = 0;
     if (at.count > 0) {
-        lk_srms_norm_prefetch<T>(p.in.x, at.row, at.first);
-        lk_srms_norm_prefetch<R>(p.in.r, at.row, at.first);
-        lk_srms_norm_prefetch<T>(p.in.dy, at.row, at.first);
-        lk_srms_norm_prefetch<R>(p.in.dr, at.row, at.first);
+        lk_srms_norm_prefetch<T>(p.in.x, at);
+        lk_srms_norm_prefetch<R>(p.in.r, at);
+        lk_srms_norm_prefetch<T>(p.in.dy, at);
+        lk_srms_norm_prefetch<R>(p.in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (WEIGHT && TWICE && p.a.dweight) { /* each thread the elements that it will add to */
-        for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
-        for (int i = U * 32; i < vecs; i += 32)
-            for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
-    }
+    if (WEIGHT && TWICE && p.a.dweight) lk_srms_norm_rest_clear<N>(partial, vecs, at);
     lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
     lk_cp_async_commit_group();
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
@@ -793,7 +790,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
             lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, N>(p, more, weights[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
-        lk_srms_norm_sum_some(p.in, sum, p.a.rstd ? 1 : 2, number);
+        lk_srms_norm_sum(p.in, sum, number, p.a.rstd);
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.in.inverse_cols, p.a.eps));
         here.slope = sum[0] * here.rstd * p.in.inverse_cols * here.rstd;
@@ -833,11 +830,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)p.a.cols);
     const int64_t row = at.row;
     if (at.count > 0) {
-        lk_srms_norm_prefetch<T>(in.dy, row, at.first);
-        lk_srms_norm_prefetch<T>(in.x, row, at.first);
-        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, at.first);
-        lk_srms_norm_prefetch<R>(in.r, row, at.first);
-        lk_srms_norm_prefetch<R>(in.dr, row, at.first);
+        lk_srms_norm_prefetch<T>(in.dy, at);
+        lk_srms_norm_prefetch<T>(in.x, at);
+        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, at);
+        lk_srms_norm_prefetch<R>(in.r, at);
+        lk_srms_norm_prefetch<R>(in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
@@ -989,23 +986,28 @@ typedef struct {
 
 /* A launch: one row per team. */
 typedef struct {
-    lk_srms_norm_input in;
+    lk_srms_norm_plan plan;
     int threads, cluster;
     int64_t grid;
-    bool edges, few; /* edges: rows have single elements at their ends; few: by the kernel for few rows */
+    bool edges, few, fast; /* edges: rows have single elements at their ends; few: by the kernel for few rows; fast: backward's
+                              threads hold all elements */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
 /* Most bytes of shared memory per block; every architecture has that many. */
 #define LK_SRMS_NORM_SMEM (92 * 1024)
 
-/* Fills in the input, and divides the rows among teams; N is LK_VEC<T>. */
-LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const lk_srms_norm_args *a, int N,
-                                                 lk_srms_norm_traits traits, const lk_srms_norm_table &table)
+/* Divides the rows among teams. a: checked. */
+template <class T>
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srms_norm_args *a, bool backward,
+                                                 lk_srms_norm_traits traits)
 {
+    constexpr int N = LK_VEC<T>;
     lk_srms_norm_layout l = {};
-    l.cluster = 1;
-    lk_srms_norm_input *in = &l.in;
+    l.plan.a = *a, l.plan.vec = N, l.cluster = 1;
+    const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
+    lk_srms_norm_input *in = &l.plan.in;
+    in->weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
     lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
     in->inverse_cols = 1.0f / (float)a->cols;
     in->aligned = 1;
@@ -1100,52 +1102,48 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, LK_SRMS_NORM_THREADS, 128, 0,
                                         plain ? 2048 : 0};
-    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, &a, LK_VEC<T>, traits, lk_srms_norm_tensors<T>(&a, false));
-    lk_srms_norm_plan plan = {a, l.in, 0, 0, 0, false};
-    plan.in.weight_is_f32 = weight_is_f32;
+    const lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(&device, &a, false, traits);
     return lk_launch_pdl(op, &device,
                          other ? lk_srms_norm_forward_choose<T, float>(false, held, l.few)
                                : lk_srms_norm_forward_choose<T, T>(packed, held, l.few),
-                         l.grid, l.cluster, l.threads, 0, stream, plan);
+                         l.grid, l.cluster, l.threads, 0, stream, l.plan);
 }
 
-/* The launch for checked arguments; fills in the plan except for its arguments. */
-template <class T>
-LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a,
-                                                          lk_srms_norm_plan *plan)
+/* The launch for checked arguments. */
+template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
     const int few = a->dweight || weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 256; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
-    lk_srms_norm_layout l = lk_srms_norm_lay_out(device, a, N, traits, lk_srms_norm_tensors<T>(a, true));
-    l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l.in.parts * l.threads);
+    lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
+    lk_srms_norm_plan *const plan = &l.plan;
+    lk_srms_norm_input *const in = &plan->in;
+    l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * l.threads);
     if (weight && !l.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
-        plan->vec = N, plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
+        plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
         const int64_t room = 220 * 1024 / ((int64_t)l.smem + 5 * 1024);
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l.threads;
         const int64_t most = (resident < room ? resident : room) * device->sms;
         const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
-        const int64_t teams = l.in.team_log2 < 0 ? 1 : l.threads >> l.in.team_log2;
+        const int64_t teams = in->team_log2 < 0 ? 1 : l.threads >> in->team_log2;
         int64_t blocks = l.grid / l.cluster;
         if (l.grid > most) blocks = lk_ceil_div(most, l.cluster);
         if (blocks * teams > cap) blocks = cap / teams; /* at most 64 MiB and two rows */
-        const int64_t period = l.in.offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
-        if (blocks * teams < a->rows && blocks < period) l.in.aligned = 0;
+        const int64_t period = in->offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
+        if (blocks * teams < a->rows && blocks < period) in->aligned = 0;
         else if (blocks * teams < a->rows) blocks -= blocks % period;
         l.grid = blocks * l.cluster;
         plan->partials = blocks * teams;
         if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
     }
-    plan->in = l.in;
-    plan->in.weight_is_f32 = weight_is_f32;
-    const bool held = !l.few && l.in.aligned && l.in.stretch <= 32 * vecs &&
-                      (l.in.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l.in.team_log2);
-    const bool one = !l.in.x.data || !l.in.r.data; /* source of s */
-    plan->fast = held && a->dy && one && (!weight || a->weight);
-    if (plan->fast && !plan->in.x.data && !lk_srms_norm_other<T>(a->residual_dtype))
-        plan->in.x = plan->in.r, plan->in.r.data = NULL; /* of the same type */
+    const bool held = !l.few && in->aligned && in->stretch <= 32 * vecs &&
+                      (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
+    const bool one = !in->x.data || !in->r.data; /* source of s */
+    l.fast = held && a->dy && one && (!weight || a->weight);
+    if (l.fast && !in->x.data && !lk_srms_norm_other<T>(a->residual_dtype))
+        in->x = in->r, in->r.data = NULL; /* of the same type */
     return l;
 }
 
@@ -1157,11 +1155,12 @@ LK_HOST void (*lk_srms_norm_backward_kind(bool fast, bool edges))(lk_srms_norm_p
                    : lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_HELD>;
 }
 template <class T, class R>
-LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_plan &p, const lk_srms_norm_layout &l))(lk_srms_norm_plan)
+LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
 {
-    return l.few                       ? lk_srms_norm_backward_few_kernel<T, R>
-           : p.a.weight || p.a.dweight ? lk_srms_norm_backward_kind<T, R, true>(p.fast, l.edges)
-                                       : lk_srms_norm_backward_kind<T, R, false>(p.fast, l.edges);
+    const lk_srms_norm_args &a = l.plan.a;
+    return l.few                   ? lk_srms_norm_backward_few_kernel<T, R>
+           : a.weight || a.dweight ? lk_srms_norm_backward_kind<T, R, true>(l.fast, l.edges)
+                                   : lk_srms_norm_backward_kind<T, R, false>(l.fast, l.edges);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1172,23 +1171,21 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     lk_status status = lk_srms_norm_check<T>(op, args, true, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    lk_srms_norm_plan plan = {a, {}, 0, 0, 0, false};
-    const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
+    const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)l.workspace};
     status = lk_check_workspace(op, a.workspace, a.workspace_bytes, l.workspace);
     if (!status) status = lk_check_allocations(op, &workspace, 1);
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
-    const bool pdl = device.arch >= 90 && (plan.partials == 0 || a.rows <= 4 * plan.partials);
+    const bool pdl = device.arch >= 90 && (l.plan.partials == 0 || a.rows <= 4 * l.plan.partials);
     const bool other = lk_srms_norm_other<T>(a.residual_dtype);
     if (!status && a.rows > 0)
         status = lk_launch_blocks(op, pdl,
-                                  other ? lk_srms_norm_backward_choose<T, float>(plan, l)
-                                        : lk_srms_norm_backward_choose<T, T>(plan, l),
-                                  l.grid, l.cluster, l.threads, l.smem, stream, plan);
+                                  other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
+                                  l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
     if (status || !a.dweight) return status;
     const bool f32 = lk_srms_norm_other<T>(a.dweight_dtype);
     return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
-                         lk_ceil_div(a.cols, 32), 1, 1024, 0, stream, plan);
+                         lk_ceil_div(a.cols, 32), 1, 1024, 0, stream, l.plan);
 }
 
 /* No workspace. */
@@ -1227,9 +1224,8 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */
             a.dresidual = which & 8 ? address + 4096 + (shift == 1 ? residual : 0) : NULL;
         }
-        lk_srms_norm_plan plan = {};
-        const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
-        if (l.workspace > most) most = l.workspace;
+        const size_t needed = lk_srms_norm_backward_lay_out<T>(&device, &a).workspace;
+        if (needed > most) most = needed;
     }
     if (bytes) *bytes = most;
     return LK_OK;
