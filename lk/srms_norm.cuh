@@ -27,8 +27,8 @@
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without dweight it
  *            answers 0 and needs no device.
  * Options    residual, weight, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
- *            residual, residual_out, their gradients, weight and dweight may be float beside 16-bit x and y. Strides of 0 mean
- *            packed, so an expanded tensor must be copied first.
+ *            residual(_out) and its gradients may be float beside 16-bit x and y; weight and dweight may be of any type.
+ *            Strides of 0 mean packed, so an expanded tensor must be copied first.
  * Numerics   Sums, s and rstd are float. Every output is rounded once. Forward's y and rstd come from the unrounded s. So do
  *            backward's results where s is x + residual; where it is given residual_out they come from that, as it is stored.
  *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24; dx 16 * 2^-24 of the sum of its
@@ -93,8 +93,8 @@ typedef struct {
     int64_t dresidual_stride;     /* B             likewise; 0 where dresidual is dresidual_out: that tensor's */
     float eps;                    /* F B           finite, at least 0; there is no default; B: not used where rstd is given */
     int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual(_out) and gradients */
-    int weight_dtype;             /* F B           LK_DTYPE_*: T or f32; 0 means T */
-    int dweight_dtype;            /* B             LK_DTYPE_*: T or f32; 0 means T, also where weight is f32 */
+    int weight_dtype;             /* F B           LK_DTYPE_*; 0 means T */
+    int dweight_dtype;            /* B             LK_DTYPE_*; 0 means T, whatever weight is */
     int accumulate;               /* B             not 0: the new dweight is added to the old one; 0: it replaces it */
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
 } lk_srms_norm_args;
@@ -103,12 +103,14 @@ typedef struct {
  *   LK_ERR_NULL       x is NULL, in backward residual_out too; all outputs are NULL
  *   LK_ERR_SHAPE      rows or cols out of range; a stride that is not 0 and below cols; a tensor of more than 2^62 elements
  *                     with its gaps
- *   LK_ERR_VALUE      eps is negative or not finite; a dtype is neither T nor f32; path is none of the enum
+ *   LK_ERR_VALUE      eps is negative or not finite; residual_dtype is neither T nor f32; another dtype or path is none of its
+ *                     enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
  *   LK_ERR_WORKSPACE  dweight is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a
- * multiple of 16 bytes. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple of 16 bytes. */
+ * multiple of 16 bytes, and a weight of 16 bits beside f32. A weight of T is fastest. backward is fastest where dy is given, s
+ * comes from one tensor, a weight is of T or f32, and a row is a multiple of 16 bytes. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -171,7 +173,7 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_scale_wide(float (&x)[N], 
 }
 template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
 {
-    if constexpr (N > 1) {
+    if constexpr (N % LK_VEC<E> == 0) { /* not 16-bit elements beside vectors of f32 */
         if ((uintptr_t)weight % 16 == 0) return lk_srms_norm_scale_wide(x, weight);
     }
 #pragma unroll
@@ -195,12 +197,6 @@ template <class T> LK_DEVICE void lk_srms_norm_scale(float (&x)[LK_VEC<T>], lk_v
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) x[j] *= w[j];
 }
-template <class T, int N> LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const void *weight, int is_f32, int col)
-{
-    if (weight && is_f32) lk_srms_norm_scale(x, (const float *)weight + col);
-    else if (weight) lk_srms_norm_scale(x, (const T *)weight + col);
-}
-
 /* A tensor that a kernel reads; data NULL: there is none. part: the number of 16-byte parts of a vector before its own, where a
  * thread holds the vectors of all tensors in shared memory. */
 typedef struct {
@@ -220,7 +216,7 @@ typedef struct {
     int stretch;                      /* vectors per warp of a block, a multiple of 32 */
     int aligned;                      /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;          /* row r starts offset + r offset_step elements behind a boundary, modulo LK_VEC<T> */
-    int weight_is_f32;
+    int weight_dtype;                 /* LK_DTYPE_*, never 0 */
     float inverse_cols;
 } lk_srms_norm_input;
 
@@ -233,6 +229,15 @@ typedef struct {
     int64_t pitch;
     int vec;          /* LK_VEC<T> */
 } lk_srms_norm_plan;
+
+/* x times weight from column col on, where there is a weight. */
+template <int N> LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const lk_srms_norm_plan &p, int col)
+{
+    if (!p.a.weight) return;
+    if (p.in.weight_dtype == LK_DTYPE_F32) lk_srms_norm_scale(x, (const float *)p.a.weight + col);
+    else if (p.in.weight_dtype == LK_DTYPE_F16) lk_srms_norm_scale(x, (const lk_f16 *)p.a.weight + col);
+    else lk_srms_norm_scale(x, (const lk_bf16 *)p.a.weight + col);
+}
 
 /* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
  * reads a stretch of the vectors, and a lane every 32nd of them: a step that the compiler knows saves registers and
@@ -366,8 +371,10 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk
 {
     const T *x = (const T *)in.x.data + row * in.x.stride + col;
 #pragma unroll
-    for (int u = 0; u < U; u++)
+    for (int u = 0; u < U; u++) {
+        if (LK_ARCH < 900 && u * 32 >= count) break; /* or sm_80 spills */
         if (u * 32 < count) held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
+    }
 }
 template <class T, class R, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const lk_srms_norm_input &in, int64_t row, int col,
@@ -435,7 +442,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, 
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (!HELD) lk_srms_norm_apply_weight<T>(s, p.a.weight, p.in.weight_is_f32, col);
+    if constexpr (!HELD) lk_srms_norm_apply_weight(s, p, col);
     else if (p.a.weight) lk_srms_norm_scale(s, weight);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
@@ -608,14 +615,14 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
 }
 
 /* g times weight. A thread of HELD holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
- * registers. */
+ * registers. Weights of other types go by TWICE: more code in the loop over rows is slower for all. */
 template <class T, int KIND, int N>
 LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int col)
 {
     if constexpr (KIND == LK_SRMS_NORM_TWICE) {
-        lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
+        lk_srms_norm_apply_weight(g, p, col);
     } else {
-        if (!p.in.weight_is_f32) return lk_srms_norm_scale(g, weight);
+        if (p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
         lk_srms_norm_scale(g, (const float *)p.a.weight + col);
     }
 }
@@ -757,12 +764,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
 #pragma unroll
     for (int u = 0; WEIGHT && !TWICE && u < U; u++)
-        if (u * 32 < at.count && !p.in.weight_is_f32)
+        if (u * 32 < at.count && p.in.weight_dtype == lk_dtype<T>)
             weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + at.first + u * 32 * N);
     const bool single = KIND == LK_SRMS_NORM_EDGES && at.rank < at.edge;
     const int single_col = lk_srms_norm_edge(at, at.rank);
     float single_weight[1] = {1.0f}, single_sum = 0.0f;
-    if (WEIGHT && single) lk_srms_norm_apply_weight<T>(single_weight, p.a.weight, p.in.weight_is_f32, single_col);
+    if (WEIGHT && single) lk_srms_norm_apply_weight(single_weight, p, single_col);
     lk_srms_norm_single one = {}, next = {};
     if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R>(p.in, at.row, single_col);
     lk_cluster_ready();
@@ -954,8 +961,8 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_check_number(op, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
     if (!status) status = lk_check_dtype<T>(op, "residual_dtype", a->residual_dtype);
-    if (!status) status = lk_check_dtype<T>(op, "weight_dtype", a->weight_dtype);
-    if (!status && backward) status = lk_check_dtype<T>(op, "dweight_dtype", a->dweight_dtype);
+    if (!status) status = lk_check_enum(op, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
+    if (!status && backward) status = lk_check_enum(op, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     if (!status) status = lk_check_enum(op, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
     if (status) return status;
     if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
@@ -975,6 +982,13 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
 template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
 {
     return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
+}
+
+/* Whether weight is one that a thread can hold as it holds rows: of T and on 16 bytes, or none. */
+template <class T> LK_HOST bool lk_srms_norm_plain_weight(const lk_srms_norm_args *a)
+{
+    const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T>;
+    return !a->weight || (own && (uintptr_t)a->weight % 16 == 0);
 }
 
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
@@ -1007,7 +1021,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     l.plan.a = *a, l.plan.vec = N, l.cluster = 1;
     const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_srms_norm_input *in = &l.plan.in;
-    in->weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
+    in->weight_dtype = a->weight_dtype ? a->weight_dtype : lk_dtype<T>;
     lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
     in->inverse_cols = 1.0f / (float)a->cols;
     in->aligned = 1;
@@ -1095,8 +1109,7 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
 
     const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
     const int64_t vecs = a.cols / LK_VEC<T>;
-    const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
-    const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
+    const bool plain = lk_srms_norm_plain_weight<T>(&a);
     const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
@@ -1113,8 +1126,8 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
-    const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
-    const int few = a->dweight || weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 256; /* see forward */
+    const bool weight = a->weight || a->dweight;
+    const int few = a->dweight || !lk_srms_norm_plain_weight<T>(a) ? 0 : 256; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
     lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
@@ -1141,7 +1154,8 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     const bool held = !l.few && in->aligned && in->stretch <= 32 * vecs &&
                       (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* source of s */
-    l.fast = held && a->dy && one && (!weight || a->weight);
+    const bool near = in->weight_dtype == lk_dtype<T> || in->weight_dtype == LK_DTYPE_F32;
+    l.fast = held && a->dy && one && (!weight || (a->weight && near));
     if (l.fast && !in->x.data && !lk_srms_norm_other<T>(a->residual_dtype))
         in->x = in->r, in->r.data = NULL; /* of the same type */
     return l;
@@ -1183,8 +1197,11 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
                                   other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
                                   l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
     if (status || !a.dweight) return status;
-    const bool f32 = lk_srms_norm_other<T>(a.dweight_dtype);
-    return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
+    const int dtype = a.dweight_dtype ? a.dweight_dtype : lk_dtype<T>;
+    return lk_launch_pdl(op, &device,
+                         dtype == LK_DTYPE_F32   ? lk_srms_norm_dweight_kernel<lk_f32>
+                         : dtype == LK_DTYPE_F16 ? lk_srms_norm_dweight_kernel<lk_f16>
+                                                 : lk_srms_norm_dweight_kernel<lk_bf16>,
                          lk_ceil_div(a.cols, 32), 1, 1024, 0, stream, l.plan);
 }
 

@@ -188,7 +188,8 @@ static void count(const problem *p)
     DID(BOTH, "residual T", sum && !(f32 && p->type)), DID(BOTH, "residual f32", sum && f32 && p->type);
     DID(BOTH, "weight NULL", !p->has[WEIGHT]), DID(BOTH, "weight off", p->has[WEIGHT] && p->at[WEIGHT] % vec);
     DID(BOTH, "weight T", p->has[WEIGHT] && layout_of(p, WEIGHT).type == p->type);
-    DID(BOTH, "weight f32", p->has[WEIGHT] && layout_of(p, WEIGHT).type != p->type);
+    DID(BOTH, "weight f32", p->has[WEIGHT] && layout_of(p, WEIGHT).type == TEST_F32 && p->type);
+    DID(BOTH, "weight of 16 other bits", p->has[WEIGHT] && layout_of(p, WEIGHT).type != p->type && layout_of(p, WEIGHT).type);
     DID(BOTH, "dtype spelt out", stream && p->type && p->residual_dtype > LK_DTYPE_F32);
     DID(BOTH, "rows off alike", p->rows > 1 && off && alike && aligned), DID(BOTH, "rows off, each its own", off && !alike);
     DID(BOTH, "packed odd rows", p->rows > 1 && p->cols % vec && !gaps && !odd_gaps), DID(BOTH, "aligned gaps", gaps);
@@ -211,7 +212,9 @@ static void count(const problem *p)
     DID(BACKWARD, "dweight alone", !p->has[DX] && !p->has[DRESIDUAL] && p->has[DWEIGHT]);
     DID(BACKWARD, "dx T, dresidual f32", p->has[DX] && p->has[DRESIDUAL] && f32 && p->type);
     DID(BACKWARD, "dweight T", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type == p->type);
-    DID(BACKWARD, "dweight f32", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type != p->type);
+    DID(BACKWARD, "dweight f32", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type == TEST_F32 && p->type);
+    DID(BACKWARD, "dweight of 16 other bits",
+        p->has[DWEIGHT] && layout_of(p, DWEIGHT).type != p->type && layout_of(p, DWEIGHT).type);
     DID(BACKWARD, "accumulate", p->has[DWEIGHT] && p->accumulate);
     DID(BACKWARD, "dx = dy", p->has[DX] && p->home[DX] == DY);
     DID(BACKWARD, "dx = dresidual_out", p->has[DX] && p->home[DX] == DRESIDUAL_OUT);
@@ -240,6 +243,8 @@ static void draw_options(problem *p, uint64_t *r)
     static const float eps[] = {0, 1e-6f, 1e-30f, 1e-5f, 0.7f};
     int *const dtypes[] = {&p->residual_dtype, &p->weight_dtype, &p->dweight_dtype};
     for (int i = 0; i < 3; i++) *dtypes[i] = chance(r, 2) ? LK_DTYPE_F32 : chance(r, 3) ? p->type + 1 : LK_DTYPE_T;
+    for (int i = 1; i < 3; i++)
+        if (chance(r, 3)) *dtypes[i] = (int)test_below(r, 4);
     for (int t = 0; t < TENSORS; t++) p->has[t] = false, p->home[t] = t;
     const bool same = layout_of(p, RESIDUAL).type == p->type;
     const int outputs = chance(r, 4) ? 7 : 1 + (int)test_below(r, 7);
@@ -931,7 +936,7 @@ static void few_rows(int type, int direction)
             problem p = drawn(type, direction, LK_SRMS_NORM_AUTO, rows, vecs[i] * vec, 1000 + seed,
                               places[seed % LENGTH_OF(places)]);
             for (int t = 0; t < TENSORS; t++) p.at[t] = t == WEIGHT && seed % 6 == 0 ? 3 : 0;
-            p.weight_dtype = seed % 6 == 1 ? LK_DTYPE_F32 : LK_DTYPE_T;
+            p.weight_dtype = seed % 6 == 1 ? seed % 12 == 1 ? LK_DTYPE_F32 : LK_DTYPE_F16 : LK_DTYPE_T;
             if (seed % 6 == 0) p.has[WEIGHT] = true;
             if (direction == BACKWARD && seed % 6 != 5) p.has[DWEIGHT] = false;
             if (direction == BACKWARD && !p.has[DRESIDUAL] && !p.has[DWEIGHT]) p.has[DX] = true;
@@ -1264,7 +1269,8 @@ static void forward_errors(int type)
     const char *const dtype_names[] = {"residual_dtype", "weight_dtype"};
     for (int i = 0; i < LENGTH_OF(dtypes); i++)
         for (int dtype = -1; dtype < 6; dtype++) {
-            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == type + 1;
+            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == type + 1 ||
+                              (i > 0 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
     BAD(LK_ERR_VALUE, "path", a.path = -1);
@@ -1347,7 +1353,8 @@ static void backward_errors(int type)
     const char *const dtype_names[] = {"residual_dtype", "weight_dtype", "dweight_dtype"};
     for (int i = 0; i < LENGTH_OF(dtypes); i++)
         for (int dtype = -1; dtype < 6; dtype++) {
-            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own;
+            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own ||
+                              (i > 0 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
     /* With residual_out, x and residual are not looked at. They may be what forward had there, or NULL. */
