@@ -3,15 +3,18 @@
  *
  *   forward    s[r,c] = x[r,c] + residual[r,c]                                           (s = x without a residual)
  *              rstd[r] = 1 / sqrt(mean_c(s[r,c]^2) + eps)
- *              y[r,c] = s[r,c] rstd[r] weight[c]                                         (weight = 1 without one)
+ *              y[r,c] = s[r,c] rstd[r] w[c] + bias[c],  w[c] = weight_offset + weight[c]  (1 without weight)
  *              residual_out[r,c] = s[r,c]
- *   backward   g[r,c] = dy[r,c] weight[c],  h[r,c] = s[r,c] rstd[r]
+ *   backward   g[r,c] = dy[r,c] w[c],  h[r,c] = s[r,c] rstd[r]
  *              ds[r,c] = rstd[r] (g[r,c] - h[r,c] mean_c(g[r,c] h[r,c])) + dresidual_out[r,c]
  *              dx = ds,  dresidual = ds
- *              dweight[c] = sum_r dy[r,c] h[r,c]
+ *              dweight[c] = sum_r dy[r,c] h[r,c],  dbias[c] = sum_r dy[r,c]
  *
- * Without weight this is SRMSNorm (each row gets the length sqrt(cols), except for eps), with weight RMSNorm. With a residual
- * it is the "add and norm" of a transformer block.
+ *   groups     row r has the weight and bias of its group: for [c] read [r % groups, c], and sum over the group's rows. So the
+ *              rows of [tokens, heads, dim] have a weight per head where groups is the number of heads.
+ *
+ * Without weight this is SRMSNorm (each row gets the length sqrt(cols), except for eps), with weight RMSNorm; with
+ * weight_offset = 1 it is Gemma's. With a residual it is the "add and norm" of a transformer block.
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/srms_norm.cuh"               #include "lk/srms_norm.cuh"
@@ -22,20 +25,22 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight needs a workspace, of at most 64 MiB + (8 * cols + 128) bytes.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, for dweight of at most 64 MiB +
+ *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more; with dbias twice as much.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
- *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without dweight it
+ *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
  *            answers 0 and needs no device.
- * Options    residual, weight, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
- *            residual(_out) and its gradients may be float beside 16-bit x and y; weight and dweight may be of any type.
- *            Strides of 0 mean packed, so an expanded tensor must be copied first.
+ * Options    residual, weight, bias, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
+ *            residual(_out) and its gradients may be float beside 16-bit x and y; weight and bias may be of any type, and so
+ *            their gradients. Strides of 0 mean packed, so an expanded tensor must be copied first.
  * Numerics   Sums, s and rstd are float. Every output is rounded once. Forward's y and rstd come from the unrounded s. So do
  *            backward's results where s is x + residual; where it is given residual_out they come from that, as it is stored.
- *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24; dx 16 * 2^-24 of the sum of its
- *            terms' magnitudes; dweight typically (16 + log2 rows) 2^-24 of the sum of its terms' magnitudes. Rows are added to
- *            dweight one after another. Where many rows are equal the rounding errors all have one sign, and add up.
+ *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24. Of the sum of a result's terms'
+ *            magnitudes they are: y with weight_offset or bias 12 * 2^-24, dx 16 * 2^-24, dweight and dbias typically
+ *            (16 + log2 rows) 2^-24. Rows are added to dweight one after another. Where many rows are equal the rounding
+ *            errors all have one sign, and add up.
  *            bench/results/choices.md has errors beside PyTorch's.
- *            Special values: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0 its rstd is +inf, and
+ *            Special values, and y without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0 its rstd is +inf, and
  *            its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN, and all of dweight. An
  *            infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
  *            The sum of squares is a float. It overflows where the root mean square is 1.8e19 / sqrt(cols) or more. Then rstd =
@@ -71,18 +76,22 @@ typedef struct {
     void *residual_out;           /* F out, B in   residual_dtype [rows, cols], s; F: may be residual; NULL to skip;
                                                    B: s as forward wrote it; NULL: s is x + residual */
     float *rstd;                  /* F out, B in   f32 [rows]; F: NULL to skip; B: NULL: computed again from s and eps */
-    const void *weight;           /* F B in        weight_dtype [cols]; NULL means 1 */
+    const void *weight;           /* F B in        weight_dtype [groups, cols]; NULL: w is 1 */
+    const void *bias;             /* F in          weight_dtype [groups, cols]; NULL means 0 */
     void *y;                      /* F out         T [rows, cols]; NULL to skip; may be x, which backward then lacks */
     const void *dy;               /* B in          T [rows, cols], the gradient of y; NULL means 1, not 0 */
     const void *dresidual_out;    /* B in          residual_dtype [rows, cols], the gradient of residual_out; NULL: none */
     void *dx;                     /* B out         T [rows, cols]; may be dy, or dresidual_out of the same type; NULL to skip */
     void *dresidual;              /* B out         residual_dtype [rows, cols], ds rounded to that type; may be dresidual_out;
                                                    NULL to skip */
-    void *dweight;                /* B out         dweight_dtype [cols]; NULL to skip */
-    void *workspace;              /* B             for dweight, aligned to LK_WORKSPACE_ALIGNMENT; without dweight not used */
+    void *dweight;                /* B out         dweight_dtype [groups, cols]; NULL to skip */
+    void *dbias;                  /* B out         likewise */
+    void *workspace;              /* B             for dweight and dbias, aligned to LK_WORKSPACE_ALIGNMENT; else not used */
     size_t workspace_bytes;       /* B             at least what ..._workspace_bytes_<T> answers */
     int64_t rows;                 /* F B           at least 0 */
     int64_t cols;                 /* F B           1 to 2^30 */
+    int64_t groups;               /* F B           0 to 2^30 / cols, 0 means 1: one weight for all rows; else one for every
+                                                   groups-th row: row r % groups of weight, bias and their gradients */
     int64_t x_stride;             /* F B           elements between rows; 0 means packed, cols */
     int64_t residual_stride;      /* F B           likewise */
     int64_t residual_out_stride;  /* F B           likewise; 0 where residual_out is residual: residual's */
@@ -92,25 +101,27 @@ typedef struct {
     int64_t dx_stride;            /* B             likewise; 0 where dx is dy or dresidual_out: that tensor's */
     int64_t dresidual_stride;     /* B             likewise; 0 where dresidual is dresidual_out: that tensor's */
     float eps;                    /* F B           finite, at least 0; there is no default; B: not used where rstd is given */
+    float weight_offset;          /* F B           finite; the factor is weight_offset + weight */
     int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual(_out) and gradients */
-    int weight_dtype;             /* F B           LK_DTYPE_*; 0 means T */
-    int dweight_dtype;            /* B             LK_DTYPE_*; 0 means T, whatever weight is */
-    int accumulate;               /* B             not 0: the new dweight is added to the old one; 0: it replaces it */
+    int weight_dtype;             /* F B           LK_DTYPE_*, of weight and bias; 0 means T */
+    int dweight_dtype;            /* B             LK_DTYPE_*, of dweight and dbias; 0 means T, whatever weight is */
+    int accumulate;               /* B             not 0: dweight and dbias are added to the old ones; 0: they replace them */
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
 } lk_srms_norm_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
  *   LK_ERR_NULL       x is NULL, in backward residual_out too; all outputs are NULL
- *   LK_ERR_SHAPE      rows or cols out of range; a stride that is not 0 and below cols; a tensor of more than 2^62 elements
- *                     with its gaps
- *   LK_ERR_VALUE      eps is negative or not finite; residual_dtype is neither T nor f32; another dtype or path is none of its
- *                     enum
+ *   LK_ERR_SHAPE      rows, cols or groups out of range; a stride that is not 0 and below cols; a tensor of more than 2^62
+ *                     elements with its gaps
+ *   LK_ERR_VALUE      eps is negative or not finite; weight_offset is not finite; residual_dtype is neither T nor f32; another
+ *                     dtype or path is none of its enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
- *   LK_ERR_WORKSPACE  dweight is wanted, and workspace is NULL, too small or not aligned
+ *   LK_ERR_WORKSPACE  dweight or dbias is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a
  * multiple of 16 bytes, and a weight of 16 bits beside f32. A weight of T is fastest. backward is fastest where dy is given, s
- * comes from one tensor, a weight is of T or f32, and a row is a multiple of 16 bytes. */
+ * comes from one tensor, and a row is a multiple of 16 bytes. weight_offset, bias, dbias, groups and a weight of 16 other bits
+ * than T's go by slower kernels: they read weight and bias behind the sum in forward, and again for each row in backward. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -160,24 +171,28 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* x *= weight[0 .. N), 16 bytes at a time where it is aligned; beside rows of odd length it is not. */
-template <class E, int N> LK_DEVICE void lk_srms_norm_scale_wide(float (&x)[N], const E *weight)
-{
-    lk_vec<E> raw[N / LK_VEC<E>];
-    float w[N];
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)weight)[i];
-    lk_srms_norm_unpack<E, N>(w, raw);
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= w[j];
-}
-template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
+/* w = columns[0 .. N), 16 bytes at a time where they are aligned; beside rows of odd length they are not. */
+template <class E, int N> LK_DEVICE void lk_srms_norm_load_columns(float (&w)[N], const E *columns)
 {
     if constexpr (N % LK_VEC<E> == 0) { /* not 16-bit elements beside vectors of f32 */
-        if ((uintptr_t)weight % 16 == 0) return lk_srms_norm_scale_wide(x, weight);
+        if ((uintptr_t)columns % 16 == 0) {
+            lk_vec<E> raw[N / LK_VEC<E>];
+#pragma unroll
+            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
+            return lk_srms_norm_unpack<E, N>(w, raw);
+        }
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
+    for (int j = 0; j < N; j++) w[j] = lk_to_float(columns[j]);
+}
+/* The same for columns of a dtype: of f32 or T, or, if ANY, of any type. */
+template <class T, bool ANY, int N>
+LK_DEVICE void lk_srms_norm_load_columns(float (&w)[N], const void *columns, int dtype, int col)
+{
+    if (dtype == LK_DTYPE_F32) lk_srms_norm_load_columns(w, (const float *)columns + col);
+    else if (!ANY) lk_srms_norm_load_columns(w, (const T *)columns + col);
+    else if (dtype == LK_DTYPE_F16) lk_srms_norm_load_columns(w, (const lk_f16 *)columns + col);
+    else lk_srms_norm_load_columns(w, (const lk_bf16 *)columns + col);
 }
 template <class T> LK_DEVICE lk_vec<T> lk_srms_norm_load_weight(const T *weight)
 {
@@ -197,6 +212,7 @@ template <class T> LK_DEVICE void lk_srms_norm_scale(float (&x)[LK_VEC<T>], lk_v
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) x[j] *= w[j];
 }
+
 /* A tensor that a kernel reads; data NULL: there is none. part: the number of 16-byte parts of a vector before its own, where a
  * thread holds the vectors of all tensors in shared memory. */
 typedef struct {
@@ -225,18 +241,42 @@ typedef struct {
     lk_srms_norm_args a;
     lk_srms_norm_input in;
     int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
-                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
+                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors. With
+                         dbias as many rows follow, of its sums */
     int64_t pitch;
     int vec;          /* LK_VEC<T> */
 } lk_srms_norm_plan;
 
-/* x times weight from column col on, where there is a weight. */
-template <int N> LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const lk_srms_norm_plan &p, int col)
+/* The first element of a row's weight and bias. */
+LK_DEVICE int lk_srms_norm_group(const lk_srms_norm_plan &p, int64_t row)
 {
+    return p.a.groups > 1 ? (int)(row % p.a.groups * p.a.cols) : 0;
+}
+
+/* A KIND of both directions' kernels that takes every option. The others do without those of lk_srms_norm_is_general. */
+enum { LK_SRMS_NORM_GENERAL = 3 };
+
+/* x times weight from a row's column col on, where there is a weight. */
+template <class T, int KIND, int N>
+LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+{
+    constexpr bool GENERAL = KIND == LK_SRMS_NORM_GENERAL;
+    float w[N];
     if (!p.a.weight) return;
-    if (p.in.weight_dtype == LK_DTYPE_F32) lk_srms_norm_scale(x, (const float *)p.a.weight + col);
-    else if (p.in.weight_dtype == LK_DTYPE_F16) lk_srms_norm_scale(x, (const lk_f16 *)p.a.weight + col);
-    else lk_srms_norm_scale(x, (const lk_bf16 *)p.a.weight + col);
+    if (GENERAL) col += lk_srms_norm_group(p, row);
+    lk_srms_norm_load_columns<T, GENERAL>(w, p.a.weight, p.in.weight_dtype, col);
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] *= GENERAL ? p.a.weight_offset + w[j] : w[j];
+}
+/* Likewise x plus bias. */
+template <class T, int N>
+LK_DEVICE void lk_srms_norm_apply_bias(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+{
+    float b[N];
+    if (!p.a.bias) return;
+    lk_srms_norm_load_columns<T, true>(b, p.a.bias, p.in.weight_dtype, col + lk_srms_norm_group(p, row));
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] += b[j];
 }
 
 /* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
@@ -433,8 +473,14 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Writes N elements of a row. HELD: a weight, if there is one, is of T, and the thread holds these elements of it. */
-template <class T, class R, bool HELD, int N>
+/* MANY, GENERAL: any rows; a thread reads weight behind the sum. WEIGHED: the weight is of T and on 16 bytes as the rows of x
+ * are, and a thread holds its vectors too, since reading it behind the sum is slower; for an f32 weight there are not enough
+ * registers. FEW: few rows, whose time is latency. Rows start and end on 16 bytes, and a block's threads hold all of a row, and
+ * of weight as WEIGHED does. The code is short, since a block that has just started waits for its instructions. */
+enum { LK_SRMS_NORM_MANY, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW };
+
+/* Writes N elements of a row. WEIGHED, FEW: a weight, if there is one, is of T, and the thread holds these elements of it. */
+template <class T, class R, int KIND, int N>
 LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col,
                                         lk_vec<T> weight)
 {
@@ -442,16 +488,14 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, 
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (!HELD) lk_srms_norm_apply_weight(s, p, col);
-    else if (p.a.weight) lk_srms_norm_scale(s, weight);
+    if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW) {
+        if (p.a.weight) lk_srms_norm_scale(s, weight);
+    } else {
+        lk_srms_norm_apply_weight<T, KIND>(s, p, row, col);
+    }
+    if (KIND == LK_SRMS_NORM_GENERAL) lk_srms_norm_apply_bias<T>(s, p, row, col);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
-
-/* MANY: any rows; a thread reads weight behind the sum. WEIGHED: the weight is of T and on 16 bytes as the rows of x are, and a
- * thread holds its vectors too, since reading it behind the sum is slower; for an f32 weight there are not enough registers.
- * FEW: few rows, whose time is latency. Rows start and end on 16 bytes, and a block's threads hold all of a row, and of weight
- * as WEIGHED does. The code is short, since a block that has just started waits for its instructions. */
-enum { LK_SRMS_NORM_MANY, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW };
 
 /* A team owns a row. Each thread holds its first U vectors. All their loads start before it waits for one. It reads the other
  * vectors twice, and so the single elements at a row's ends. */
@@ -459,7 +503,8 @@ template <class T, class R, bool PACKED, int KIND>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HELD = KIND != LK_SRMS_NORM_MANY;
+    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HELD = FEW || KIND == LK_SRMS_NORM_WEIGHED;
+    constexpr int REST = HELD ? LK_SRMS_NORM_MANY : KIND;
     constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HELD);
     const lk_srms_norm_input &in = p.in;
     const lk_srms_norm_thread at =
@@ -509,16 +554,16 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     for (int u = 0; u < U; u++) {
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R, HELD>(p, rstd, s, at.row, at.first + u * 32 * N, weight[u][0]);
+        lk_srms_norm_forward_put<T, R, KIND>(p, rstd, s, at.row, at.first + u * 32 * N, weight[u][0]);
     }
     for (int i = U * 32; !FEW && i < count; i += 32) {
         lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
-        lk_srms_norm_forward_put<T, R, false>(p, rstd, s, at.row, at.first + i * N, {});
+        lk_srms_norm_forward_put<T, R, REST>(p, rstd, s, at.row, at.first + i * N, {});
     }
     for (int i = at.rank; !FEW && i < edge; i += at.size) {
         const int col = lk_srms_norm_edge(at, i);
         lk_srms_norm_load_s<T, R>(one, in, at.row, col);
-        lk_srms_norm_forward_put<T, R, false>(p, rstd, one, at.row, col, {});
+        lk_srms_norm_forward_put<T, R, REST>(p, rstd, one, at.row, col, {});
     }
 }
 
@@ -536,10 +581,25 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for dweight are in the
- * workspace from the start. HELD: threads hold all elements, and those of a weight of T too; there is a dy; s is one tensor.
- * EDGES: HELD, and there are single elements, at most one per thread. */
-enum { LK_SRMS_NORM_TWICE, LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES };
+/* HELD: threads hold all elements, and those of a weight of T too; there is a dy; s is one tensor. EDGES: HELD, and there are
+ * single elements, at most one per thread. TWICE, GENERAL: any rows. A thread reads vectors beyond its first U, and single
+ * elements, twice; their sums for dweight and dbias are in the workspace from the start. */
+enum { LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES, LK_SRMS_NORM_TWICE };
+
+/* N columns' sums over a team's rows. */
+template <int N> struct lk_srms_norm_sums {
+    float dweight[N], dbias[N];
+};
+
+/* Whether there is dbias; whether there are sums. */
+template <int KIND> LK_DEVICE bool lk_srms_norm_has_dbias(const lk_srms_norm_plan &p)
+{
+    return KIND == LK_SRMS_NORM_GENERAL && p.a.dbias;
+}
+template <int KIND> LK_DEVICE bool lk_srms_norm_has_sums(const lk_srms_norm_plan &p)
+{
+    return p.a.dweight || lk_srms_norm_has_dbias<KIND>(p);
+}
 
 /* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. */
 template <bool COPIED> struct lk_srms_norm_where {
@@ -598,7 +658,7 @@ template <class T, class R, int KIND, bool COPIED, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<COPIED> where)
 {
-    if constexpr (KIND != LK_SRMS_NORM_TWICE) {
+    if constexpr (KIND < LK_SRMS_NORM_TWICE) {
         lk_srms_norm_get<T>(dy, in.dy, where);
         if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
         else lk_srms_norm_get<R>(s, in.r, where);
@@ -615,15 +675,18 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
 }
 
 /* g times weight. A thread of HELD holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
- * registers. Weights of other types go by TWICE: more code in the loop over rows is slower for all. */
+ * registers. More code in the loop over rows is slower for all. */
 template <class T, int KIND, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int col)
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int64_t row, int col)
 {
-    if constexpr (KIND == LK_SRMS_NORM_TWICE) {
-        lk_srms_norm_apply_weight(g, p, col);
+    if constexpr (KIND >= LK_SRMS_NORM_TWICE) {
+        lk_srms_norm_apply_weight<T, KIND>(g, p, row, col);
     } else {
         if (p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
-        lk_srms_norm_scale(g, (const float *)p.a.weight + col);
+        float w[N];
+        lk_srms_norm_load_columns(w, (const float *)p.a.weight + col);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] *= w[j];
     }
 }
 
@@ -634,7 +697,7 @@ LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&su
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.col);
+    if (WEIGHT) lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.row, where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -647,17 +710,20 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_plan &p, int64_t r
     if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, ds);
 }
 
-/* Writes N elements of a row, and adds their terms of dweight to sums. */
+/* Writes N elements of a row, and adds their terms to sums. */
 template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N], lk_vec<T> weight,
-                                         lk_srms_norm_where<COPIED> where)
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, lk_srms_norm_sums<N> &sums,
+                                         lk_vec<T> weight, lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
     if (WEIGHT) {
 #pragma unroll
-        for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.col);
+        for (int j = 0; j < N; j++) {
+            sums.dweight[j] = fmaf(g[j] * row.rstd, s[j], sums.dweight[j]);
+            if (KIND == LK_SRMS_NORM_GENERAL) sums.dbias[j] += g[j];
+        }
+        lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.row, where.col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
@@ -669,53 +735,66 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_nor
     lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
 }
 
-/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with their sums for dweight, which each
- * thread clears for the elements that it will add to; vecs: its vectors, whether its team has a row or not. Then their sums as
- * above, in short chains (see lk_srms_norm_total), and their part of the result. */
+/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with their sums over rows, which each thread
+ * clears for the elements that it will add to; vecs: its vectors, whether its team has a row or not. Then their sums as above,
+ * in short chains (see lk_srms_norm_total), and their part of the result. */
 template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, int vecs, const lk_srms_norm_thread &at)
 {
     for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
     for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < vecs; i += 32)
         for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
 }
-template <class T, class R, bool WEIGHT>
+template <class T, class R, bool WEIGHT, int KIND>
 LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, float (&sum)[2], int64_t row, const lk_srms_norm_thread &at)
 {
     float more[2];
     lk_srms_norm_total total[2] = {};
     for (int i = at.rank; i < at.edge; i += at.size) {
         const lk_srms_norm_where<false> where = {row, lk_srms_norm_edge(at, i), NULL};
-        lk_srms_norm_backward_sums<T, R, WEIGHT, LK_SRMS_NORM_TWICE, 1>(p, more, {}, where);
+        lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, 1>(p, more, {}, where);
         lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
     }
     for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32) {
         const lk_srms_norm_where<false> where = {row, at.first + i * LK_VEC<T>, NULL};
-        lk_srms_norm_backward_sums<T, R, WEIGHT, LK_SRMS_NORM_TWICE, LK_VEC<T>>(p, more, {}, where);
+        lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, LK_VEC<T>>(p, more, {}, where);
         lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
     }
     sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
 }
-template <class T, class R, bool WEIGHT, int N>
+template <class T, class R, bool WEIGHT, int KIND, int N>
 LK_DEVICE void lk_srms_norm_rest_put_one(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
 {
     const lk_srms_norm_where<false> where = {row.number, col, NULL};
-    float sums[N];
+    const bool has_sums = WEIGHT && lk_srms_norm_has_sums<KIND>(p), has_dbias = lk_srms_norm_has_dbias<KIND>(p);
+    float *const dbias = partial + p.partials * p.pitch;
+    lk_srms_norm_sums<N> sums;
 #pragma unroll
-    for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, WEIGHT, LK_SRMS_NORM_TWICE>(p, row, sums, {}, where);
+    for (int j = 0; j < N; j++) {
+        sums.dweight[j] = has_sums ? partial[col + j] : 0.0f;
+        sums.dbias[j] = has_dbias ? dbias[col + j] : 0.0f;
+    }
+    lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, row, sums, {}, where);
 #pragma unroll
-    for (int j = 0; j < N; j++)
-        if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
+    for (int j = 0; j < N; j++) {
+        if (has_sums) partial[col + j] = sums.dweight[j];
+        if (has_dbias) dbias[col + j] = sums.dbias[j];
+    }
 }
-template <class T, class R, bool WEIGHT>
+template <class T, class R, bool WEIGHT, int KIND>
 LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial,
                                      const lk_srms_norm_thread &at)
 {
     constexpr int N = LK_VEC<T>;
     for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
-        lk_srms_norm_rest_put_one<T, R, WEIGHT, N>(p, row, partial, at.first + i * N);
+        lk_srms_norm_rest_put_one<T, R, WEIGHT, KIND, N>(p, row, partial, at.first + i * N);
     for (int i = at.rank; i < at.edge; i += at.size)
-        lk_srms_norm_rest_put_one<T, R, WEIGHT, 1>(p, row, partial, lk_srms_norm_edge(at, i));
+        lk_srms_norm_rest_put_one<T, R, WEIGHT, KIND, 1>(p, row, partial, lk_srms_norm_edge(at, i));
+}
+
+template <int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sum)[N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
 }
 
 /* The thread's single element of a row of EDGES. */
@@ -733,13 +812,13 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
     return {s[0], dy[0], dr[0]};
 }
 
-/* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, in which its vectors are at the same
- * columns, and copies its next row while it works on this one. */
+/* A team owns a row. WEIGHT: there is weight, dweight or dbias; a team owns every step-th row, all of one group, in which its
+ * vectors are at the same columns, and copies its next row while it works on this one. */
 template <class T, class R, bool WEIGHT, int KIND>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == LK_SRMS_NORM_TWICE ? 1 : 2)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND < LK_SRMS_NORM_TWICE ? 2 : 1)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    constexpr bool TWICE = KIND == LK_SRMS_NORM_TWICE;
+    constexpr bool TWICE = KIND >= LK_SRMS_NORM_TWICE;
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
@@ -747,7 +826,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
     float *partial = (float *)p.a.workspace; /* the team's row of it: a team's number is its first row */
     if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.in, at.row, N);
-    float sums[WEIGHT ? U : 1][N] = {};
+    lk_srms_norm_sums<N> sums[WEIGHT ? U : 1] = {};
     lk_cluster_begin();
     if (at.row >= p.a.rows) at.count = 0;
     if (at.count > 0) {
@@ -758,7 +837,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (WEIGHT && TWICE && p.a.dweight) lk_srms_norm_rest_clear<N>(partial, vecs, at);
+    const int64_t dbias = p.partials * p.pitch; /* from a sum for dweight to that for dbias */
+    if (WEIGHT && TWICE && lk_srms_norm_has_sums<KIND>(p)) lk_srms_norm_rest_clear<N>(partial, vecs, at);
+    if (lk_srms_norm_has_dbias<KIND>(p)) lk_srms_norm_rest_clear<N>(partial + dbias, vecs, at);
     lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
     lk_cp_async_commit_group();
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
@@ -768,8 +849,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
             weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + at.first + u * 32 * N);
     const bool single = KIND == LK_SRMS_NORM_EDGES && at.rank < at.edge;
     const int single_col = lk_srms_norm_edge(at, at.rank);
-    float single_weight[1] = {1.0f}, single_sum = 0.0f;
-    if (WEIGHT && single) lk_srms_norm_apply_weight(single_weight, p, single_col);
+    float single_weight[1] = {1.0f}, single_sum = 0.0f; /* of EDGES, without groups */
+    if (WEIGHT && single) lk_srms_norm_apply_weight<T, KIND>(single_weight, p, 0, single_col);
     lk_srms_norm_single one = {}, next = {};
     if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R>(p.in, at.row, single_col);
     lk_cluster_ready();
@@ -787,7 +868,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if (TWICE) lk_srms_norm_rest_sums<T, R, WEIGHT>(p, sum, row, at);
+        if constexpr (TWICE) lk_srms_norm_rest_sums<T, R, WEIGHT, KIND>(p, sum, row, at);
         if (single) sum[0] = one.s * (one.dy * single_weight[0]), sum[1] = one.s * one.s;
         lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
@@ -813,17 +894,16 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
             lk_srms_norm_backward_store<T, R>(p, row, single_col, ds);
             one = next;
         }
-        if (TWICE) lk_srms_norm_rest_put<T, R, WEIGHT>(p, here, partial, at);
+        if constexpr (TWICE) lk_srms_norm_rest_put<T, R, WEIGHT, KIND>(p, here, partial, at);
     }
-    if (!WEIGHT || !p.a.dweight) return;
+    if (!WEIGHT || !lk_srms_norm_has_sums<KIND>(p)) return;
     if (single) partial[single_col] = single_sum;
 #pragma unroll
     for (int u = 0; WEIGHT && u < U; u++) { /* a team without rows writes zeros */
         if (u * 32 >= vecs) break;
-        const float(&sum)[N] = sums[WEIGHT ? u : 0];
-        float *to = partial + at.first + u * 32 * N;
-#pragma unroll
-        for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
+        float *const to = partial + at.first + u * 32 * N;
+        lk_srms_norm_put_sums(to, sums[WEIGHT ? u : 0].dweight);
+        if (lk_srms_norm_has_dbias<KIND>(p)) lk_srms_norm_put_sums(to + dbias, sums[WEIGHT ? u : 0].dbias);
     }
 }
 
@@ -879,23 +959,26 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     }
 }
 
-/* dweight from the workspace. A lane owns a column. A block owns 32 columns, and each of its 32 warps adds every 32nd row. */
-template <class T>
+/* dweight from the workspace. A lane owns a column. A block owns 32 columns, and each of its 32 warps adds every 32nd row. With
+ * GROUPS a block's columns are of a group, to which every groups-th row belongs. */
+template <class T, bool GROUPS>
 LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
     const lk_srms_norm_args &a = p.a;
     const lk_srms_norm_input &in = p.in;
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t col = (int64_t)blockIdx.x * 32 + lane;
-    const int past = lk_srms_norm_past(in, warp, p.vec); /* the same in every 32nd row */
+    const int groups = GROUPS ? (int)a.groups : 1, blocks = (int)gridDim.x / groups;
+    const int group = GROUPS ? (int)blockIdx.x / blocks : 0;
+    const int64_t col = (int64_t)((int)blockIdx.x - group * blocks) * 32 + lane, first = group + (int64_t)groups * warp;
+    const int past = lk_srms_norm_past(in, first, p.vec); /* the same in every 32nd row */
     const float *from = (const float *)a.workspace + past + col;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
     if (col < a.cols) {
 #pragma unroll 8
-        for (int64_t row = warp; row < p.partials; row += 32) sum += from[row * p.pitch];
+        for (int64_t row = first; row < p.partials; row += 32 * (int64_t)groups) sum += from[row * p.pitch];
     }
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
@@ -904,7 +987,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
-    T *out = (T *)a.dweight + col;
+    T *out = (T *)a.dweight + group * a.cols + col;
     lk_put(out, a.accumulate ? lk_to_float(*out) + sum : sum);
 }
 
@@ -913,7 +996,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
 /* The tensors of a call, for the checks and for the layout: first those of rows, and of these the inputs first. */
 #define LK_SRMS_NORM_ROW_TENSORS 8
 typedef struct {
-    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 3];
+    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 5];
 } lk_srms_norm_table;
 
 template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
@@ -922,7 +1005,7 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
     const bool summed = backward && a->residual_out; /* then x and residual are ignored */
     const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
     const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
-    const int64_t rows = a->rows, cols = a->cols;
+    const int64_t rows = a->rows, cols = a->cols, columns = lk_count(a->groups, cols);
     return {{
         {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
         {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
@@ -936,9 +1019,11 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
          {"dy", residual_bytes == bytes ? "dresidual_out" : NULL}},
         {"dresidual", a->dresidual, residual_bytes, backward_out, cols,
          {{rows, &a->dresidual_stride, "dresidual_stride"}}, {"dresidual_out"}},
-        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? cols : 0},
+        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? columns : 0},
+        {"bias", a->bias, lk_dtype_bytes<T>(a->weight_dtype), backward ? LK_UNUSED : LK_IN, rows ? columns : 0},
         {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
-        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, cols},
+        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
+        {"dbias", a->dbias, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
     }};
 }
 
@@ -951,6 +1036,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
+    if (a->groups == 0) a->groups = 1;
     const bool query = arch == LK_QUERY;
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;
@@ -958,8 +1044,10 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     lk_status status = query ? LK_OK : lk_check_null(op, list, count);
     if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
     if (!status) status = lk_check_size(op, "cols", a->cols, 1, (int64_t)1 << 30);
+    if (!status) status = lk_check_size(op, "groups", a->groups, 0, ((int64_t)1 << 30) / a->cols);
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_check_number(op, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
+    if (!status) status = lk_check_number(op, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
     if (!status) status = lk_check_dtype<T>(op, "residual_dtype", a->residual_dtype);
     if (!status) status = lk_check_enum(op, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     if (!status && backward) status = lk_check_enum(op, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
@@ -972,7 +1060,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
     if (status) return status;
-    lk_check_warn(op, a->rows == 0, backward ? "rows is 0; only dweight is written, if it is given"
+    lk_check_warn(op, a->rows == 0, backward ? "rows is 0; only dweight and dbias are written, if they are given"
                                              : "rows is 0; nothing is computed");
     lk_check_warn(op, a->eps == 0.0f && !(backward && a->rstd), "eps is 0; a row of zeros gives NaN");
     return lk_check_allocations(op, list, count);
@@ -984,11 +1072,19 @@ template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
     return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
 }
 
-/* Whether weight is one that a thread can hold as it holds rows: of T and on 16 bytes, or none. */
-template <class T> LK_HOST bool lk_srms_norm_plain_weight(const lk_srms_norm_args *a)
+/* Whether only the GENERAL kernels take the call. */
+template <class T> LK_HOST bool lk_srms_norm_is_general(const lk_srms_norm_args *a, bool backward)
+{
+    const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T> || a->weight_dtype == LK_DTYPE_F32;
+    if (a->weight && (!own || a->weight_offset != 0.0f || a->groups > 1)) return true;
+    return backward ? a->dbias || (a->dweight && a->groups > 1) : a->bias != NULL;
+}
+
+/* Whether a thread can hold weight as it holds rows: it is of T and on 16 bytes, or NULL. */
+template <class T> LK_HOST bool lk_srms_norm_plain_weight(const lk_srms_norm_args *a, bool backward)
 {
     const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T>;
-    return !a->weight || (own && (uintptr_t)a->weight % 16 == 0);
+    return !lk_srms_norm_is_general<T>(a, backward) && (!a->weight || (own && (uintptr_t)a->weight % 16 == 0));
 }
 
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
@@ -1003,8 +1099,8 @@ typedef struct {
     lk_srms_norm_plan plan;
     int threads, cluster;
     int64_t grid;
-    bool edges, few, fast; /* edges: rows have single elements at their ends; few: by the kernel for few rows; fast: backward's
-                              threads hold all elements */
+    bool edges, few, fast, general; /* edges: rows have single elements at their ends; few: by the kernel for few rows; fast:
+                                       backward's threads hold all elements; general: backward goes by GENERAL */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
@@ -1088,10 +1184,11 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
 }
 
 template <class T, class R>
-LK_HOST void (*lk_srms_norm_forward_choose(bool packed, bool held, bool few))(lk_srms_norm_plan)
+LK_HOST void (*lk_srms_norm_forward_choose(bool general, bool packed, bool held, bool few))(lk_srms_norm_plan)
 {
     constexpr bool PACKED = sizeof(T) == sizeof(R); /* where it can be */
     constexpr int HELD = sizeof(T) == 2 ? LK_SRMS_NORM_WEIGHED : LK_SRMS_NORM_MANY;
+    if (general) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_GENERAL>;
     if (few) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>;
     if (packed) return held ? lk_srms_norm_forward_kernel<T, R, PACKED, HELD>
                             : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_MANY>;
@@ -1107,9 +1204,10 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
 
-    const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
+    const bool other = lk_srms_norm_other<T>(a.residual_dtype), general = lk_srms_norm_is_general<T>(&a, false);
+    const bool packed = !other && !general && !a.residual;
     const int64_t vecs = a.cols / LK_VEC<T>;
-    const bool plain = lk_srms_norm_plain_weight<T>(&a);
+    const bool plain = lk_srms_norm_plain_weight<T>(&a, false);
     const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
@@ -1117,17 +1215,23 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
                                         plain ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(&device, &a, false, traits);
     return lk_launch_pdl(op, &device,
-                         other ? lk_srms_norm_forward_choose<T, float>(false, held, l.few)
-                               : lk_srms_norm_forward_choose<T, T>(packed, held, l.few),
+                         other ? lk_srms_norm_forward_choose<T, float>(general, false, held, l.few)
+                               : lk_srms_norm_forward_choose<T, T>(general, packed, held, l.few),
                          l.grid, l.cluster, l.threads, 0, stream, l.plan);
+}
+
+/* Greatest. */
+LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
+{
+    return b ? lk_srms_norm_common_divisor(b, a % b) : a;
 }
 
 /* The launch for checked arguments. */
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
-    const bool weight = a->weight || a->dweight;
-    const int few = a->dweight || !lk_srms_norm_plain_weight<T>(a) ? 0 : 256; /* see forward */
+    const bool weight = a->weight || a->dweight || a->dbias;
+    const int few = a->dweight || !lk_srms_norm_plain_weight<T>(a, true) ? 0 : 256; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
     lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
@@ -1144,18 +1248,20 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
         int64_t blocks = l.grid / l.cluster;
         if (l.grid > most) blocks = lk_ceil_div(most, l.cluster);
         if (blocks * teams > cap) blocks = cap / teams; /* at most 64 MiB and two rows */
-        const int64_t period = in->offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
-        if (blocks * teams < a->rows && blocks < period) in->aligned = 0;
-        else if (blocks * teams < a->rows) blocks -= blocks % period;
+        const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
+        int64_t period = in->offset_step ? turn * lk_ceil_div(N, teams) : turn; /* every N-th row starts at the same offset */
+        if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
+        if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
+        if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
         l.grid = blocks * l.cluster;
         plan->partials = blocks * teams;
-        if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
+        if (a->dweight || a->dbias) l.workspace = (size_t)((a->dbias ? 2 : 1) * plan->partials * plan->pitch) * sizeof(float);
     }
     const bool held = !l.few && in->aligned && in->stretch <= 32 * vecs &&
                       (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* source of s */
-    const bool near = in->weight_dtype == lk_dtype<T> || in->weight_dtype == LK_DTYPE_F32;
-    l.fast = held && a->dy && one && (!weight || (a->weight && near));
+    l.general = weight && lk_srms_norm_is_general<T>(a, true);
+    l.fast = held && a->dy && one && !l.general && (!weight || a->weight);
     if (l.fast && !in->x.data && !lk_srms_norm_other<T>(a->residual_dtype))
         in->x = in->r, in->r.data = NULL; /* of the same type */
     return l;
@@ -1172,9 +1278,28 @@ template <class T, class R>
 LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
 {
     const lk_srms_norm_args &a = l.plan.a;
-    return l.few                   ? lk_srms_norm_backward_few_kernel<T, R>
+    return l.general               ? lk_srms_norm_backward_kernel<T, R, true, LK_SRMS_NORM_GENERAL>
+           : l.few                 ? lk_srms_norm_backward_few_kernel<T, R>
            : a.weight || a.dweight ? lk_srms_norm_backward_kind<T, R, true>(l.fast, l.edges)
                                    : lk_srms_norm_backward_kind<T, R, false>(l.fast, l.edges);
+}
+
+/* dweight, or what stands in its place, from the sums in the workspace. */
+template <class D>
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_plan &plan,
+                                        cudaStream_t stream)
+{
+    const int64_t groups = plan.a.groups;
+    return lk_launch_pdl(op, device,
+                         groups > 1 ? lk_srms_norm_dweight_kernel<D, true> : lk_srms_norm_dweight_kernel<D, false>,
+                         lk_ceil_div(plan.a.cols, 32) * groups, 1, 1024, 0, stream, plan);
+}
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, int dtype, const lk_srms_norm_plan &plan,
+                                        cudaStream_t stream)
+{
+    return dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_rows<lk_f32>(op, device, plan, stream)
+           : dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_rows<lk_f16>(op, device, plan, stream)
+                                   : lk_srms_norm_sum_rows<lk_bf16>(op, device, plan, stream);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1196,13 +1321,12 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
         status = lk_launch_blocks(op, pdl,
                                   other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
                                   l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
-    if (status || !a.dweight) return status;
     const int dtype = a.dweight_dtype ? a.dweight_dtype : lk_dtype<T>;
-    return lk_launch_pdl(op, &device,
-                         dtype == LK_DTYPE_F32   ? lk_srms_norm_dweight_kernel<lk_f32>
-                         : dtype == LK_DTYPE_F16 ? lk_srms_norm_dweight_kernel<lk_f16>
-                                                 : lk_srms_norm_dweight_kernel<lk_bf16>,
-                         lk_ceil_div(a.cols, 32), 1, 1024, 0, stream, l.plan);
+    lk_srms_norm_plan sums = l.plan;
+    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, &device, dtype, sums, stream);
+    sums.a.workspace = (float *)a.workspace + sums.partials * sums.pitch, sums.a.dweight = a.dbias;
+    if (!status && a.dbias) status = lk_srms_norm_sum_rows(op, &device, dtype, sums, stream);
+    return status;
 }
 
 /* No workspace. */
@@ -1222,7 +1346,7 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     lk_srms_norm_args given = {};
     lk_device device = {};
     lk_status status = lk_srms_norm_check<T>(op, args, true, LK_QUERY, &given);
-    if (status || !given.dweight || given.rows == 0) return lk_no_workspace(status, bytes);
+    if (status || !(given.dweight || given.dbias) || given.rows == 0) return lk_no_workspace(status, bytes);
     status = lk_asked_device(op, lk_current_device(&device));
     if (status) return status;
     const bool known = given.x || given.residual_out;
