@@ -171,28 +171,38 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* w = columns[0 .. N), 16 bytes at a time where they are aligned; beside rows of odd length they are not. */
-template <class E, int N> LK_DEVICE void lk_srms_norm_load_columns(float (&w)[N], const E *columns)
+/* What columns[0 .. N) do to x: TIMES, x *= columns; TIMES_SUM, x *= offset + columns; PLUS, x += columns. They are read 16 bytes
+ * at a time where they are aligned; beside rows of odd length they are not. */
+enum { LK_SRMS_NORM_TIMES, LK_SRMS_NORM_TIMES_SUM, LK_SRMS_NORM_PLUS };
+template <int WHAT> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
+{
+    return WHAT == LK_SRMS_NORM_PLUS ? x + column : x * (WHAT == LK_SRMS_NORM_TIMES_SUM ? offset + column : column);
+}
+template <int WHAT, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const E *columns, float offset)
 {
     if constexpr (N % LK_VEC<E> == 0) { /* not 16-bit elements beside vectors of f32 */
         if ((uintptr_t)columns % 16 == 0) {
             lk_vec<E> raw[N / LK_VEC<E>];
+            float w[N];
 #pragma unroll
             for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
-            return lk_srms_norm_unpack<E, N>(w, raw);
+            lk_srms_norm_unpack<E, N>(w, raw);
+#pragma unroll
+            for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<WHAT>(x[j], w[j], offset);
+            return;
         }
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) w[j] = lk_to_float(columns[j]);
+    for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<WHAT>(x[j], lk_to_float(columns[j]), offset);
 }
-/* The same for columns of a dtype: of f32 or T, or, if ANY, of any type. */
-template <class T, bool ANY, int N>
-LK_DEVICE void lk_srms_norm_load_columns(float (&w)[N], const void *columns, int dtype, int col)
+/* The same for columns of a dtype: TIMES: of f32 or T, otherwise of any. */
+template <int WHAT, class T, int N>
+LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const void *columns, int dtype, int col, float offset)
 {
-    if (dtype == LK_DTYPE_F32) lk_srms_norm_load_columns(w, (const float *)columns + col);
-    else if (!ANY) lk_srms_norm_load_columns(w, (const T *)columns + col);
-    else if (dtype == LK_DTYPE_F16) lk_srms_norm_load_columns(w, (const lk_f16 *)columns + col);
-    else lk_srms_norm_load_columns(w, (const lk_bf16 *)columns + col);
+    if (dtype == LK_DTYPE_F32) lk_srms_norm_apply<WHAT>(x, (const float *)columns + col, offset);
+    else if (WHAT == LK_SRMS_NORM_TIMES) lk_srms_norm_apply<WHAT>(x, (const T *)columns + col, offset);
+    else if (dtype == LK_DTYPE_F16) lk_srms_norm_apply<WHAT>(x, (const lk_f16 *)columns + col, offset);
+    else lk_srms_norm_apply<WHAT>(x, (const lk_bf16 *)columns + col, offset);
 }
 template <class T> LK_DEVICE lk_vec<T> lk_srms_norm_load_weight(const T *weight)
 {
@@ -256,27 +266,22 @@ LK_DEVICE int lk_srms_norm_group(const lk_srms_norm_plan &p, int64_t row)
 /* A KIND of both directions' kernels that takes every option. The others do without those of lk_srms_norm_is_general. */
 enum { LK_SRMS_NORM_GENERAL = 3 };
 
-/* x times weight from a row's column col on, where there is a weight. */
+/* x times weight from a row's column col on, where there is a weight. Likewise x plus bias. */
 template <class T, int KIND, int N>
 LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
 {
     constexpr bool GENERAL = KIND == LK_SRMS_NORM_GENERAL;
-    float w[N];
     if (!p.a.weight) return;
     if (GENERAL) col += lk_srms_norm_group(p, row);
-    lk_srms_norm_load_columns<T, GENERAL>(w, p.a.weight, p.in.weight_dtype, col);
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= GENERAL ? p.a.weight_offset + w[j] : w[j];
+    lk_srms_norm_apply<GENERAL ? LK_SRMS_NORM_TIMES_SUM : LK_SRMS_NORM_TIMES, T>(x, p.a.weight, p.in.weight_dtype, col,
+                                                                                 p.a.weight_offset);
 }
-/* Likewise x plus bias. */
 template <class T, int N>
 LK_DEVICE void lk_srms_norm_apply_bias(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
 {
-    float b[N];
     if (!p.a.bias) return;
-    lk_srms_norm_load_columns<T, true>(b, p.a.bias, p.in.weight_dtype, col + lk_srms_norm_group(p, row));
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] += b[j];
+    col += lk_srms_norm_group(p, row);
+    lk_srms_norm_apply<LK_SRMS_NORM_PLUS, T>(x, p.a.bias, p.in.weight_dtype, col, 0.0f);
 }
 
 /* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
@@ -412,8 +417,8 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk
     const T *x = (const T *)in.x.data + row * in.x.stride + col;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (LK_ARCH < 900 && u * 32 >= count) break; /* or sm_80 spills */
-        if (u * 32 < count) held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
+        if (u * 32 >= count) break; /* loads under predicates start later, each with its own address; sm_80 spills */
+        held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
     }
 }
 template <class T, class R, int U>
@@ -513,7 +518,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     const int count = owner ? at.count : 0, edge = owner ? at.edge : 0;
     if (!FEW) lk_cluster_begin();
     /* Larger teams are slower with a prefetch and an early start of the next kernel. On sm_80 the prefetch only spills. */
-    const bool early = FEW || (LK_ARCH >= 900 && (in.team_log2 >= 0 || blockDim.x <= 64));
+    const bool early = FEW || (LK_ARCH >= 900 && at.size <= 64);
     if (early && count > 0) {
         lk_srms_norm_prefetch<T>(in.x, at);
         lk_srms_norm_prefetch<R>(in.r, at);
@@ -683,10 +688,7 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_pla
         lk_srms_norm_apply_weight<T, KIND>(g, p, row, col);
     } else {
         if (p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
-        float w[N];
-        lk_srms_norm_load_columns(w, (const float *)p.a.weight + col);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] *= w[j];
+        lk_srms_norm_apply<LK_SRMS_NORM_TIMES>(g, (const float *)p.a.weight + col, 0.0f);
     }
 }
 
