@@ -40,9 +40,9 @@
  *            (16 + log2 rows) 2^-24. Rows are added to dweight one after another. Where many rows are equal the rounding
  *            errors all have one sign, and add up.
  *            bench/results/choices.md has errors beside PyTorch's.
- *            Special values, and y without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0 its rstd is +inf, and
- *            its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN, and all of dweight. An
- *            infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
+ *            Special values, where y is without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0
+ *            its rstd is +inf, and its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN,
+ *            and all of dweight. An infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
  *            The sum of squares is a float. It overflows where the root mean square is 1.8e19 / sqrt(cols) or more. Then rstd =
  *            0, y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and
  *            those below 2^-150 are 0 (with --use_fast_math all below 2^-126). The bounds above hold where the mean square
@@ -171,8 +171,8 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* What columns[0 .. N) do to x: TIMES, x *= columns; TIMES_SUM, x *= offset + columns; PLUS, x += columns. They are read 16 bytes
- * at a time where they are aligned; beside rows of odd length they are not. */
+/* What columns[0 .. N) do to x: TIMES, x *= columns; TIMES_SUM, x *= offset + columns; PLUS, x += columns. They are read 16
+ * bytes at a time where they are aligned; beside rows of odd length they are not. */
 enum { LK_SRMS_NORM_TIMES, LK_SRMS_NORM_TIMES_SUM, LK_SRMS_NORM_PLUS };
 template <int WHAT> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
 {
@@ -263,7 +263,8 @@ LK_DEVICE int lk_srms_norm_group(const lk_srms_norm_plan &p, int64_t row)
     return p.a.groups > 1 ? (int)(row % p.a.groups * p.a.cols) : 0;
 }
 
-/* A KIND of both directions' kernels that takes every option. The others do without those of lk_srms_norm_is_general. */
+/* The KIND of both directions' kernels that takes every option. The others lack those of lk_srms_norm_is_general, so that their
+ * code stays short. */
 enum { LK_SRMS_NORM_GENERAL = 3 };
 
 /* x times weight from a row's column col on, where there is a weight. Likewise x plus bias. */
@@ -1222,7 +1223,7 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
                          l.grid, l.cluster, l.threads, 0, stream, l.plan);
 }
 
-/* Greatest. */
+/* The greatest one. */
 LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
 {
     return b ? lk_srms_norm_common_divisor(b, a % b) : a;

@@ -96,7 +96,8 @@ static const char *describe(const problem *p)
 {
     static char text[1024];
     int n = snprintf(text, sizeof text,
-                     "%s %s path=%s rows=%lld cols=%lld eps=%g groups=%d weight_offset=%g dtypes: residual %d weight %d dweight %d%s",
+                     "%s %s path=%s rows=%lld cols=%lld eps=%g groups=%d weight_offset=%g "
+                     "dtypes: residual %d weight %d dweight %d%s",
                      direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->rows,
                      (long long)p->cols, (double)p->eps, p->groups, (double)p->weight_offset, p->residual_dtype,
                      p->weight_dtype, p->dweight_dtype, p->accumulate ? " accumulate" : "");
