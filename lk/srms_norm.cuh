@@ -688,7 +688,7 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_pla
     if constexpr (KIND >= LK_SRMS_NORM_TWICE) {
         lk_srms_norm_apply_weight<T, KIND>(g, p, row, col);
     } else {
-        if (p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
+        if (sizeof(T) == sizeof(float) || p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
         lk_srms_norm_apply<LK_SRMS_NORM_TIMES>(g, (const float *)p.a.weight + col, 0.0f);
     }
 }
