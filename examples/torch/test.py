@@ -268,11 +268,11 @@ def logsumexp():
 # ---- Norms ------------------------------------------------------------------------------------------------------------------
 
 
-def norm_bounds(dims, eps, residual, weighted, sum_type=None):
+def norm_bounds(dims, eps, residual, weighted, sum_type=None, offset=0.0):
     """Of y, and with a residual of s. sum_type: s is rounded to it before backward reads it; rstd is that of the exact sum."""
     def bounds(doubles, outs, ups, gradients):
         x = doubles[0] + doubles[1] if residual else doubles[0]
-        w = doubles[-1] if weighted else 1.0
+        w = doubles[-1] + offset if weighted else 1.0
         axes = tuple(range(-dims, 0))
         errors = [16 * U * outs[0].abs()] + ([2 * U * outs[1].abs()] if residual else [])
         if not gradients:
@@ -321,6 +321,14 @@ def norms():
     for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
         hold(f"rms_norm bf16 {layout}", lambda x, w: LF.rms_norm(x, (40,), w, eps), lambda x, w: exact_norm(x, (40,), w, eps),
              [leaf(normal(4, 6, 40), BF16, layout), leaf(normal(40), BF16)], norm_bounds(1, eps, False, True), upstream)
+    for t, weight_type, offset in itertools.product(TYPES, (None, F32), (1.0, -0.25)):
+        x, r, w = leaf(normal(3, 6, 40), t), leaf(normal(3, 6, 40), t), leaf(normal(40), weight_type or t)
+        name = f"{NAMES[t]}, weight {NAMES[weight_type or t]} + {offset}"
+        hold("rms_norm " + name, lambda x, w: LF.rms_norm(x, (40,), w, eps, weight_offset=offset),
+             lambda x, w: exact_norm(x, (40,), w + offset, eps), [x, w], norm_bounds(1, eps, False, True, None, offset))
+        hold("add_rms_norm " + name, lambda x, r, w: LF.add_rms_norm(x, r, (40,), w, eps, weight_offset=offset),
+             lambda x, r, w: (exact_norm(x + r, (40,), w + offset, eps), x + r), [x, r, w],
+             norm_bounds(1, eps, True, True, t, offset))
     for wants in itertools.product((False, True), repeat=3):
         if any(wants):
             def bounds(doubles, outs, ups, gradients, wants=wants):
@@ -934,6 +942,8 @@ def functions():
     t, th = classes(12, 6), classes(20, 6)
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
+            ("rms_norm, weight_offset", lambda x, w: LF.rms_norm(x, (12,), w, weight_offset=1),
+             [leaf(normal(6, 12)), leaf(normal(12))]),
             ("add_rms_norm", lambda x, r, w: torch.cat(LF.add_rms_norm(x, r, (12,), w)),
              [leaf(normal(6, 12)), leaf(normal(6, 12)), leaf(normal(12))]),
             ("srms_norm", lambda x: LF.srms_norm(x), [leaf(normal(6, 12))]),
@@ -1441,6 +1451,7 @@ def mistakes():
                 ("rms_norm: type of weight", lambda: rms(a, (8,), zeros(8, dtype=BF16)), "weight"),
                 ("rms_norm: eps below 0", lambda: rms(a, (8,), None, -1.0), "eps"),
                 ("rms_norm: eps NaN", lambda: rms(a, (8,), None, NAN), "eps"),
+                ("rms_norm: weight_offset NaN", lambda: rms(a, (8,), zeros(8), weight_offset=NAN), "weight_offset"),
                 ("rms_norm: weight is a number", lambda: rms(a, (8,), 1.0), "weight", "tensor"),
                 ("srms_norm: a 0-d tensor", lambda: LF.srms_norm(a.sum()), "dim", "input"),
                 ("srms_norm: eps", lambda: LF.srms_norm(a, -1.0), "eps"),

@@ -49,9 +49,9 @@ using torch::autograd::variable_list;
 using Below = at::AutoDispatchBelowADInplaceOrView;
 
 // The ops that a user calls.
-Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps);
+Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps, double weight_offset);
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   std::optional<double> eps);
+                                   std::optional<double> eps, double weight_offset);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \

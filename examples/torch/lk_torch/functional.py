@@ -52,29 +52,30 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     return out.view(shape) if keepdim and shape is not None else out
 
 
-def _norm(name, input, residual, normalized_shape, weight, eps):
+def _norm(name, input, residual, normalized_shape, weight, eps, weight_offset):
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     first = (input,) if residual is None else (input, residual)
     n = len(normalized_shape)
     if n == 1:
-        return op(*first, normalized_shape[0], weight, eps)
+        return op(*first, normalized_shape[0], weight, eps, float(weight_offset))
     if n == 0 or tuple(normalized_shape) != tuple(input.shape[-n:]):
         raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {list(input.shape)}")
     if weight is not None and weight.shape != input.shape[-n:]:
         raise ValueError(f"lk: weight has shape {list(weight.shape)}; it must be {list(normalized_shape)}")
     flat = [t.flatten(-n) for t in first]
-    out = op(*flat, flat[0].shape[-1], None if weight is None else weight.flatten(), eps)
+    out = op(*flat, flat[0].shape[-1], None if weight is None else weight.flatten(), eps, float(weight_offset))
     return out.view(input.shape) if residual is None else tuple(t.view(input.shape) for t in out)
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """F.rms_norm. weight has input's type or is float32; the result has input's type."""
-    return _norm("rms_norm", input, None, normalized_shape, weight, eps)
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, weight_offset=0.0):
+    """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
+    Gemma's weight_offset is 1."""
+    return _norm("rms_norm", input, None, normalized_shape, weight, eps, weight_offset)
 
 
-def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None):
+def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, weight_offset=0.0):
     """s = input + residual; returns (rms_norm(s), s), s in residual's type."""
-    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps)
+    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, weight_offset)
 
 
 def srms_norm(input, eps=1e-6):
