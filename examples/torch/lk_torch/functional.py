@@ -86,6 +86,8 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
           denominator):
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
+        if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
+            target = target.movedim(1, -1)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
               float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator)
@@ -93,7 +95,9 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                   softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
-    """F.cross_entropy of class numbers; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+    """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+
+    target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
 
     denominator, a tensor of one number, is what a mean divides by, instead of its own count (or sum of weights): the targets of
     all micro-batches, say. It gets no gradient."""
