@@ -841,8 +841,13 @@ def lrpe_angles(theta, shape, dim, offset):
     return angles.reshape(theta.shape[0], math.prod(shape), len(shape) * theta.shape[1])[..., :dim]
 
 
+def lrpe_theta(theta, x, shape):
+    """theta of all heads and features; those that share one have a row or a column."""
+    return theta.expand(x.shape[1], -(-x.shape[3] // len(shape)) if theta.shape[1] == 1 else theta.shape[1])
+
+
 def exact_lrpe(x, theta, shape, prefix, activation, offset=()):
-    a = ACTS[activation](x)
+    a, theta = ACTS[activation](x), lrpe_theta(theta, x, shape)
     phi = lrpe_angles(theta, shape, x.shape[3], offset)
     head, cells = a[:, :, :prefix], a[:, :, prefix:]
     return torch.cat([torch.cat([head, torch.zeros_like(head)], -1), torch.cat([cells * phi.cos(), cells * phi.sin()], -1)], 2)
@@ -850,8 +855,8 @@ def exact_lrpe(x, theta, shape, prefix, activation, offset=()):
 
 def lrpe_bounds(shape, prefix, activation, wants, offset=()):
     def bounds(doubles, outs, ups, gradients):
-        x, theta = doubles
-        d, a = x.shape[3], ACTS[activation](x).abs()
+        x, own = doubles
+        d, a, theta = x.shape[3], ACTS[activation](x).abs(), lrpe_theta(own, x, shape)
         relative = torch.zeros_like(x)
         if activation in ("sigmoid", "silu"):
             relative = (x.abs() + 8) * 2 * U
@@ -875,7 +880,7 @@ def lrpe_bounds(shape, prefix, activation, wants, offset=()):
             terms = (position.abs() * (g * a * (angle + relative + 16 * U))[:, :, prefix:]).sum((0, 2))
             spread = torch.zeros(theta.shape[0], len(shape) * theta.shape[1], dtype=torch.float64, device=D)
             spread[:, :d] = terms
-            errors.append(spread.view(theta.shape[0], len(shape), -1).sum(1))
+            errors.append(spread.view(theta.shape[0], len(shape), -1).sum(1).sum_to_size(own.shape))
         return [y], [e for e, want in zip(errors, wants) if want]
     return bounds
 
@@ -887,9 +892,11 @@ def md_lrpe_cosine():
         n, e = prefix + math.prod(shape), -(-d // len(shape)) + rng.choice((0, 0, 2))
         wants = rng.choice(((True, True), (True, True), (True, False), (False, True)))
         layout = rng.choice(LAYOUTS)
-        theta = leaf(normal(h, e), rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
+        theta = normal(*rng.choice(((h, e), (h, e), (1, e), (h, 1), (1, 1))))
+        theta = leaf(theta, rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
         offset = tuple(rng.randint(-9, 99) for _ in shape) if rng.random() < 0.5 else ()
-        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {offset} {layout}",
+        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {tuple(theta.shape)} "
+             f"{offset} {layout}",
              lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, activation, offset),
              lambda x, th: exact_lrpe(x, th, shape, prefix, activation, offset),
              [leaf(normal(b, h, n, d), t, layout, wants[0]), theta], lrpe_bounds(shape, prefix, activation, wants, offset),
