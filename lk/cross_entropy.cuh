@@ -1789,6 +1789,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
  * u[j]; backward, which has lse, reads the probabilities alone, for U. Gradients take a second reading, by the same threads and
  * mostly from the caches. */
 #define LK_CE_PROB_BYTES 32768 /* of a row per block where it is read twice: those of an SM's blocks fit in its L1 */
+#define LK_CE_PROB_BLOCKS (LK_ARCH >= 1200 ? 2 : 3) /* per SM: as many as registers allow without spills */
 using lk_ce_prob_inbox = lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS>;
 
 /* What a thread reads at once: vectors of logits, and the probabilities of their columns. */
@@ -1970,7 +1971,7 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> 
 
 /* Q: the type of target_prob. given: backward. */
 template <class T, class Q, bool given>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, 3)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
     lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     LK_SHARED(lk_ce_prob_inbox, inbox, [1]);
