@@ -70,7 +70,8 @@ struct HeadCall {
         TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib > 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
-        fill_loss(a, x, target, class_weight, columns.rows, &t, &w, &d, LK_LOSS_OPTIONS);
+        fill_target(a, x, target, &t);
+        fill_loss(a, class_weight, columns.rows, &w, &d, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");

@@ -87,6 +87,8 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
           denominator):
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
+        if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
+            target = target.movedim(1, -1)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
               float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator)
@@ -94,7 +96,9 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                   softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
-    """F.cross_entropy of class numbers; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+    """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+
+    target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
 
     denominator, a tensor of one number, is what a mean divides by, instead of its own count (or sum of weights): the targets of
     all micro-batches, say. It gets no gradient."""
@@ -153,6 +157,7 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
     """Rotates act(x) [b, h, n, d] by position: [b, h, n, 2 d]. theta is [h, e], n = prefix + the product of shape.
 
+    theta may have one row for all heads, [1, e], or one angle for all features of a head, [h, 1], or both; its gradient likewise.
     activation: None, "relu", "sigmoid", "silu" or "softmax". offset, a number per axis of shape, is added to positions: the
     next token after n others has shape (1,), offset (n,)."""
     return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, _value(_ACTIVATIONS, "activation", activation))
