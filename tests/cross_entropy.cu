@@ -2388,7 +2388,7 @@ static void rank_errors(int type)
         if (i == 8 || i == 9) v->all_gather = broken_gather;
         if (i == 10) a.all_states = NULL;
         if (i == 11) *v = {};
-        if (i == 12) a.target_prob = a.logits, a.target = NULL;
+        if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)
                                                                   : call_of[direction][type](&a, test.stream);
