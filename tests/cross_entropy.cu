@@ -2244,6 +2244,7 @@ static void fuzz(void)
         if (chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
         if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
         if (chance(r, 8)) p.spread = 0;
+        if (p.seed / 8 % 8 == 0) p.denominator = p.seed / 64 % 2 ? 0 : INFINITY;
         if (chance(r, 12)) {
             p.special = NEIGHBOURS, p.offset = (chance(r, 2) ? 1 : -1) * (type == TEST_F16 ? 6e4 : 1.3e10);
             p.on[SOFTCAP] = p.on[Z] = p.on[SCALE] = false;
