@@ -1033,7 +1033,7 @@ static void all_counts(void)
             const int type = i / PROB_KINDS, kind = i % PROB_KINDS;
             if (type == TEST_F32 && (kind == PROB_WIDE || kind == PROB_OFF_WIDE)) continue;
             if (!test_that(probs_of[at][type][kind] > 0))
-                test_detail("%s %s never ran class probabilities: %s", counted_paths[at], test_type_name[type], prob_kind[kind]);
+                test_detail("%s %s never ran probabilities: %s", counted_paths[at], test_type_name[type], prob_kind[kind]);
         }
         if (path_here(at % PATHS) && gives_loss(at / PATHS) && !test_that(unweighted_bad[at] > 0))
             test_detail("%s never ran weight_sum with bad targets and no class weights", counted_paths[at]);
