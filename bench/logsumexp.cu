@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* bench/logsumexp.cu - lk_logsumexp against its ceiling, the formula as the simplest kernel and, where rows are contiguous, CUB's
- * segmented reduction; how to run it: bench.h. */
+/* bench/logsumexp.cu - lk_logsumexp against its ceiling, the formula as the simplest kernel and, where rows are contiguous,
+ * CUB's segmented reduction; how to run it: bench.h. */
 #include <cub/device/device_segmented_reduce.cuh>
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>

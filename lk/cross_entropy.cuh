@@ -63,8 +63,8 @@
  *            other number is divided by, NaN and infinities too. It is used with LK_REDUCTION_MEAN alone.
  *            dentropy: the gradient of each row's entropy, which is added, like dlse. It is not divided by D. backward also
  *            needs the entropy of forward, in the field entropy; forward_backward does not.
- *            target_prob: class probabilities as in PyTorch's cross_entropy, with target NULL. A row need not add up to 1. Every
- *            row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
+ *            target_prob: class probabilities as in PyTorch's cross_entropy, with target NULL. A row need not add up to 1.
+ *            Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
  *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss, which is
  *            NaN in PyTorch; where u[j] is above 0 the loss is +inf. The gradient is finite.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
@@ -95,8 +95,8 @@
  *            6e-4 at 1e4. lse_low removes that: lse + lse_low differs from the log of forward's sum by at most
  *            2^-23 + |lse| 2^-46, so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is
  *            not finite.
- *            target_prob: the error of dz[j] is relative to the larger of its terms, so where p[j] is almost 1 it is not as good
- *            as with target.
+ *            target_prob: the error of dz[j] is relative to the larger of its terms, so where p[j] is almost 1 it is larger
+ *            than with target.
  *            dentropy: the difference in brackets has an absolute error of a few 2^-24 (|log p[j]| + entropy); in backward also
  *            that of the lse that it is given.
  *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of

@@ -1153,7 +1153,7 @@ static void all_counts(void)
             const int type = i / PROB_KINDS, kind = i % PROB_KINDS;
             if (type == TEST_F32 && (kind == PROB_WIDE || kind == PROB_OFF_WIDE)) continue;
             if (!test_that(probs_of[at][type][kind] > 0))
-                test_detail("%s %s never ran class probabilities: %s", counted_paths[at], test_type_name[type], prob_kind[kind]);
+                test_detail("%s %s never ran probabilities: %s", counted_paths[at], test_type_name[type], prob_kind[kind]);
         }
         if (path_here(at % PATHS) && gives_loss(at / PATHS) && !test_that(unweighted_bad[at] > 0))
             test_detail("%s never ran weight_sum with bad targets and no class weights", counted_paths[at]);
@@ -2436,6 +2436,7 @@ static void fuzz(void)
         if (chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
         if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
         if (chance(r, 8)) p.spread = 0;
+        if (p.seed / 8 % 8 == 0) p.denominator = p.seed / 64 % 2 ? 0 : INFINITY;
         if (chance(r, 12)) {
             p.special = NEIGHBOURS, p.offset = (chance(r, 2) ? 1 : -1) * (type == TEST_F16 ? 6e4 : 1.3e10);
             p.on[SOFTCAP] = p.on[Z] = p.on[SCALE] = false;

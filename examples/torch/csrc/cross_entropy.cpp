@@ -51,7 +51,8 @@ static Rows fill_prob(lk_cross_entropy_args &a, const Tensor &x, const Tensor &p
 {
     TORCH_CHECK_VALUE(prob.sizes() == x.sizes(), "lk: target has shape ", prob.sizes(), "; probabilities of classes need ",
                       x.sizes());
-    TORCH_CHECK_VALUE(ignore_index < 0, "lk: ignore_index is ", ignore_index, "; it does not apply to probabilities of classes");
+    TORCH_CHECK_VALUE(ignore_index < 0, "lk: ignore_index is ", ignore_index,
+                      "; it does not apply to probabilities of classes");
     const Rows rows(prob, "target");
     a.target_prob = rows.data(), a.target_prob_stride = rows.stride;
     a.target_prob_dtype = type_beside(prob, x.scalar_type(), "target, as probabilities of classes,");

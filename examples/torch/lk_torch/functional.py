@@ -157,7 +157,7 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
     """Rotates act(x) [b, h, n, d] by position: [b, h, n, 2 d]. theta is [h, e], n = prefix + the product of shape.
 
-    theta may have one row for all heads, [1, e], or one angle for all features of a head, [h, 1], or both; its gradient likewise.
+    theta may have one row for all heads, [1, e], one angle for all features of a head, [h, 1], or both; its gradient likewise.
     activation: None, "relu", "sigmoid", "silu" or "softmax". offset, a number per axis of shape, is added to positions: the
     next token after n others has shape (1,), offset (n,)."""
     return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, _value(_ACTIVATIONS, "activation", activation))
