@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// linear_cross_entropy and linear_cross_entropy_stats: lk/linear_cross_entropy.cuh.
+// linear_cross_entropy and linear_cross_entropy_stats, on one device or with the classes split over the ranks of a group:
+// lk/linear_cross_entropy.cuh.
 #include "lk_torch.h"
 
 #include <map>
@@ -38,6 +39,8 @@ struct Locked {
     const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias, const Maybe &class_weight,                 \
         LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted, bool batch_invariant
 #define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted, batch_invariant
+// A group of torch.distributed: its name, how many classes each of its ranks has, and this rank.
+#define RANKS std::string group, at::IntArrayRef shards, int64_t rank
 
 // lk puts the exponentials at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
 // saved tensors make them, is as good. Where the tensor lies elsewhere, as some do on the CPU, lk gets memory beside it.
@@ -59,19 +62,21 @@ struct HeadCall {
     Rows rows, columns;
     Tensor t, b, w, d, dx, dweight, dbias;
     size_t budget;
-    HeadCall(PARAMETERS)
+    std::string group;
+    HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
         : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target, "target"),
                   check_device(x, bias, "linear_bias"), check_device(x, class_weight, "weight"),
                   check_device(x, denominator, "denominator"), x)),
-          rows(x, "input"), columns(weight, "linear_weight")
+          rows(x, "input"), columns(weight, "linear_weight"), group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
         TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib > 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
+        if (!shards.empty()) split(shards, rank);
         fill_target(a, x, target, &t);
-        fill_loss(a, class_weight, columns.rows, &w, &d, LK_LOSS_OPTIONS);
+        fill_loss(a, class_weight, shards.empty() ? columns.rows : a.parallel.vocab_total, &w, &d, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");
@@ -83,6 +88,16 @@ struct HeadCall {
         a.fast_logits = fast_logits, a.max_counted = max_counted, a.batch_invariant = batch_invariant;
         budget = (size_t)workspace_mib << 20;
         a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
+    }
+    void split(at::IntArrayRef shards, int64_t rank)
+    {
+        TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows, "lk: linear_weight has ",
+                          columns.rows, " rows on rank ", rank, ", but shards is ", shards);
+        a.parallel.rank = (int)rank, a.parallel.ranks = (int)shards.size();
+        for (int64_t i = 0; i < (int64_t)shards.size(); i++) {
+            if (i < rank) a.parallel.vocab_start += shards[i];
+            a.parallel.vocab_total += shards[i];
+        }
     }
     // The matmuls of kept exponentials read rows at multiples of 16 bytes; others are copied.
     void align()
@@ -116,18 +131,14 @@ struct HeadCall {
         LK_RUN(lk_linear_cross_entropy_##direction, x, &call.a, call.stream);                                                  \
     } while (0)
 
-// loss; if keep lse; if saved_bytes the exponentials in as many bytes
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep, int64_t saved_bytes)
+// forward; returns the exponentials in so many bytes, if they are wanted.
+static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
 {
-    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse, saved;
-    c.a.loss = loss.mutable_data_ptr<float>();
-    if (keep) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
     if (!saved_bytes) {
         RUN(forward, c, x);
-        return {loss, lse, saved};
+        return Tensor();
     }
-    saved = make({saved_bytes}, x, at::kByte);
+    const Tensor saved = make({saved_bytes}, x, at::kByte);
     const Exponentials kept(saved);
     size_t needed = 0;
     c.align();
@@ -136,7 +147,17 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bo
     c.a.saved = kept.at.mutable_data_ptr();
     RUN(forward, c, x);
     if (!kept.at.is_same(saved)) saved.copy_(kept.at);
-    return {loss, lse, saved};
+    return saved;
+}
+
+// loss; if keep lse; if saved_bytes the exponentials in as many bytes
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep, int64_t saved_bytes)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse;
+    c.a.loss = loss.mutable_data_ptr<float>();
+    if (keep) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
+    return {loss, lse, run_forward(c, x, saved_bytes)};
 }
 
 // loss, lse, entropy, argmax
@@ -165,15 +186,14 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
     return {loss, c.dx, c.dweight, c.dbias};
 }
 
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
-                                                                   const Tensor &lse, const Maybe &entropy, const Maybe &saved,
-                                                                   PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
+                                                  const Tensor &lse, const Maybe &entropy, const Maybe &saved, const Tensor &x,
+                                                  const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
 {
-    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     // No gradient of the loss is 0, but lk's NULL is 1.
     const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, x.options().dtype(at::kFloat)), l = lse.contiguous();
     const Maybe dl = packed(dlse), de = packed(dentropy), h = packed(entropy);
-    c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_token = has(dloss) && !reduction;
+    c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_token = has(dloss) && !c.a.reduction;
     c.a.lse = (float *)l.const_data_ptr();
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
@@ -188,10 +208,77 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
     RUN(backward, c, x);
     return {c.dx, c.dweight, c.dbias};
 }
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
+                                                                   const Tensor &lse, const Maybe &entropy, const Maybe &saved,
+                                                                   PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    return run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
+}
+
+// The collectives are ops of PyTorch's dispatcher: its headers of c10d are not in every build. A result is there after wait.
+static void wait(const Tensor &t)
+{
+    LK_OP_FROM(_c10d_functional, wait_tensor, Tensor(const Tensor &));
+    wait_tensor_op.call(t);
+}
+
+// loss, lse, others, and with stats entropy and argmax, which are the same bits on every rank; if saved_bytes this rank's
+// exponentials in as many bytes. One all-gather, of 16 or 32 bytes a token.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t saved_bytes)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), entropy, argmax;
+    Tensor lse = make(target.sizes(), x, at::kFloat), others = make(target.sizes(), x, at::kFloat);
+    c.a.loss = loss.mutable_data_ptr<float>(), c.a.lse = lse.mutable_data_ptr<float>();
+    if (stats) {
+        entropy = make(target.sizes(), x, at::kFloat), argmax = make(target.sizes(), x, at::kLong);
+        c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+    }
+    const Tensor states = make({c.a.tokens, stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
+    c.a.states = states.mutable_data_ptr();
+    const Tensor saved = run_forward(c, x, saved_bytes);
+    LK_OP_FROM(_c10d_functional, all_gather_into_tensor, Tensor(const Tensor &, int64_t, std::string));
+    const Tensor all = c.a.tokens ? all_gather_into_tensor_op.call(states, (int64_t)shards.size(), group) : states;
+    wait(all);
+    c.a.all_states = all.const_data_ptr(), c.a.others = others.mutable_data_ptr<float>();
+    LK_RUN(lk_linear_cross_entropy_finish_workspace_bytes, x, &c.a, &c.a.workspace_bytes);
+    const Workspace workspace(c.a.workspace_bytes);
+    c.a.workspace = workspace.start;
+    LK_RUN(lk_linear_cross_entropy_finish, x, &c.a, c.stream);
+    return {loss, lse, others, entropy, argmax, saved};
+}
+
+// lk hands over dx in chunks of tokens, before dweight. All of it is summed over the ranks at once, since a rank with another
+// shard may have other chunks.
+static lk_status sum_dx(void *user, void *, int64_t first, int64_t tokens, cudaStream_t)
+{
+    LK_OP_FROM(_c10d_functional, all_reduce_, Tensor &(Tensor &, std::string, std::string));
+    HeadCall &c = *(HeadCall *)user;
+    if (first + tokens == c.a.tokens) all_reduce__op.call(c.dx, "sum", c.group);
+    return LK_OK;
+}
+static tuple<Tensor, Tensor, Tensor>
+linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &lse,
+                                       const Tensor &others, const Maybe &entropy, const Maybe &saved, PARAMETERS, RANKS,
+                                       bool want_dx, bool want_dweight, bool want_dbias)
+{
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+    const Tensor o = others.contiguous();
+    c.a.others = (float *)o.const_data_ptr(), c.a.parallel.user = &c, c.a.parallel.reduce = sum_dx;
+    const auto gradients =
+        run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
+    if (want_dx) wait(c.dx);
+    return gradients;
+}
 
 // Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
-    SavedVariable x, weight, target, bias, class_weight, lse, entropy, saved, divisor;
+    SavedVariable x, weight, target, bias, class_weight, lse, others, entropy, saved, divisor;
+    std::string group; // "": the classes are not split
+    std::vector<int64_t> shards;
+    int64_t rank = 0;
     bool stats;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -199,26 +286,30 @@ struct LinearCrossEntropyBackward : Node {
     variable_list apply(variable_list &&up) override
     {
         LK_OP(linear_cross_entropy_backward);
+        LK_OP(linear_cross_entropy_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined() && !(stats && (up[1].defined() || up[2].defined()))) return variable_list(3);
         const Tensor l = stats ? lse.unpack(shared_from_this()) : lse.unpack();
         const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
-        const Tensor cw = class_weight.unpack(), s = saved.unpack();
+        const Tensor cw = class_weight.unpack(), s = saved.unpack(), o = others.unpack();
         const Maybe denominator = maybe(divisor.unpack());
         const Below below;
-        auto [dx, dweight, dbias] = linear_cross_entropy_backward_op.call(
-            maybe(up[0]), dlse, dentropy, l, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
-            task_should_compute_output(0),
-            task_should_compute_output(1), task_should_compute_output(2));
+        const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
+        auto [dx, dweight, dbias] =
+            group.empty() ? linear_cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, l, maybe(h), maybe(s), in, w, t,
+                                                                  maybe(b), maybe(cw), OPTIONS, wants[0], wants[1], wants[2])
+                          : linear_cross_entropy_parallel_backward_op.call(
+                                maybe(up[0]), dlse, dentropy, l, o, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
+                                group, shards, rank, wants[0], wants[1], wants[2]);
         return once({dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
-        class_weight.reset_data(), lse.reset_data(), entropy.reset_data(), saved.reset_data();
-        divisor.reset_data();
+        class_weight.reset_data(), lse.reset_data(), others.reset_data(), entropy.reset_data();
+        saved.reset_data(), divisor.reset_data();
     }
     void keep(PARAMETERS)
     {
@@ -307,6 +398,40 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
     return {loss, lse, entropy, argmax};
 }
 
+// The classes split over ranks. Gradients are made in backward, also those of a reduced loss: dx is then summed over the ranks
+// beside the work on dweight. The collectives of all ranks come in one order, since forward and backward have one each.
+static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool stats, bool keep)
+{
+    LK_OP_AS(linear_cross_entropy_parallel_forward,
+             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, RANKS, bool, c10::SymInt));
+    check_input(x, "input");
+    const bool wanted = wants_gradient(x, weight, bias);
+    const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
+    const c10::SymInt bytes =
+        wanted && keep && !batch_invariant ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0);
+    Tensor loss, lse, others, entropy, argmax, saved;
+    {
+        const Below below;
+        std::tie(loss, lse, others, entropy, argmax, saved) = linear_cross_entropy_parallel_forward_op.call(
+            x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, stats, bytes);
+    }
+    if (!wanted) return {loss, lse, entropy, argmax};
+    torch::autograd::set_history(loss, node);
+    if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
+    node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
+    node->others = save(others), node->saved = save(saved), node->group = group, node->shards = shards.vec(), node->rank = rank;
+    node->keep(x, weight, target, bias, class_weight, OPTIONS);
+    return {loss, lse, entropy, argmax};
+}
+static Tensor linear_cross_entropy_parallel(PARAMETERS, RANKS, bool keep)
+{
+    return std::get<0>(parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, false, keep));
+}
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, RANKS)
+{
+    return parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, true, false);
+}
+
 // As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
 template <class Op, class... More> static auto autocast(const Op &op, PARAMETERS, More... more)
 {
@@ -325,9 +450,20 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast
     LK_OP(linear_cross_entropy_stats);
     return autocast(linear_cross_entropy_stats_op, x, weight, target, bias, class_weight, OPTIONS);
 }
+static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, RANKS, bool keep)
+{
+    LK_OP(linear_cross_entropy_parallel);
+    return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, keep);
+}
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, RANKS)
+{
+    LK_OP(linear_cross_entropy_stats_parallel);
+    return autocast(linear_cross_entropy_stats_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+}
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
 #define SETTINGS LK_LOSS_SCHEMA ", int workspace_mib, bool fast_logits, int max_counted, bool batch_invariant"
+#define IN_RANKS ", str group, int[] shards, int rank"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
@@ -343,8 +479,22 @@ TORCH_LIBRARY_FRAGMENT(lk, m)
     kernel(m, "linear_cross_entropy_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, Tensor? saved, " INPUTS
            SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
+    user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS IN_RANKS ", bool keep) -> Tensor",
+            &linear_cross_entropy_parallel);
+    user_op(m, "linear_cross_entropy_stats_parallel", "(" INPUTS SETTINGS IN_RANKS ") -> (Tensor, Tensor, Tensor, Tensor)",
+            &linear_cross_entropy_stats_parallel);
+    kernel(m, "linear_cross_entropy_parallel_forward",
+           "(" INPUTS SETTINGS IN_RANKS ", bool stats, SymInt saved_bytes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_parallel_forward);
+    kernel(m, "linear_cross_entropy_parallel_backward",
+           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor others, Tensor? entropy, Tensor? saved, " INPUTS
+           SETTINGS IN_RANKS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_parallel_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
     m.impl("linear_cross_entropy_stats", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_autocast));
+    m.impl("linear_cross_entropy_parallel",
+           torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_parallel_autocast));
+    m.impl("linear_cross_entropy_stats_parallel",
+           torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_parallel_autocast));
 }
 
 } // namespace lk_torch

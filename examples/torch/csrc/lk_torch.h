@@ -86,8 +86,10 @@ Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef 
 #define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
 
 // The dispatcher's op lk::name, looked up once. An int or int[] that may be symbolic has another type there: LK_OP_AS.
-#define LK_OP_AS(name, ...)                                                                                                    \
-    static const auto name##_op = c10::Dispatcher::singleton().findSchemaOrThrow("lk::" #name, "").typed<__VA_ARGS__>()
+#define LK_OP_FROM(library, name, ...)                                                                                         \
+    static const auto name##_op =                                                                                              \
+        c10::Dispatcher::singleton().findSchemaOrThrow(#library "::" #name, "").typed<__VA_ARGS__>()
+#define LK_OP_AS(name, ...) LK_OP_FROM(lk, name, __VA_ARGS__)
 #define LK_OP(name) LK_OP_AS(name, decltype(name))
 
 inline bool has(const Maybe &t) { return t && t->defined(); }

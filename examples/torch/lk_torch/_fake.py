@@ -107,3 +107,18 @@ def linear_cross_entropy_stats_forward(x, weight, target, bias, class_weight, re
 @fake
 def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, entropy, saved, x, weight, target, bias, *options):
     return head(x, weight, bias, *options[-3:])
+
+
+@fake
+def linear_cross_entropy_parallel_forward(x, weight, target, bias, class_weight, reduction, *options):
+    stats, saved_bytes = options[-2:]
+    per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32)]
+    more = [x.new_empty(target.shape, dtype=t) if stats else None for t in (F32, torch.int64)]
+    return (loss(x, target, reduction), *per_token, *more,
+            x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
+
+
+@fake
+def linear_cross_entropy_parallel_backward(dloss, dlse, dentropy, lse, others, entropy, saved, x, weight, target, bias,
+                                           *options):
+    return head(x, weight, bias, *options[-3:])

@@ -115,17 +115,33 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
                  softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted, batch_invariant,
-                 *more):
-    op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
+                 group, shards, *more):
+    ranks = ()
+    if group is not None:
+        name += "_parallel"
+        shards = [linear_weight.shape[0]] * group.size() if shards is None else shards
+        if len(shards) != group.size():
+            raise ValueError(f"lk: shards is {list(shards)}; it must have a number for each of {group.size()} ranks")
+        ranks = (group.group_name, shards, group.rank())
+    elif shards is not None:
+        raise ValueError("lk: shards are those of a group; group is None")
+    op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
               float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator,
-              workspace_mib, fast_logits, max_counted, batch_invariant, *more)
+              workspace_mib, fast_logits, max_counted, batch_invariant, *ranks, *more)
+
+
+def shards_of(linear_weight, group):
+    """How many rows each rank of the group has, for linear_cross_entropy's `shards`. It is a collective: call it once."""
+    sizes = linear_weight.new_empty(group.size(), dtype=torch.int64)
+    torch.distributed.all_gather_into_tensor(sizes, sizes.new_tensor([linear_weight.shape[0]]), group=group)
+    return sizes.tolist()
 
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                          denominator=None, workspace_mib=1024, fast_logits=False, max_counted=0, batch_invariant=False,
-                         keep=False):
+                         group=None, shards=None, keep=False):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits. fast_logits stores them in input's type.
@@ -137,21 +153,28 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     logits for it, in bfloat16: as much memory as the logits in bfloat16 take, whatever workspace_mib says, until the graph is
     freed. Backward then does not compute the logits again: two matmuls, not three. It is for bfloat16 on sm_90a (H100, H200)
     without label_smoothing, with hidden a multiple of 8; anything else is as with keep=False. A mean or sum makes its gradients
-    in forward or, in float16, computes the logits again; keep changes neither."""
+    in forward or, in float16, computes the logits again; keep changes neither.
+
+    group: a ProcessGroup of torch.distributed whose ranks each have some of the classes, a vocabulary-parallel head. Then
+    linear_weight and linear_bias are this rank's rows, and ranks have them in order; all ranks have as many, or shards says how
+    many each has (shards_of finds out; 0 is good). input, target, weight and denominator are those of all classes, and alike on
+    all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all ranks'
+    gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
+    reduction. All ranks make the call."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits,
-                        max_counted, batch_invariant, keep)
+                        max_counted, batch_invariant, group, shards, keep)
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
                                zero_when_empty=False, denominator=None, workspace_mib=1024, fast_logits=False, max_counted=0,
-                               batch_invariant=False):
+                               batch_invariant=False, group=None, shards=None):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
     return LinearCrossEntropyOutput(*_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted,
-        batch_invariant))
+        batch_invariant, group, shards))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):

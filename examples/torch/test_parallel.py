@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: MIT
+"""linear_cross_entropy with its classes split over the ranks of a group, against the call of one rank.
+
+    python examples/torch/test_parallel.py      # 2 and 3 processes: gloo on the simulator, nccl where there are as many GPUs
+
+test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each can also make the call of all classes."""
+import itertools
+import os
+import random
+import socket
+import subprocess
+import sys
+import warnings
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+
+import torch
+import torch.distributed as dist
+
+import lk_torch
+from lk_torch import functional as LF
+
+CUDA = lk_torch.BACKEND == "cuda"
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+HALF = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}  # half a unit of the type, relative
+totals = [0, 0]  # passed, failed
+
+
+def verdict(name, right, why=""):
+    totals[not right] += 1
+    if not right or os.environ.get("V") == "1":
+        print(f"  {'ok  ' if right else 'FAIL'}  rank {dist.get_rank()} of {dist.get_world_size()}: {name}  {why}", flush=True)
+
+
+def close(name, ours, theirs, tolerance):
+    """By the norm; in one place by at most the same part of the largest number."""
+    a, b = ours.detach().double(), theirs.detach().double()
+    if a.shape != b.shape or not b.numel():
+        return verdict(name, a.shape == b.shape, f"shape {tuple(a.shape)}, not {tuple(b.shape)}")
+    same = torch.where(a.isnan() & b.isnan() | (a == b), 0.0, a - b)
+    error = float(same.norm() / b.nan_to_num(posinf=0.0).norm().clamp(min=1e-30))
+    verdict(name, error <= tolerance, f"relative error {error:.3g}, at most {tolerance:.3g}")
+
+
+def identical(name, t):
+    """The same bits on all ranks."""
+    all_of = [torch.empty_like(t) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_of, t.detach().contiguous())
+    verdict(f"{name}: the same bits on all ranks", all(torch.equal(v.nan_to_num(7.0), t.nan_to_num(7.0)) for v in all_of))
+
+
+class Case:
+    """A call of all classes, and the same of this rank's. `more`: options."""
+
+    def __init__(self, dtype, spread, hidden, sizes, bias=None, ignored=0.0, **more):
+        rank, vocab, group = dist.get_rank(), sum(sizes), dist.group.WORLD
+        first = sum(sizes[:rank])
+        mine = slice(first, first + sizes[rank])
+        tensor = lambda *shape, sigma=1.0, dtype=dtype: (torch.randn(shape) * sigma).to(device, dtype)
+        self.whole = [tensor(*spread, hidden), tensor(vocab, hidden, sigma=2 * hidden**-0.5)]
+        self.whole += [tensor(vocab, dtype=bias)] if bias else []
+        self.part = [self.whole[0].clone(), *(t[mine].clone() for t in self.whole[1:])]
+        for t in self.whole + self.part:
+            t.requires_grad_()
+        self.target = torch.where(torch.rand(spread) < ignored, -100, torch.randint(vocab, spread)).to(device)
+        self.ups = [torch.randn(spread if n or more.get("reduction") == "none" else ()).to(device) for n in range(3)]
+        self.mine, self.more, self.dtype = mine, more, dtype
+        self.split = dict(group=group) if len(set(sizes)) == 1 else dict(group=group, shards=sizes)
+        self.name = f"{dtype} {spread} x {hidden} x {sizes}, bias {bias}, {sorted(more)} {more.get('reduction', 'mean')}"
+
+    def loss(self, x, w, b=None, keep=False, **split):
+        return LF.linear_cross_entropy(x, w, self.target, linear_bias=b, keep=keep, **self.more, **split)
+
+    def stats(self, x, w, b=None, **split):
+        return LF.linear_cross_entropy_stats(x, w, self.target, linear_bias=b, **self.more, **split)
+
+    def compare(self, kind, ours, theirs, leaves=None, tolerance=1.0):
+        """Results, and gradients of `leaves`; both of our call are compared with those of all classes."""
+        ours, theirs = (out if isinstance(out, tuple) else (out,) for out in (ours, theirs))
+        for i, (a, b) in enumerate(zip(ours, theirs)):
+            identical(f"{self.name}, {kind}, result {i}", a)
+            if i < 3:
+                close(f"{self.name}, {kind}, result {i}", a, b, tolerance * 2e-6 if self.dtype == F32 else 2e-5)
+            else:
+                verdict(f"{self.name}, {kind}, argmax", torch.equal(a, b), f"{a}, not {b}")
+        wanted = [i for i in range(len(self.part)) if leaves is None or i in leaves]
+        if not wanted:
+            return
+        found, right = (torch.autograd.grad(out[:3], [leaf[i] for i in wanted], self.ups[:len(out[:3])], materialize_grads=True)
+                        for out, leaf in ((ours, self.part), (theirs, self.whole)))
+        for i, a, b in zip(wanted, found, right):
+            if i == 0:
+                identical(f"{self.name}, {kind}, dx", a)
+            # dZ is rounded, the sums of ranks are, and so is their sum
+            slack = 32 * HALF[F32] if self.dtype == F32 else (2 + dist.get_world_size()) * HALF[self.dtype]
+            close(f"{self.name}, {kind}, {('dx', 'dweight', 'dbias')[i]}", a, b[self.mine] if i else b, tolerance * slack)
+
+
+def options(rng, vocab):
+    """Some of all options."""
+    values = dict(label_smoothing=0.125, softcap=6.0, z_loss=0.01, logit_scale=0.75, weight=torch.rand(vocab).to(device) + 0.5,
+                  zero_when_empty=True, ignored=0.4, max_counted=9, workspace_mib=1)
+    return {k: v for k, v in values.items() if rng.random() < 0.4}
+
+
+def against_one_rank(ranks):
+    rng = random.Random(ranks)  # alike on all ranks
+    shards = {2: ([32, 32], [41, 9], [0, 50]), 3: ([24, 24, 24], [17, 40, 7], [50, 0, 13])}[ranks]
+    for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
+        for _ in range(2):
+            chosen = options(rng, sum(sizes))
+            case = Case(dtype, rng.choice(((6,), (3, 4), (9,))), 16, sizes, rng.choice((None, dtype, F32)), reduction=reduction,
+                        **chosen)
+            case.compare("loss", case.loss(*case.part, **case.split), case.loss(*case.whole))
+            case.compare("stats", case.stats(*case.part, **case.split), case.stats(*case.whole))
+            case.compare("keep", case.loss(*case.part, keep=True, **case.split), case.loss(*case.whole))
+    case = Case(F32, (6,), 16, shards[1], F32)
+    for leaves in ((0,), (1,), (2,), (0, 2), (1, 2)):
+        for i, (a, b) in enumerate(zip(case.part, case.whole)):
+            a.requires_grad_(i in leaves), b.requires_grad_(i in leaves)
+        case.compare(f"gradients of {leaves}", case.loss(*case.part, **case.split), case.loss(*case.whole), leaves)
+    with torch.no_grad():
+        case.compare("no_grad", case.loss(*case.part, **case.split), case.loss(*case.whole), ())
+    for name, more in (("denominator", dict(denominator=torch.full((), 3.0, device=device))),
+                       ("all ignored", dict(ignored=1.1)), ("all ignored, zero_when_empty", dict(ignored=1.1, zero_when_empty=True))):
+        case = Case(F32, (6,), 16, shards[1], **more)
+        case.compare(name, case.loss(*case.part, **case.split), case.loss(*case.whole))
+    case = Case(F32, (0,), 16, shards[1], zero_when_empty=True)
+    case.compare("no tokens", case.loss(*case.part, **case.split), case.loss(*case.whole))
+    case = Case(F32, (6,), 16, shards[1], F32)
+    case.target[3] = sum(shards[1])
+    case.compare("a bad target", case.stats(*case.part, **case.split), case.stats(*case.whole), ())
+    case = Case(F32, (6,), 16, shards[0])
+    case.dtype = BF16
+    with torch.autocast(device.type, BF16):
+        case.compare("autocast", case.loss(*case.part, **case.split), case.loss(*case.whole))
+
+
+def module(ranks):
+    """A head beside its split form, and how its shards are found."""
+    sizes, rank = list(range(20, 20 + ranks)), dist.get_rank()
+    heads = []
+    for rows in (sum(sizes), sizes[rank]):
+        more = {} if rows == sum(sizes) else dict(group=dist.group.WORLD, shards=sizes)
+        heads.append(lk_torch.LinearCrossEntropyLoss(16, rows, bias=True, device=device, **more))
+    first = sum(sizes[:rank])
+    with torch.no_grad():
+        for p in heads[0].parameters():
+            dist.broadcast(p, 0)
+        for whole, part in zip(heads[0].parameters(), heads[1].parameters()):
+            part.copy_(whole[first:first + sizes[rank]])
+    verdict("shards_of", LF.shards_of(heads[1].weight, dist.group.WORLD) == sizes)
+    x, t = torch.randn(6, 16).to(device), torch.randint(sum(sizes), (6,)).to(device)
+    for head in heads:
+        head(x, t).backward()
+    close("a module's dweight", heads[1].weight.grad, heads[0].weight.grad[first:first + sizes[rank]], 2e-6)
+    close("a module's dbias", heads[1].bias.grad, heads[0].bias.grad[first:first + sizes[rank]], 2e-6)
+
+
+def compiled(ranks):
+    """In one graph, with the results of eager mode."""
+    uneven = list(range(20, 20 + ranks))
+    cases = [Case(F32, (6,), 16, [24] * ranks, F32), Case(F32, (3, 4), 16, uneven, label_smoothing=0.125, ignored=0.3),
+             Case(BF16, (9,), 16, uneven, reduction="none")]
+    for backend, dynamic in (("aot_eager", False), ("inductor", False), ("inductor", True)):
+        for case in cases:
+            for name, f in (("loss", case.loss), ("stats", case.stats)):
+                torch._dynamo.reset()
+                fast = torch.compile(lambda *leaves: tuple(f(*leaves, **case.split)) if name == "stats" else
+                                     2 * f(*leaves, **case.split), fullgraph=True, backend=backend, dynamic=dynamic)
+                theirs = f(*case.whole)
+                case.compare(f"{backend}, dynamic={dynamic}, {name}", fast(*case.part),
+                             tuple(theirs) if name == "stats" else 2 * theirs)
+
+
+def mistakes(ranks):
+    case = Case(F32, (6,), 16, [24] * ranks)
+    more = dict(group=dist.group.WORLD)
+    for name, split, leaves in (("too few shards", dict(more, shards=[24]), case.part),
+                                ("another rank's shard", dict(more, shards=[25] * ranks), case.part),
+                                ("shards without group", dict(shards=[24] * ranks), case.part),
+                                ("rows of another length", more, [case.part[0], case.part[1][:, :8]])):
+        try:
+            case.loss(*leaves, **split)
+            verdict(name, False, "no exception")
+        except ValueError as error:
+            verdict(name, "shards" in str(error) or "linear_weight" in str(error), str(error))
+
+
+def worker(rank, ranks, port):
+    global device
+    device = torch.device("cuda", rank) if CUDA else torch.device("cpu")
+    if CUDA:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
+    torch.manual_seed(1)
+    for group in (against_one_rank, module, compiled, mistakes):
+        group(ranks)
+    dist.destroy_process_group()
+    print(f"{totals[0]} passed, {totals[1]} failed")
+    sys.exit(totals[1] > 0)
+
+
+def main():
+    passed = failed = 0
+    for ranks in (2, 3):
+        if CUDA and torch.cuda.device_count() < ranks:
+            print(f"  skipped: {ranks} ranks need {ranks} GPUs; this machine has {torch.cuda.device_count()}")
+            continue
+        with socket.socket() as s:
+            s.bind(("localhost", 0))
+            port = s.getsockname()[1]
+        command = [sys.executable, os.path.abspath(__file__)]
+        started = [subprocess.Popen([*command, str(rank), str(ranks), str(port)], stdout=subprocess.PIPE, text=True,
+                                    stderr=subprocess.STDOUT) for rank in range(ranks)]
+        for rank, process in enumerate(started):
+            try:
+                lines = process.communicate(timeout=600)[0].rstrip().splitlines() or [""]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                lines = process.communicate()[0].rstrip().splitlines() + ["it hangs"]
+            words = lines[-1].split()
+            if words[1:2] == ["passed,"]:
+                passed, failed = passed + int(words[0]), failed + int(words[2])
+                lines.pop()
+            else:
+                failed += 1
+                lines.append(f"  FAIL  rank {rank} of {ranks} ended with {process.returncode} before its last line")
+            print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    worker(*map(int, sys.argv[1:])) if sys.argv[1:] else main()
