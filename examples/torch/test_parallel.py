@@ -177,7 +177,8 @@ def compiled(ranks):
         for stats in (False, True) if backend == "aot_eager" else (True,):
             torch._dynamo.reset()
             fast = torch.compile(step, fullgraph=True, backend=backend, dynamic=backend == "inductor")
-            case.compare(f"{backend}, stats={stats}", fast(*case.part, stats=stats, **case.split), step(*case.whole, stats=stats))
+            ours, theirs = fast(*case.part, stats=stats, **case.split), step(*case.whole, stats=stats)
+            case.compare(f"{backend}, stats={stats}", ours, theirs)
 
 
 def mistakes(ranks):
