@@ -101,7 +101,7 @@ help: ## lists the targets
 backend: # said once, not by `make test` again for its parts
 	@$(if $(filter test-parts,$(MAKECMDGOALS)),:,echo "lk: BACKEND=$(BACKEND) ($(why))")
 
-examples: $(addprefix example-,$(ops)) example-row_softmax example-from_c example-train_step ## builds and runs every example; example-<op> one
+examples: $(addprefix example-,$(ops)) example-row_softmax example-from_c example-train_step example-parallel ## builds and runs every example; example-<op> one
 test: | backend ## builds and runs every test; test-<op> one; a GPU has the whole suites
 	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts
@@ -209,6 +209,8 @@ test-%: $(out)/tests/% | backend
 	@tests/run -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(ARGS)
 example-from_c: $(out)/from_c/program | backend
 	@$<
+example-parallel: $(out)/examples/parallel/main | backend
+	@$< $(ARGS)
 example-%: $(out)/examples/% | backend
 	@$< $(ARGS)
 bench-%: | backend
@@ -217,6 +219,18 @@ ifeq ($(BACKEND),gpu)
 	$(out)/bench/$* $(ARGS)
 else
 	@echo "lk: bench-$* measures a GPU and there is none here ($(why)); what an H200 reached is in bench/results/h200.csv"
+endif
+
+# Into <gpu>-parallel.csv: a rank of 2, 4, 8 on one GPU; with ARGS=--gpus and NCCL=DIR into <gpu>-x<number of GPUs>.csv.
+gpu_count = $(shell nvidia-smi -L | wc -l)
+bench-parallel: | backend ## strong scaling of a head whose columns are split over ranks; NCCL=DIR ARGS=--gpus: on all GPUs
+ifeq ($(BACKEND),gpu)
+	@$(MAKE) --no-print-directory $(out)/bench/parallel
+	@echo "op,direction,dtype,case,ranks,provider,ms,efficiency,bytes,gpu,commit" > $(out)/parallel.csv
+	BENCH_CSV=$(out)/parallel.csv BENCH_GPU=$(gpu_name) COMMIT=$(COMMIT) $(out)/bench/parallel $(ARGS)
+	@mv $(out)/parallel.csv bench/results/$(gpu_name)$(if $(findstring --gpus,$(ARGS)),-x$(gpu_count),-parallel).csv
+else
+	@echo "lk: bench-parallel measures a GPU and there is none here ($(why))"
 endif
 
 compare-%: | backend
@@ -239,6 +253,10 @@ $(out)/bench/%: bench/%.cu
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -DBENCH_COMMIT='"$(COMMIT)"' -DBENCH_CODE='"$(shell NVCC=$(NVCC) tests/code $*)"' $< $(libs) -o $@
 $(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file
+# NCCL=DIR: with NCCL, from DIR/include and DIR/lib.
+$(out)/examples/parallel/main $(out)/bench/parallel: $(out)/examples/parallel/kernels.o
+$(out)/examples/parallel/main.o $(out)/bench/parallel.o: nccl = $(if $(NCCL),-DWITH_NCCL -I$(NCCL)/include)
+$(out)/examples/parallel/main $(out)/bench/parallel: libs += $(if $(NCCL),-L$(NCCL)/lib -Xlinker -rpath=$(NCCL)/lib -Xlinker $(NCCL)/lib/libnccl.so.2)
 $(out)/%: $(out)/%.o $(engine)
 	$(Q)$(link) $^ $(libs) -o $@
 $(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
@@ -290,9 +308,9 @@ $(out)/%.o: %.cpp
 $(out)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
+	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC $(nccl) -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: bench-ladder ladder-plots engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: bench-ladder ladder-plots bench-parallel engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:

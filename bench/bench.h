@@ -249,6 +249,8 @@ struct bench_case {
     const void *context;                  /* the op's own */
     void (*fill)(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream); /* read and in */
     bench_launch *launch, *naive;         /* naive may be NULL */
+    bench_launch *peer;                   /* a library's, timed as naive is, with a ceiling alone; NULL: none */
+    const char *peer_name;                /* its provider */
     size_t (*workspace)(const bench_case *c, int path); /* what the query says, 0 when it refuses; NULL means 0 */
     /* Whether write and out are right; says what is wrong in `why`. The stream is idle. */
     bool (*check)(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes);
@@ -707,16 +709,18 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
 
     char forced[32] = "lk";
     if (b->path) snprintf(forced, sizeof forced, "lk:path=%d", b->path);
-    bench_subject candidates[2] = {};
+    bench_subject candidates[3] = {};
     candidates[0].provider = forced, candidates[0].launch = c->launch, candidates[0].launches = arena.launches;
     /* The baseline may be many times slower: a quarter of the launches, in whole turns of the sets. */
     candidates[1].provider = "naive", candidates[1].launch = b->path ? NULL : c->naive;
     candidates[1].launches = arena.sets * (int)lk_ceil_div(arena.launches, 4 * arena.sets);
-    bench_subject subjects[4] = {};
+    candidates[2] = candidates[1];
+    candidates[2].provider = c->peer_name, candidates[2].launch = b->path ? NULL : c->peer;
+    bench_subject subjects[5] = {};
     int count = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         bench_subject s = candidates[i];
-        if (!s.launch || (i == 1 && count == 0)) continue; /* no baseline beside an operation that is wrong */
+        if (!s.launch || (i > 0 && count == 0)) continue; /* no baseline beside an operation that is wrong */
         char why[640] = "";
         const lk_status status = bench_capture(b, c, &arena, &s);
         const bool skipped = i == 0 && b->path && status == LK_ERR_PATH;
@@ -736,7 +740,7 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
     if (count) {
         const int operations = count;
         count += bench_choose_ceilings(b, c, &arena, subjects + count);
-        const bench_subject *ceiling = &subjects[operations], *yardsticks[2] = {ceiling, ceiling};
+        const bench_subject *ceiling = &subjects[operations], *yardsticks[3] = {ceiling, ceiling, ceiling};
         bench_subject pairs[2][2]; /* what alternates where there is a bare: the operation with it, the baseline with it */
         if (c->bare) {
             for (int i = 0; i < operations; i++) {
@@ -748,7 +752,7 @@ static void bench_measure(bench *b, const bench_case *c, int number, int chosen)
         } else {
             bench_replay(b, subjects, count, bench_rounds(b, false, false));
             if (ceiling[1].ms < ceiling[0].ms) ceiling++;
-            yardsticks[0] = yardsticks[1] = ceiling;
+            yardsticks[0] = yardsticks[1] = yardsticks[2] = ceiling;
         }
 
         const double bytes = (double)(c->read_bytes + c->write_bytes);

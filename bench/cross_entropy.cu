@@ -13,97 +13,109 @@ typedef struct {
     int mean; /* else none */
     int path; /* LK_CROSS_ENTROPY_* */
     int low;  /* backward is given lse_low too */
+    int prob; /* class probabilities instead of targets, of so many bytes */
 } shape;
 
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. */
 static const shape shapes[] = {
-    {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "forward", "bf16", 4096, 4096, 0, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "forward", "bf16", 4096, 8192, 0, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "forward", "bf16", 4096, 16384, 0, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "forward", "bf16", 4096, 32768, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward", "bf16", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward", "bf16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "forward", "bf16", 4096, 1024, 1, 0, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "forward", "bf16", 4096, 8192, 1, 0, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "forward", "bf16", 4096, 131072, 1, 0, 0},
-    {"rows=4096 vocab=50257 reduction=none", "forward", "bf16", 4096, 50257, 0, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "forward", "bf16", 4096, 50264, 0, 0, 0},
-    {"rows=4093 vocab=32003 reduction=none", "forward", "bf16", 4093, 32003, 0, 0, 0},
-    {"rows=4096 vocab=151936 reduction=none", "forward", "bf16", 4096, 151936, 0, 0, 0},
-    {"rows=64 vocab=128256 reduction=none", "forward", "bf16", 64, 128256, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward", "f16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward", "f32", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=none", "backward", "bf16", 4096, 1024, 0, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "backward", "bf16", 4096, 2048, 0, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "backward", "bf16", 4096, 4096, 0, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "backward", "bf16", 4096, 8192, 0, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "backward", "bf16", 4096, 16384, 0, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "backward", "bf16", 4096, 32768, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "backward", "bf16", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "backward", "bf16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "backward", "bf16", 4096, 1024, 1, 0, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "backward", "bf16", 4096, 8192, 1, 0, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "backward", "bf16", 4096, 131072, 1, 0, 0},
-    {"rows=4096 vocab=50257 reduction=none", "backward", "bf16", 4096, 50257, 0, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "backward", "bf16", 4096, 50264, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "backward", "f16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "backward", "f32", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=none lse_low=1", "backward", "bf16", 4096, 1024, 0, 0, 1},
-    {"rows=4096 vocab=8192 reduction=none lse_low=1", "backward", "bf16", 4096, 8192, 0, 0, 1},
-    {"rows=4096 vocab=65536 reduction=none lse_low=1", "backward", "f32", 4096, 65536, 0, 0, 1},
-    {"rows=4096 vocab=1024 reduction=none", "forward_backward", "bf16", 4096, 1024, 0, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "forward_backward", "bf16", 4096, 2048, 0, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "forward_backward", "bf16", 4096, 4096, 0, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "forward_backward", "bf16", 4096, 8192, 0, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "forward_backward", "bf16", 4096, 16384, 0, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "forward_backward", "bf16", 4096, 32768, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "bf16", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "bf16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "forward_backward", "bf16", 4096, 1024, 1, 0, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "forward_backward", "bf16", 4096, 8192, 1, 0, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "forward_backward", "bf16", 4096, 131072, 1, 0, 0},
-    {"rows=4096 vocab=50257 reduction=none", "forward_backward", "bf16", 4096, 50257, 0, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "forward_backward", "bf16", 4096, 50264, 0, 0, 0},
-    {"rows=4093 vocab=32003 reduction=none", "forward_backward", "bf16", 4093, 32003, 0, 0, 0},
-    {"rows=4096 vocab=151936 reduction=none", "forward_backward", "bf16", 4096, 151936, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "f16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "f32", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=none", "forward then backward", "bf16", 4096, 1024, 0, 0, 0},
-    {"rows=4096 vocab=2048 reduction=none", "forward then backward", "bf16", 4096, 2048, 0, 0, 0},
-    {"rows=4096 vocab=4096 reduction=none", "forward then backward", "bf16", 4096, 4096, 0, 0, 0},
-    {"rows=4096 vocab=8192 reduction=none", "forward then backward", "bf16", 4096, 8192, 0, 0, 0},
-    {"rows=4096 vocab=16384 reduction=none", "forward then backward", "bf16", 4096, 16384, 0, 0, 0},
-    {"rows=4096 vocab=32768 reduction=none", "forward then backward", "bf16", 4096, 32768, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "bf16", 4096, 65536, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "bf16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=1024 reduction=mean", "forward then backward", "bf16", 4096, 1024, 1, 0, 0},
-    {"rows=4096 vocab=8192 reduction=mean", "forward then backward", "bf16", 4096, 8192, 1, 0, 0},
-    {"rows=4096 vocab=131072 reduction=mean", "forward then backward", "bf16", 4096, 131072, 1, 0, 0},
-    {"rows=4096 vocab=50257 reduction=none", "forward then backward", "bf16", 4096, 50257, 0, 0, 0},
-    {"rows=4096 vocab=50264 reduction=none", "forward then backward", "bf16", 4096, 50264, 0, 0, 0},
-    {"rows=4093 vocab=32003 reduction=none", "forward then backward", "bf16", 4093, 32003, 0, 0, 0},
-    {"rows=4096 vocab=151936 reduction=none", "forward then backward", "bf16", 4096, 151936, 0, 0, 0},
-    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "f16", 4096, 131072, 0, 0, 0},
-    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "f32", 4096, 65536, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward", "bf16", 4096, 4096, 0, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward", "bf16", 4096, 8192, 0, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward", "bf16", 4096, 1024, 1, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "forward", "bf16", 4096, 8192, 1, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "forward", "bf16", 4096, 131072, 1, 0, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "forward", "bf16", 4096, 50257, 0, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward", "bf16", 4096, 50264, 0, 0, 0, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward", "bf16", 4093, 32003, 0, 0, 0, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward", "bf16", 4096, 151936, 0, 0, 0, 0},
+    {"rows=64 vocab=128256 reduction=none", "forward", "bf16", 64, 128256, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward", "f16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward", "f32", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none", "backward", "bf16", 4096, 1024, 0, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "backward", "bf16", 4096, 2048, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "backward", "bf16", 4096, 4096, 0, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "backward", "bf16", 4096, 8192, 0, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "backward", "bf16", 4096, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "backward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "backward", "bf16", 4096, 1024, 1, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "backward", "bf16", 4096, 8192, 1, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "backward", "bf16", 4096, 131072, 1, 0, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "backward", "bf16", 4096, 50257, 0, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "backward", "bf16", 4096, 50264, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "backward", "f16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "backward", "f32", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none lse_low=1", "backward", "bf16", 4096, 1024, 0, 0, 1, 0},
+    {"rows=4096 vocab=8192 reduction=none lse_low=1", "backward", "bf16", 4096, 8192, 0, 0, 1, 0},
+    {"rows=4096 vocab=65536 reduction=none lse_low=1", "backward", "f32", 4096, 65536, 0, 0, 1, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward_backward", "bf16", 4096, 1024, 0, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward_backward", "bf16", 4096, 2048, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward_backward", "bf16", 4096, 8192, 0, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward_backward", "bf16", 4096, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward_backward", "bf16", 4096, 1024, 1, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "forward_backward", "bf16", 4096, 8192, 1, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "forward_backward", "bf16", 4096, 131072, 1, 0, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "forward_backward", "bf16", 4096, 50257, 0, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward_backward", "bf16", 4096, 50264, 0, 0, 0, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward_backward", "bf16", 4093, 32003, 0, 0, 0, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward_backward", "bf16", 4096, 151936, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward_backward", "f16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward_backward", "f32", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=none", "forward then backward", "bf16", 4096, 1024, 0, 0, 0, 0},
+    {"rows=4096 vocab=2048 reduction=none", "forward then backward", "bf16", 4096, 2048, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none", "forward then backward", "bf16", 4096, 4096, 0, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=none", "forward then backward", "bf16", 4096, 8192, 0, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none", "forward then backward", "bf16", 4096, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=1024 reduction=mean", "forward then backward", "bf16", 4096, 1024, 1, 0, 0, 0},
+    {"rows=4096 vocab=8192 reduction=mean", "forward then backward", "bf16", 4096, 8192, 1, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=mean", "forward then backward", "bf16", 4096, 131072, 1, 0, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none", "forward then backward", "bf16", 4096, 50257, 0, 0, 0, 0},
+    {"rows=4096 vocab=50264 reduction=none", "forward then backward", "bf16", 4096, 50264, 0, 0, 0, 0},
+    {"rows=4093 vocab=32003 reduction=none", "forward then backward", "bf16", 4093, 32003, 0, 0, 0, 0},
+    {"rows=4096 vocab=151936 reduction=none", "forward then backward", "bf16", 4096, 151936, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none", "forward then backward", "f16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none", "forward then backward", "f32", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none target_prob=T", "forward", "bf16", 4096, 4096, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none target_prob=T", "forward", "bf16", 4096, 32768, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none target_prob=f32", "forward", "bf16", 4096, 32768, 0, 0, 0, 4},
+    {"rows=4096 vocab=4096 reduction=none target_prob=T", "backward", "bf16", 4096, 4096, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none target_prob=T", "backward", "bf16", 4096, 32768, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none target_prob=f32", "backward", "bf16", 4096, 32768, 0, 0, 0, 4},
+    {"rows=4096 vocab=4096 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none target_prob=f32", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 4},
+    {"rows=4096 vocab=131072 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 2},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
 /* Those whose host time is taken: little work. A block of the last one asks for 64 KiB of shared memory, of the one before
  * for 8; from 32 on a launch has the kernel's limit of it looked at, and raised if need be. */
 static const shape host_shapes[] = {
-    {"rows=16 vocab=1024 reduction=none", "forward", "bf16", 16, 1024, 0, 0, 0},
-    {"rows=16 vocab=1024 reduction=mean", "forward_backward", "bf16", 16, 1024, 1, 0, 0},
-    {"rows=16 vocab=2048 reduction=none path=block", "backward", "f32", 16, 2048, 0, LK_CROSS_ENTROPY_BLOCK, 0},
-    {"rows=16 vocab=16384 reduction=none path=block", "backward", "f32", 16, 16384, 0, LK_CROSS_ENTROPY_BLOCK, 0},
+    {"rows=16 vocab=1024 reduction=none", "forward", "bf16", 16, 1024, 0, 0, 0, 0},
+    {"rows=16 vocab=1024 reduction=mean", "forward_backward", "bf16", 16, 1024, 1, 0, 0, 0},
+    {"rows=16 vocab=2048 reduction=none path=block", "backward", "f32", 16, 2048, 0, LK_CROSS_ENTROPY_BLOCK, 0, 0},
+    {"rows=16 vocab=16384 reduction=none path=block", "backward", "f32", 16, 16384, 0, LK_CROSS_ENTROPY_BLOCK, 0, 0},
 };
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
-/* The least traffic: forward reads the logits, the others read them and write dlogits. Targets, lse and losses, 16 bytes a row,
- * are not counted. */
-#define TRAFFIC_READ(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
-#define TRAFFIC_WRITE(s) (gives_gradient(s) ? TRAFFIC_READ(s) : 0)
+/* The least traffic: forward reads the logits and the class probabilities, the others read them and write dlogits. Targets, lse
+ * and losses, 16 bytes a row, are not counted. */
+#define LOGITS_BYTES(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
+#define TRAFFIC_READ(s) (LOGITS_BYTES(s) + (size_t)((s)->rows * (s)->vocab * (s)->prob))
+#define TRAFFIC_WRITE(s) (gives_gradient(s) ? LOGITS_BYTES(s) : 0)
 
 static bool gives_loss(const shape *s)
 {
@@ -267,7 +279,26 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.path = path ? path : s->path;
+    if (!s->prob) return args;
+    args.target = NULL, args.target_prob = set->read + LOGITS_BYTES(s);
+    args.target_prob_dtype = s->prob == 4 ? LK_DTYPE_F32 : LK_DTYPE_T;
     return args;
+}
+
+/* Class probabilities: between 0 and 2 / vocab. */
+typedef struct {
+    void *prob;
+    int64_t count;
+    float most;
+    uint64_t seed;
+} prob_fill_args;
+
+template <class T> LK_KERNEL void prob_fill_kernel(prob_fill_args a)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += (int64_t)gridDim.x * blockDim.x) {
+        const uint64_t h = ((a.seed << 40) + (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
+        lk_put((T *)a.prob + i, a.most * (float)((h ^ h >> 29) >> 40 & 0xffff) / 65536.0f);
+    }
 }
 
 /* Logits; targets, in the first and the last column for the first and the last row, anywhere for the others; for a gradient
@@ -288,6 +319,9 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     BENCH_CUDA(cudaStreamSynchronize(stream));
     free(target);
     if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
+    const prob_fill_args prob = {set->read + LOGITS_BYTES(s), s->rows * s->vocab, 2.0f / (float)s->vocab, (uint64_t)number};
+    void (*const fill_prob)(prob_fill_args) = s->prob == 2 ? prob_fill_kernel<lk_bf16> : prob_fill_kernel<lk_f32>;
+    if (s->prob) BENCH_CUDA(lk_launch(fill_prob, 8192, 256, 0, stream, prob));
     if (gives_loss(s)) return;
     naive_args args = {};
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
@@ -335,6 +369,19 @@ template <class T> static T *fetch_row(const shape *s, const char *tensor, int64
     return host;
 }
 
+/* Row `row` of the class probabilities, likewise. */
+static double *fetch_prob(const shape *s, const bench_buffers *set, int64_t row)
+{
+    const size_t count = (size_t)s->vocab, bytes = count * (size_t)s->prob;
+    double *host = (double *)malloc(count * sizeof(double));
+    char *raw = (char *)malloc(bytes);
+    BENCH_CUDA(cudaMemcpy(raw, set->read + LOGITS_BYTES(s) + (size_t)row * bytes, bytes, cudaMemcpyDeviceToHost));
+    for (size_t col = 0; col < count; col++)
+        host[col] = s->prob == 4 ? (double)((const float *)raw)[col] : (double)(float)((const lk_bf16 *)raw)[col];
+    free(raw);
+    return host;
+}
+
 /* What the host has of the small tensors; upstream over valid_rows for mean. */
 typedef struct {
     int64_t *target;
@@ -346,12 +393,14 @@ typedef struct {
  * limits stand on it. The loss is within that and the rounding of a difference. p[j], relative to the lse that backward was
  * given and to the exact one otherwise, is off by (4 + |z - lse| + |lse|) 2^-23, the |lse| where an lse was saved and read
  * again, and with lse_low by (8 + |z - lse|) 2^-23; then it is rounded to T. The target's gradient is minus the sum of the
- * others, with the sum of their errors; the baseline's p[y] - 1 is off by the error of lse besides. */
+ * others, with the sum of their errors; the baseline's p[y] - 1 is off by the error of lse besides. With class probabilities
+ * each gradient is a difference, and off by its terms' rounding. */
 template <class T>
 static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
 {
     T *logits = fetch_row<T>(s, set->read, row), *dlogits = gives_gradient(s) ? fetch_row<T>(s, set->write, row) : NULL;
-    const int64_t y = f->target[row];
+    const int64_t y = s->prob ? -1 : f->target[row];
+    double *prob = s->prob ? fetch_prob(s, set, row) : NULL, total = 0, weighted = 0;
     double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
     for (int64_t col = 0; col < s->vocab; col++) {
         const double z = (float)logits[col];
@@ -363,8 +412,10 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
     const double lse_limit = 8 * 0x1p-24 * ((f->lse_low ? max - min : magnitude) + log((double)s->vocab) + 1);
     const double constant = f->lse_low ? 8 : 4 + fabs(lse);
     bool ok = within(saved, right, lse_limit, "lse", row, 0, why, why_bytes);
+    for (int64_t col = 0; prob && col < s->vocab; col++)
+        total += prob[col], weighted += prob[col] * (double)(float)logits[col];
     if (ok && gives_loss(s) && !s->mean) {
-        const double loss = right - (double)(float)logits[y];
+        const double loss = prob ? total * right - weighted : right - (double)(float)logits[y];
         ok = within(f->loss[row], loss, lse_limit + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
     }
     for (int64_t col = 0; dlogits && col < s->vocab; col++) {
@@ -373,12 +424,13 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
     }
     for (int64_t col = 0; ok && dlogits && col < s->vocab; col++) {
         const double z = (float)logits[col], p = exp(z - lse);
-        const double expected = f->upstream * (col == y ? -others : p);
-        const double error = col == y ? errors + lse_limit : p * (constant + fabs(z - lse)) * 0x1p-23;
+        const double expected = f->upstream * (prob ? total * p - prob[col] : col == y ? -others : p);
+        const double rounded = prob ? (total * p + prob[col]) * 0x1p-20 : 0;
+        const double error = col == y ? errors + lse_limit : p * (constant + fabs(z - lse)) * 0x1p-23 + rounded;
         const double limit = fabs(expected) * HALF_ULP<T> + fabs(f->upstream) * error + LEAST<T>;
         ok = within((float)dlogits[col], expected, limit, "dlogits", row, col, why, why_bytes);
     }
-    free(logits), free(dlogits);
+    free(logits), free(dlogits), free(prob);
     return ok;
 }
 
@@ -449,8 +501,9 @@ static void describe(bench_case *c, const shape *s)
     c->read_bytes = TRAFFIC_READ(s), c->write_bytes = TRAFFIC_WRITE(s);
     c->in_bytes = t.in_bytes, c->out_bytes = t.out_bytes;
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+    if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = s->low ? NULL : launch_naive;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->low || s->prob ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
     if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: MIT
-/* bench/logsumexp.cu - lk_logsumexp against its ceiling and the formula as the simplest kernel; how to run it: bench.h. */
+/* bench/logsumexp.cu - lk_logsumexp against its ceiling, the formula as the simplest kernel and, where rows are contiguous,
+ * CUB's segmented reduction; how to run it: bench.h. */
+#include <cub/device/device_segmented_reduce.cuh>
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+#include <thrust/iterator/transform_output_iterator.h>
+
 #include "bench/bench.h"
 #include "lk/logsumexp.cuh"
 
@@ -121,6 +127,45 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
     lk_put((T *)a.dx + i, a.dlse[row] * expf(lk_to_float(((const T *)a.x)[i]) - a.lse[row]));
 }
 
+/* ---- The peer: CUB's reduction of segments, with the state of a log-sum-exp ---------------------------------------------- */
+
+/* Of an element, or of two sets. */
+struct cub_state {
+    float max, sum;
+    cub_state() = default;
+    __host__ __device__ cub_state(float x, float terms) : max(x), sum(terms) {}
+    template <class T> __host__ __device__ cub_state(T x) : max(lk_to_float(x)), sum(1.0f) {}
+};
+struct cub_merge {
+    __host__ __device__ cub_state operator()(cub_state a, cub_state b) const
+    {
+        const float max = fmaxf(a.max, b.max);
+        return {max, a.sum * expf(a.max - max) + b.sum * expf(b.max - max)};
+    }
+};
+struct cub_lse_of {
+    __host__ __device__ float operator()(cub_state s) const { return s.max + logf(s.sum); }
+};
+struct cub_offset_of { /* of a segment */
+    int64_t cols;
+    __host__ __device__ int64_t operator()(int64_t row) const { return row * cols; }
+};
+
+template <class T> static cudaError_t launch_cub_t(const shape *s, const void *x, float *lse, cudaStream_t stream)
+{
+    const auto out = thrust::make_transform_output_iterator(lse, cub_lse_of());
+    const auto offset = thrust::make_transform_iterator(thrust::counting_iterator<int64_t>(0), cub_offset_of{s->cols});
+    void *workspace = NULL;
+    size_t bytes = 0;
+    cudaError_t error = cudaSuccess;
+    for (int pass = 0; !error && pass < 2; pass++, workspace = lse) { /* the first asks for the workspace: one unused byte */
+        error = cub::DeviceSegmentedReduce::Reduce(workspace, bytes, (const T *)x, out, (int)s->outer, offset, offset + 1,
+                                                   cub_merge(), -FLT_MAX, stream);
+        if (!error && bytes > 1) error = cudaErrorMemoryAllocation;
+    }
+    return error;
+}
+
 /* ---- The four functions of a case --------------------------------------------------------------------------------------- */
 
 /* `in` holds dlse for a gradient, before it lse for backward alone, and behind it lse_low where that is given; `out` holds lse
@@ -157,6 +202,14 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     const naive_args args = {set->read, lse_of(s, set), dlse_of(s, set), set->write, s->outer, s->cols, s->inner};
     return (lk_status)lk_launch(is_f32(s) ? naive_backward_kernel<lk_f32> : naive_backward_kernel<lk_bf16>,
                                 lk_ceil_div(s->outer * s->cols * s->inner, NAIVE_THREADS), NAIVE_THREADS, 0, stream, args);
+}
+
+static lk_status launch_cub(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
+{
+    (void)path;
+    const shape *s = (const shape *)c->context;
+    return (lk_status)(is_f32(s) ? launch_cub_t<lk_f32>(s, set->read, lse_of(s, set), stream)
+                                 : launch_cub_t<lk_bf16>(s, set->read, lse_of(s, set), stream));
 }
 
 static lk_logsumexp_args args_of(const shape *s, const bench_buffers *set, int path)
@@ -266,6 +319,7 @@ static void describe(bench_case *c, const shape *s)
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     c->context = s;
     c->fill = fill, c->launch = launch_lk, c->naive = s->low ? NULL : launch_naive;
+    if (!gives_gradient(s) && s->inner == 1) c->peer = launch_cub, c->peer_name = "cub";
     c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
 }
 

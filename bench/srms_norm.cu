@@ -8,11 +8,14 @@ LK_DEFINE_SRMS_NORM(f16)
 LK_DEFINE_SRMS_NORM(f32)
 
 /* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where
- * backward follows forward. weight: there is one, and backward computes dweight. */
+ * backward follows forward. weight: there is one, and backward computes dweight. What only the general kernels take: offset is
+ * weight_offset; bias: forward has one, and backward computes dbias; groups: as in the args. */
 typedef struct {
     const char *name, *direction, *dtype;
     int64_t rows, cols;
     int residual, weight;
+    float offset = 0;
+    int bias = 0, groups = 0;
 } shape;
 
 static const shape shapes[] = {
@@ -46,6 +49,9 @@ static const shape shapes[] = {
     {"rows=16384 cols=8192 residual=0 weight=1", "forward", "bf16", 16384, 8192, 0, 1},
     {"rows=64 cols=8192 residual=1 weight=1", "forward", "bf16", 64, 8192, 1, 1},
     {"rows=1 cols=4096 residual=1 weight=1", "forward", "bf16", 1, 4096, 1, 1},
+    {"rows=16384 cols=4096 residual=0 weight=1 offset=1", "forward", "bf16", 16384, 4096, 0, 1, 1.0f, 0, 0},
+    {"rows=16384 cols=4096 residual=0 weight=1 bias=1", "forward", "bf16", 16384, 4096, 0, 1, 0.0f, 1, 0},
+    {"rows=131072 cols=128 residual=0 weight=1 groups=32", "forward", "bf16", 131072, 128, 0, 1, 0.0f, 0, 32},
     {"rows=4 cols=1024 residual=0", "backward", "bf16", 4, 1024, 0, 0},
     {"rows=4096 cols=1024 residual=0", "backward", "bf16", 4096, 1024, 0, 0},
     {"rows=4096 cols=1024 residual=1", "backward", "bf16", 4096, 1024, 1, 0},
@@ -70,6 +76,9 @@ static const shape shapes[] = {
     {"rows=16384 cols=5120 residual=1 weight=1", "backward", "bf16", 16384, 5120, 1, 1},
     {"rows=16384 cols=8191 residual=1 weight=1", "backward", "bf16", 16384, 8191, 1, 1},
     {"rows=16384 cols=8192 residual=1 weight=1", "backward", "bf16", 16384, 8192, 1, 1},
+    {"rows=16384 cols=4096 residual=0 weight=1 offset=1", "backward", "bf16", 16384, 4096, 0, 1, 1.0f, 0, 0},
+    {"rows=16384 cols=4096 residual=0 weight=1 bias=1", "backward", "bf16", 16384, 4096, 0, 1, 0.0f, 1, 0},
+    {"rows=131072 cols=128 residual=0 weight=1 groups=32", "backward", "bf16", 131072, 128, 0, 1, 0.0f, 0, 32},
     {"rows=4096 cols=1024 residual=0", "forward then backward", "bf16", 4096, 1024, 0, 0},
     {"rows=131072 cols=2048 residual=0", "forward then backward", "bf16", 131072, 2048, 0, 0},
     {"rows=4096 cols=2048 residual=0 weight=1", "forward then backward", "bf16", 4096, 2048, 0, 1},
@@ -115,20 +124,31 @@ static size_t tensor_bytes(const shape *s)
     return (size_t)(s->rows * s->cols) * element_bytes(s);
 }
 
-/* `in` holds the weight, then for backward alone rstd; `out` holds rstd where forward writes it, then dweight. */
+/* `in` holds the weight, then the bias, then for backward alone rstd; `out` holds rstd where forward writes it, then dweight,
+ * then dbias. */
+static int64_t columns_of(const shape *s)
+{
+    return (s->groups ? s->groups : 1) * s->cols;
+}
+
 static size_t weight_bytes(const shape *s)
 {
-    return s->weight ? bench_round_up((size_t)s->cols * element_bytes(s)) : 0;
+    return s->weight ? bench_round_up((size_t)columns_of(s) * element_bytes(s)) : 0;
 }
 
 static float *rstd_of(const shape *s, const bench_buffers *set)
 {
-    return (float *)(gives_y(s) ? set->out : set->in + weight_bytes(s));
+    return (float *)(gives_y(s) ? set->out : set->in + (s->bias ? 2 : 1) * weight_bytes(s));
 }
 
 static char *dweight_of(const shape *s, const bench_buffers *set)
 {
     return set->out + (gives_y(s) ? (size_t)s->rows * sizeof(float) : 0);
+}
+
+static char *dbias_of(const shape *s, const bench_buffers *set)
+{
+    return dweight_of(s, set) + (size_t)columns_of(s) * element_bytes(s);
 }
 
 /* What is written holds y (and residual_out), then dx. */
@@ -146,6 +166,10 @@ typedef struct {
     const void *dy, *dresidual_out;
     void *dx, *dweight;
     int64_t rows, cols;
+    const void *bias;
+    void *dbias;
+    float offset;
+    int groups; /* at least 1 */
 } naive_args;
 
 /* Threads per row. At most 256 squares per thread: they have few bits and round in one direction, so that a float sum of 1024
@@ -171,6 +195,12 @@ template <class T> LK_DEVICE float naive_at(const void *tensor, int64_t i, float
     return tensor ? lk_to_float(((const T *)tensor)[i]) : absent;
 }
 
+/* The factor of a column. */
+template <class T> LK_DEVICE float naive_factor(const naive_args &a, int64_t row, int64_t col)
+{
+    return a.offset + naive_at<T>(a.weight, row % a.groups * a.cols + col, 1.0f);
+}
+
 /* A block owns a row: the sum of squares first, then y, x and residual read for each. */
 template <class T> LK_KERNEL void naive_forward_kernel(naive_args a)
 {
@@ -184,7 +214,8 @@ template <class T> LK_KERNEL void naive_forward_kernel(naive_args a)
     if (threadIdx.x == 0) a.rstd[row] = rstd;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
         const float s = naive_at<T>(a.x, begin + col, 0.0f) + naive_at<T>(a.residual, begin + col, 0.0f);
-        if (a.y) lk_put((T *)a.y + begin + col, s * rstd * naive_at<T>(a.weight, col, 1.0f));
+        const float bias = naive_at<T>(a.bias, row % a.groups * a.cols + col, 0.0f);
+        if (a.y) lk_put((T *)a.y + begin + col, s * rstd * naive_factor<T>(a, row, col) + bias);
         if (a.residual_out) lk_put((T *)a.residual_out + begin + col, s);
     }
 }
@@ -196,12 +227,12 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
     const float rstd = a.rstd[row];
     float sum = 0.0f;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
-        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_at<T>(a.weight, col, 1.0f);
+        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_factor<T>(a, row, col);
         sum += g * naive_at<T>(a.x, begin + col, 0.0f) * rstd;
     }
     const float mean = naive_sum(sum) / (float)a.cols;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
-        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_at<T>(a.weight, col, 1.0f);
+        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_factor<T>(a, row, col);
         const float h = naive_at<T>(a.x, begin + col, 0.0f) * rstd;
         lk_put((T *)a.dx + begin + col, rstd * (g - h * mean) + naive_at<T>(a.dresidual_out, begin + col, 0.0f));
     }
@@ -209,21 +240,22 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
 
 #define NAIVE_SIDE 32
 
-/* A block owns NAIVE_SIDE columns, a lane one of them. Each of NAIVE_SIDE warps adds some rows; the first adds their sums. */
+/* A block owns NAIVE_SIDE columns of all groups, a lane one of them. Each of NAIVE_SIDE warps adds some rows; the first adds
+ * their sums. */
 template <class T> LK_KERNEL void naive_dweight_kernel(naive_args a)
 {
     LK_SHARED(float, part, [NAIVE_SIDE * NAIVE_SIDE]);
     const int lane = threadIdx.x % NAIVE_SIDE, warp = threadIdx.x / NAIVE_SIDE;
-    const int64_t col = (int64_t)blockIdx.x * NAIVE_SIDE + lane;
+    const int64_t column = (int64_t)blockIdx.x * NAIVE_SIDE + lane, columns = a.groups * a.cols;
     float sum = 0.0f;
-    for (int64_t row = warp; col < a.cols && row < a.rows; row += NAIVE_SIDE) {
-        const int64_t i = row * a.cols + col;
-        sum += naive_at<T>(a.dy, i, 1.0f) * naive_at<T>(a.x, i, 0.0f) * a.rstd[row];
+    for (int64_t k = warp; column < columns && k * a.groups + column / a.cols < a.rows; k += NAIVE_SIDE) {
+        const int64_t i = k * columns + column, row = i / a.cols;
+        sum += naive_at<T>(a.dy, i, 1.0f) * (a.dbias ? 1.0f : naive_at<T>(a.x, i, 0.0f) * a.rstd[row]);
     }
     part[threadIdx.x] = sum;
     __syncthreads(); /* every warp's sums are written */
     for (int i = 1; warp == 0 && i < NAIVE_SIDE; i++) sum += part[i * NAIVE_SIDE + lane];
-    if (warp == 0 && col < a.cols) lk_put((T *)a.dweight + col, sum);
+    if (warp == 0 && column < columns) lk_put((T *)(a.dbias ? a.dbias : a.dweight) + column, sum);
 }
 
 /* ---- The four functions of a case --------------------------------------------------------------------------------------- */
@@ -235,7 +267,11 @@ template <class T> static lk_status launch_kernels_t(const naive_args &args, cud
     if (!args.dx) return (lk_status)lk_launch(naive_forward_kernel<T>, args.rows, threads, 0, stream, args);
     const cudaError_t error = lk_launch(naive_backward_kernel<T>, args.rows, threads, 0, stream, args);
     if (error != cudaSuccess || !args.dweight) return (lk_status)error;
-    const int64_t grid = lk_ceil_div(args.cols, NAIVE_SIDE);
+    const int64_t grid = lk_ceil_div(args.groups * args.cols, NAIVE_SIDE);
+    naive_args weight = args;
+    weight.dbias = NULL;
+    const cudaError_t next = lk_launch(naive_dweight_kernel<T>, grid, NAIVE_SIDE * NAIVE_SIDE, 0, stream, weight);
+    if (next != cudaSuccess || !args.dbias) return (lk_status)next;
     return (lk_status)lk_launch(naive_dweight_kernel<T>, grid, NAIVE_SIDE * NAIVE_SIDE, 0, stream, args);
 }
 
@@ -253,7 +289,9 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     const size_t tensor = tensor_bytes(s);
     naive_args args = {};
     args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
+    args.groups = s->groups ? s->groups : 1, args.offset = s->offset;
     if (s->weight) args.weight = set->in;
+    if (s->bias) args.bias = set->in + weight_bytes(s);
     if (gives_y(s)) {
         args.y = set->write;
         if (s->residual) args.residual = set->read + tensor, args.residual_out = set->write + tensor;
@@ -263,6 +301,7 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     args.dy = set->read + tensor, args.dx = dx_of(s, set);
     if (s->residual) args.dresidual_out = set->read + 2 * tensor;
     if (s->weight) args.dweight = dweight_of(s, set);
+    if (s->bias) args.dbias = dbias_of(s, set);
     return launch_kernels(s, args, stream);
 }
 
@@ -274,8 +313,10 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     for (int k = 0; k < TRAFFIC_READS(s); k++)
         bench_fill(s->dtype, set->read + (size_t)k * tensor_bytes(s), s->rows * s->cols, k ? 1.0f : 1.5f, seed + (uint64_t)k,
                    stream);
-    if (s->weight) bench_fill(s->dtype, set->in, s->cols, 1.0f, seed + 3, stream);
+    if (s->weight) bench_fill(s->dtype, set->in, columns_of(s), 1.0f, seed + 3, stream);
+    if (s->bias) bench_fill(s->dtype, set->in + weight_bytes(s), columns_of(s), 1.0f, seed + 5, stream);
     naive_args args = {};
+    args.groups = 1;
     args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
     if (!gives_y(s)) BENCH_CUDA((cudaError_t)launch_kernels(s, args, stream));
 }
@@ -287,6 +328,8 @@ static lk_srms_norm_args forward_args(const bench_case *c, const bench_buffers *
     args.x = set->read, args.y = set->write, args.rstd = rstd_of(s, set);
     if (s->residual) args.residual = set->read + tensor_bytes(s), args.residual_out = set->write + tensor_bytes(s);
     if (s->weight) args.weight = set->in;
+    if (s->bias) args.bias = set->in + weight_bytes(s);
+    args.groups = s->groups, args.weight_offset = s->offset;
     args.rows = s->rows, args.cols = s->cols, args.eps = EPS;
     args.path = path;
     return args;
@@ -300,6 +343,8 @@ static lk_srms_norm_args backward_args(const bench_case *c, const bench_buffers 
     else args.x = set->read;
     args.dy = set->read + tensor_bytes(s), args.rstd = rstd_of(s, set), args.dx = dx_of(s, set);
     if (s->weight) args.weight = set->in, args.dweight = dweight_of(s, set);
+    if (s->bias) args.dbias = dbias_of(s, set);
+    args.groups = s->groups, args.weight_offset = s->offset;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.rows = s->rows, args.cols = s->cols;
     args.path = path;
@@ -363,8 +408,8 @@ static bool check_rstd(double rstd, double squares, const shape *s, int64_t row,
 }
 
 template <class T>
-static bool check_forward_row(const shape *s, const bench_buffers *set, const T *weight, int64_t row, char *why,
-                              size_t why_bytes)
+static bool check_forward_row(const shape *s, const bench_buffers *set, const T *weight, const T *bias, int64_t row,
+                              char *why, size_t why_bytes)
 {
     T *x = fetch_row<T>(s, set->read, 0, row), *residual = s->residual ? fetch_row<T>(s, set->read, 1, row) : NULL;
     T *y = fetch_row<T>(s, set->write, 0, row), *residual_out = s->residual ? fetch_row<T>(s, set->write, 1, row) : NULL;
@@ -378,8 +423,10 @@ static bool check_forward_row(const shape *s, const bench_buffers *set, const T 
     const double root = sqrt(squares / (double)s->cols + EPS);
     bool right = check_rstd(rstd, squares, s, row, why, why_bytes);
     for (int64_t col = 0; right && col < s->cols; col++) {
-        const double sum = value_of(x, col, 0) + value_of(residual, col, 0), expected = sum / root * value_of(weight, col, 1);
-        const double limit = fabs(expected) * (HALF_ULP<T> + FLOAT_ERROR) + LEAST<T>;
+        const double sum = value_of(x, col, 0) + value_of(residual, col, 0);
+        const double product = sum / root * (value_of(weight, col, 1) + s->offset);
+        const double expected = product + value_of(bias, col, 0), terms = fabs(product) + fabs(value_of(bias, col, 0));
+        const double limit = fabs(expected) * HALF_ULP<T> + terms * FLOAT_ERROR + LEAST<T>;
         right = within(value_of(y, col, 0), expected, limit, "y", row, col, why, why_bytes);
         if (!right || !residual_out) continue;
         const double rounding = fabs(sum) * (HALF_ULP<T> + 2 * 0x1p-24) + LEAST<T>; /* of an addition and a store */
@@ -400,12 +447,13 @@ static bool check_backward_row(const shape *s, const bench_buffers *set, const T
     BENCH_CUDA(cudaMemcpy(&rstd, rstd_of(s, set) + row, sizeof rstd, cudaMemcpyDeviceToHost));
     double squares = 0, mean = 0, magnitude = 0;
     for (int64_t col = 0; col < s->cols; col++) {
-        const double value = value_of(x, col, 0), product = value_of(dy, col, 0) * value_of(weight, col, 1) * value * rstd;
+        const double value = value_of(x, col, 0), g = value_of(dy, col, 0) * (value_of(weight, col, 1) + s->offset);
+        const double product = g * value * rstd;
         squares += value * value, mean += product / (double)s->cols, magnitude += fabs(product) / (double)s->cols;
     }
     bool right = check_rstd(rstd, squares, s, row, why, why_bytes);
     for (int64_t col = 0; right && col < s->cols; col++) {
-        const double h = value_of(x, col, 0) * rstd, g = value_of(dy, col, 0) * value_of(weight, col, 1);
+        const double h = value_of(x, col, 0) * rstd, g = value_of(dy, col, 0) * (value_of(weight, col, 1) + s->offset);
         const double upstream = value_of(dresidual_out, col, 0), expected = rstd * (g - h * mean) + upstream;
         const double terms = rstd * (fabs(g) + fabs(h) * magnitude) + fabs(upstream);
         const double limit = fabs(expected) * HALF_ULP<T> + terms * FLOAT_ERROR + LEAST<T>;
@@ -415,28 +463,31 @@ static bool check_backward_row(const shape *s, const bench_buffers *set, const T
     return right;
 }
 
-/* Holds `count` columns of dweight, the first being `first`, against the sums over all rows. */
+/* Holds `count` columns of the first group's dweight, or dbias, the first being `first`, against the sums over all its rows. */
 template <class T>
-static bool check_dweight(const shape *s, const bench_buffers *set, int64_t first, int count, char *why, size_t why_bytes)
+static bool check_dweight(const shape *s, const bench_buffers *set, bool bias, int64_t first, int count, char *why,
+                          size_t why_bytes)
 {
+    const char *const results = bias ? dbias_of(s, set) : dweight_of(s, set);
+    const size_t step = s->groups ? (size_t)s->groups : 1;
     const size_t width = (size_t)count * sizeof(T), pitch = (size_t)s->cols * sizeof(T), rows = (size_t)s->rows;
     T *x = (T *)malloc(rows * width), *dy = (T *)malloc(rows * width), *dweight = (T *)malloc(width);
     float *rstd = (float *)malloc(rows * sizeof(float));
     const T *from = (const T *)set->read + first;
     BENCH_CUDA(cudaMemcpy2D(x, width, from, pitch, width, rows, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy2D(dy, width, from + s->rows * s->cols, pitch, width, rows, cudaMemcpyDeviceToHost));
-    BENCH_CUDA(cudaMemcpy(dweight, (const T *)dweight_of(s, set) + first, width, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(dweight, (const T *)results + first, width, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(rstd, rstd_of(s, set), rows * sizeof(float), cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < count; k++) {
         double expected = 0, terms = 0;
-        for (size_t row = 0; row < rows; row++) {
+        for (size_t row = 0; row < rows; row += step) {
             const int64_t i = (int64_t)row * count + k;
-            const double term = value_of(dy, i, 0) * value_of(x, i, 0) * rstd[row];
+            const double term = value_of(dy, i, 0) * (bias ? 1 : value_of(x, i, 0) * rstd[row]);
             expected += term, terms += fabs(term);
         }
         const double limit = fabs(expected) * HALF_ULP<T> + terms * FLOAT_ERROR + LEAST<T>;
-        right = within(value_of(dweight, k, 0), expected, limit, "dweight", 0, first + k, why, why_bytes);
+        right = within(value_of(dweight, k, 0), expected, limit, bias ? "dbias" : "dweight", 0, first + k, why, why_bytes);
     }
     free(x), free(dy), free(dweight), free(rstd);
     return right;
@@ -447,15 +498,17 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
 {
     const shape *s = (const shape *)c->context;
     const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
-    T *weight = s->weight ? fetch_row<T>(s, set->in, 0, 0) : NULL;
     bool right = true;
-    for (int k = 0; right && gives_y(s) && k < 4; k++)
-        right = check_forward_row(s, set, weight, rows[k], why, why_bytes);
-    for (int k = 0; right && gives_dx(s) && k < 4; k++)
-        right = check_backward_row(s, set, weight, rows[k], why, why_bytes);
-    for (int k = 0; right && gives_dx(s) && s->weight && k < 3; k++)
-        right = check_dweight<T>(s, set, (s->cols - 8) * k / 2, 8, why, why_bytes);
-    free(weight);
+    for (int k = 0; right && k < 4; k++) {
+        const int64_t group = s->groups ? rows[k] % s->groups : 0;
+        T *weight = s->weight ? fetch_row<T>(s, set->in, 0, group) : NULL;
+        T *bias = s->bias ? fetch_row<T>(s, set->in + weight_bytes(s), 0, group) : NULL;
+        if (gives_y(s)) right = check_forward_row(s, set, weight, bias, rows[k], why, why_bytes);
+        if (right && gives_dx(s)) right = check_backward_row(s, set, weight, rows[k], why, why_bytes);
+        free(weight), free(bias);
+    }
+    for (int k = 0; right && gives_dx(s) && s->weight && k < 6; k++)
+        if (k < 3 || s->bias) right = check_dweight<T>(s, set, k >= 3, (s->cols - 8) * (k % 3) / 2, 8, why, why_bytes);
     return right;
 }
 
@@ -482,8 +535,9 @@ static void describe(bench_case *c, const shape *s)
     const size_t rstd_bytes = (size_t)s->rows * sizeof(float);
     c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
     c->read_bytes = TRAFFIC_READS(s) * tensor_bytes(s), c->write_bytes = TRAFFIC_WRITES(s) * tensor_bytes(s);
-    c->in_bytes = weight_bytes(s) + (gives_y(s) ? 0 : rstd_bytes);
-    c->out_bytes = (gives_y(s) ? rstd_bytes : 0) + (gives_dx(s) && s->weight ? (size_t)s->cols * element_bytes(s) : 0);
+    const size_t sums = (s->bias ? 2 : 1) * (size_t)columns_of(s) * element_bytes(s);
+    c->in_bytes = (s->bias ? 2 : 1) * weight_bytes(s) + (gives_y(s) ? 0 : rstd_bytes);
+    c->out_bytes = (gives_y(s) ? rstd_bytes : 0) + (gives_dx(s) && s->weight ? sums : 0);
     c->mix = mix_of(s);
     c->context = s;
     c->fill = fill, c->launch = launch_lk, c->naive = launch_naive;

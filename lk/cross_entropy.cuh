@@ -20,6 +20,10 @@
  *              with dentropy, to each dz[j]: dentropy[r] p[r,j] (lse[r] - entropy[r] - z[r,j])
  *              dlogits[r,j] = logit_scale dz[j], with a softcap times 1 - (z[r,j] / softcap)^2
  *
+ *   With class probabilities q = target_prob instead of target, u[j] = w[j] ((1 - e) q[r,j] + e / vocab), U = sum_j u[j]:
+ *   class[r]   = sum_j u[j] (lse[r] - z[r,j]),   D = valid_rows = weight_sum = rows
+ *   dz[j]      = (f U + G) p[r,j] - f u[j]
+ *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/cross_entropy.cuh"           #include "lk/cross_entropy.cuh"
  *                LK_DEFINE_CROSS_ENTROPY(bf16)             LK_DECLARE_CROSS_ENTROPY(bf16)
@@ -59,6 +63,10 @@
  *            other number is divided by, NaN and infinities too. It is used with LK_REDUCTION_MEAN alone.
  *            dentropy: the gradient of each row's entropy, which is added, like dlse. It is not divided by D. backward also
  *            needs the entropy of forward, in the field entropy; forward_backward does not.
+ *            target_prob: class probabilities as in PyTorch's cross_entropy, with target NULL. A row need not add up to 1.
+ *            Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
+ *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss, which is
+ *            NaN in PyTorch; where u[j] is above 0 the loss is +inf. The gradient is finite.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t. Their gradient is minus upstream, one number per row.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head): `parallel` says which ones are this call's.
@@ -75,7 +83,8 @@
  *                lk_cross_entropy_finish_bf16(&args, stream);
  *                lk_cross_entropy_backward_bf16(&args, stream);
  *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
- *            bad_targets counts on every rank. path CLUSTER is as BLOCK.
+ *            bad_targets counts on every rank. path CLUSTER is as BLOCK. Compiled with -DLK_CHECK, a call with all_gather
+ *            gathers the slices first and names holes and overlaps.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
  *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
@@ -86,6 +95,8 @@
  *            6e-4 at 1e4. lse_low removes that: lse + lse_low differs from the log of forward's sum by at most
  *            2^-23 + |lse| 2^-46, so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is
  *            not finite.
+ *            target_prob: the error of dz[j] is relative to the larger of its terms, so where p[j] is almost 1 it is larger
+ *            than with target.
  *            dentropy: the difference in brackets has an absolute error of a few 2^-24 (|log p[j]| + entropy); in backward also
  *            that of the lse that it is given.
  *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of
@@ -100,6 +111,8 @@
  *            -inf, or that has +inf or NaN: loss, entropy and dlogits are NaN; lse is -inf, +inf or NaN, respectively.
  * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once. Only rows too
  *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward.
+ *            With target_prob forward reads both once. forward_backward reads both twice, and backward reads target_prob
+ *            twice: the second time mostly from the caches.
  *            Smoothing with class weights reads class_weight along each row, backward twice. A part of an ignored row may be
  *            prefetched before its target is known: up to two vectors per thread, or 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
@@ -143,6 +156,7 @@ typedef struct {
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
+    const void *target_prob;   /* F B FB in        target_prob_dtype [rows, vocab]: class probabilities; target is NULL then */
     const float *class_weight; /* F B FB in        f32 [vocab]; NULL means 1 */
     const float *upstream;     /* B FB in          f32 [1], or [rows] with upstream_per_row: the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in          f32 [rows], a gradient of lse from elsewhere, which is added; NULL: none */
@@ -171,6 +185,7 @@ typedef struct {
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
+    int64_t target_prob_stride; /* of target_prob, likewise */
     int64_t dlogits_stride;    /* B FB: of dlogits, in its own elements; 0 means packed, or where dlogits is logits its rows */
     int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
     float logit_scale;         /* 0 to 2^127; 0 means 1 */
@@ -186,24 +201,26 @@ typedef struct {
     int dlogits_dtype;         /* B FB: LK_DTYPE_*; 0: T. When T is f32 also f16 or bf16, in place then in the first half of
                                   each row */
     int target_dtype;          /* LK_TARGET_*; 0: int64 */
+    int target_prob_dtype;     /* LK_DTYPE_*: T or f32; 0: T */
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
 } lk_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
  *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
- *                     logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
- *                     where mean needs it; FB: dlogits; F: all outputs are
+ *                     logits is NULL, or both target and target_prob are; B: lse, dlogits, entropy where there is dentropy, or
+ *                     valid_rows or weight_sum where mean needs it; FB: dlogits; F: all outputs are
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank not
  *                     within ranks; finish without ranks; a stride that is not 0 and below vocab; a tensor of more than
  *                     2^62 elements, gaps included; dlogits = logits with other strides; tensors that overlap
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
- *                     16 bits wide for T = f32
+ *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  the workspace is NULL, too small or not aligned to 128 bytes
  * Rows of any alignment run at full speed, in B and FB where rows of dlogits and logits start at one offset modulo 16 bytes
- * (16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element. */
+ * (16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element. The same holds of
+ * target_prob, which is read so then. */
 
 #define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \
     LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
@@ -318,8 +335,9 @@ typedef struct {
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
     int64_t cols;              /* with ranks: the columns of this one; a.vocab has those of all */
-    lk_team team;              /* likewise */
-    int state_bytes;           /* of a packed state */
+    lk_team team;              /* with ranks or target_prob: how rows are divided */
+    int state_bytes;           /* with ranks: of a packed state */
+    float keep, share;         /* with target_prob: 1 - label_smoothing, and label_smoothing / vocab */
 } lk_cross_entropy_call;
 
 /* Collects one state per warp in the block with rank 0. Who calls: every thread of a block of THREADS, or of a cluster of at
@@ -728,14 +746,9 @@ LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const l
 /* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
  * weight: w[y]; all: entropy and argmax too. */
 template <bool all>
-LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_result r)
 {
     const lk_cross_entropy_args &a = p.a;
-    const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
-    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
-    if (label.counted) r = lk_ce_row_finish<all>(s, options);
-    if (label.bad) r.class_loss = NAN;
-    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (a.lse) a.lse[row] = r.lse;
     if (a.lse_low) a.lse_low[row] = r.lse_low;
     if (all && a.entropy) a.entropy[row] = r.entropy;
@@ -748,6 +761,19 @@ LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &p, int64_t row, lk_ce_labe
     p.terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
     if (p.terms.z) p.terms.z[row] = r.z_loss;
     if (p.terms.weight) p.terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
+}
+
+/* The same from the row's state. */
+template <bool all>
+LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    if (label.counted) r = lk_ce_row_finish<all>(s, options);
+    if (label.bad) r.class_loss = NAN;
+    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    lk_ce_put_result<all>(p, row, label, weight, r);
 }
 
 /* lk_split_row in 32 bits. */
@@ -1996,6 +2022,219 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
             lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
 }
 
+/* ---- Class probabilities ------------------------------------------------------------------------------------------------- */
+
+/* All directions. A team of up to 32 lanes, a block or a cluster owns a row. It reads the row for its state, whose weights are
+ * u[j]; backward, which has lse, reads the probabilities alone, for U. Gradients take a second reading, by the same threads and
+ * mostly from the caches. */
+#define LK_CE_PROB_BYTES 32768 /* of a row per block where it is read twice: those of an SM's blocks fit in its L1 */
+#define LK_CE_PROB_BLOCKS (LK_ARCH >= 1200 ? 2 : 3) /* per SM: as many as registers allow without spills */
+using lk_ce_prob_inbox = lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS>;
+
+/* What a thread reads at once: vectors of logits, and the probabilities of their columns. */
+template <class T, class Q> constexpr int LK_CE_PROB_LOADS = sizeof(T) == sizeof(Q) ? 2 : 1;
+template <class T, class Q> struct lk_ce_prob_vecs {
+    lk_vec<T> logits[LK_CE_PROB_LOADS<T, Q>];
+    lk_vec<Q> prob[LK_CE_PROB_LOADS<T, Q>][LK_VEC<T> / LK_VEC<Q>];
+};
+
+/* Loads a thread's vectors from `first` on; logits: those too. Probabilities of another alignment are loaded one by one. */
+template <bool logits, class T, class Q>
+LK_DEVICE void lk_ce_prob_load(lk_ce_prob_vecs<T, Q> *v, const lk_row<T> &row, const Q *prob, int first)
+{
+    constexpr int U = LK_CE_PROB_LOADS<T, Q>, N = LK_VEC<Q>, M = LK_VEC<T> / N;
+    const int col = (int)lk_row_col(row, first), step = LK_VEC<T> << row.size_log2;
+    const bool wide = (uintptr_t)(prob + col) % 16 == 0;
+    if (wide && first + U <= row.count) { /* loads without predicates all start before the first is waited for */
+#pragma unroll
+        for (int i = 0; i < U * M; i++) v->prob[i / M][i % M] = lk_load_vec_ca(prob + col + i / M * step + i % M * N);
+#pragma unroll
+        for (int u = 0; logits && u < U; u++) v->logits[u] = lk_load_vec_ca(row.data + col + u * step);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < U * M; i++) {
+        float q[N];
+        if (first + i / M >= row.count) continue;
+        if (logits && i % M == 0) v->logits[i / M] = lk_load_vec_ca(row.data + col + i / M * step);
+#pragma unroll
+        for (int j = 0; j < N; j++) q[j] = lk_to_float(prob[col + i / M * step + i % M * N + j]);
+        lk_pack(&v->prob[i / M][i % M], q);
+    }
+}
+
+/* u of a column from its probability. */
+LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &p, float q, int col)
+{
+    return fmaf(p.keep, q, p.share) * (p.a.class_weight ? p.a.class_weight[col] : 1.0f);
+}
+
+/* The logits x and their u of vector i, the first of whose columns is col. */
+template <class T, class Q>
+LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Q> &v, int i,
+                                 const lk_cross_entropy_call &p, int col)
+{
+    constexpr int N = LK_VEC<Q>;
+    lk_unpack(x, v.logits[i]);
+#pragma unroll
+    for (int m = 0; m < LK_VEC<T>; m += N) {
+        float q[N];
+        lk_unpack(q, v.prob[i][m / N]);
+#pragma unroll
+        for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(p, q[j], col + m + j);
+    }
+}
+
+/* Adds the logits x of columns col, col + 1, ... and their u to the state; given: u alone. */
+template <bool given, int n>
+LK_DEVICE lk_ce_row lk_ce_prob_take(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
+                                    float scale)
+{
+    float sum = 0.0f, slope;
+    if (!given && a.argmax) s = lk_ce_take_top(s, x, col);
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        sum += w[j];
+        if (!given && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+    }
+    if (!given) return lk_ce_row_add<true>(s, x, w, scale);
+    s.weights += sum;
+    return s;
+}
+
+/* The state of a row, for all its threads. */
+template <bool given, class T, class Q>
+LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob,
+                                    lk_ce_prob_inbox *inbox, float scale)
+{
+    constexpr bool exact = sizeof(T) == 4;
+    constexpr int U = LK_CE_PROB_LOADS<T, Q>;
+    lk_ce_row s = lk_ce_row_empty(), all = s;
+    for (int first = 0; first < row.count; first += U) {
+        lk_ce_prob_vecs<T, Q> v;
+        lk_ce_prob_load<!given>(&v, row, prob, first);
+#pragma unroll
+        for (int u = 0; u < U && first + u < row.count; u++) {
+            float x[LK_VEC<T>], w[LK_VEC<T>];
+            const int col = (int)lk_row_col(row, first + u);
+            lk_ce_prob_unpack(x, w, v, u, p, col);
+            s = lk_ce_prob_take<given>(s, x, w, col, p.a, scale);
+        }
+    }
+    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
+        const int col = (int)lk_edge_col<T>(row.split, i);
+        float x[1] = {lk_to_float(row.data[col])}, w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
+        s = lk_ce_prob_take<given>(s, x, w, col, p.a, scale);
+    }
+    s = lk_ce_row_warp<true, exact>(s, scale, row.lanes);
+    if (row.size_log2 <= 5) return s;
+    lk_inbox_gather<LK_TEAM_ANY, true>(inbox, s);
+    for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32)
+        all = lk_ce_row_merge<exact>(all, lk_inbox_state(inbox, i), scale);
+    return lk_ce_row_warp<true, exact>(all, scale);
+}
+
+/* The factors of a row's gradient from its state, of which backward has U alone. fall is f. */
+template <bool given>
+LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &p, int64_t row, lk_ce_upstream up, lk_ce_row s,
+                                            float scale)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const bool proper = given ? lk_is_finite(up.lse) : s.sum > 0.0f && lk_is_finite(s.sum);
+    lk_ce_gradient g = {};
+    float unit;
+    if (given) {
+        unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
+        const float entropy = a.dentropy && row < a.rows ? a.entropy[row] : 0.0f; /* a thread may be without a row */
+        lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, entropy, scale);
+    } else {
+        g.rate = lk_ce_rate(scale * LK_LOG2E, s.max);
+        unit = lk_ce_unit_of_sum({s.max, s.sum}, __fdividef(1.0f, s.sum), g.rate, &g.base);
+        if (a.z_loss > 0.0f) up.lse = lk_ce_row_finish<false>(s, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
+        g.bend = up.bend * unit, g.center = lk_lse_reference(s.max), g.shift = -scale * __fdiv_rn(s.entropic, s.sum);
+    }
+    float own = a.dlse ? a.logit_scale * up.dlse : 0.0f;
+    if (a.z_loss > 0.0f) own = fmaf(2.0f * a.z_loss * up.lse, up.h * a.logit_scale, own);
+    g.fall = up.f * a.logit_scale, g.rise = proper ? fmaf(g.fall, s.weights, own) * unit : NAN;
+    return g;
+}
+
+/* Turns the logits x of columns col, col + 1, ... into gradients and stores them. wide: as in lk_ce_store. */
+template <class T, int n>
+LK_DEVICE void lk_ce_prob_emit(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
+                               int64_t row, int col, float scale, bool wide)
+{
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        float slope = 1.0f;
+        if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)), bent = a.dentropy ? lk_ce_bend(g, e, x[j], scale) : 0.0f;
+        x[j] = (fmaf(g.rise, e, -g.fall * w[j]) + bent) * slope;
+    }
+    lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
+}
+
+/* Writes the gradients of a thread's columns, and the padding. */
+template <class T, class Q>
+LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g,
+                                float scale)
+{
+    constexpr int U = LK_CE_PROB_LOADS<T, Q>;
+    const lk_cross_entropy_args &a = p.a;
+    const int size = 1 << row.size_log2;
+    const bool wide = (uintptr_t)lk_ce_at<T>(a, row.number, row.split.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
+    float single = 0.0f;
+    if (row.rank < row.split.edge) single = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
+    for (int first = 0; first <= (int)(a.vocab / LK_VEC<T>) >> row.size_log2; first += U) { /* as often in every row */
+        lk_ce_prob_vecs<T, Q> v;
+        lk_ce_prob_load<true>(&v, row, prob, first);
+        if (p.ordered) lk_ce_sync(size); /* the logits that lie where this step writes have been read */
+#pragma unroll
+        for (int u = 0; u < U && first + u < row.count; u++) {
+            float x[LK_VEC<T>], w[LK_VEC<T>];
+            const int col = (int)lk_row_col(row, first + u);
+            lk_ce_prob_unpack(x, w, v, u, p, col);
+            lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, wide);
+        }
+    }
+    for (int i = row.rank; i < row.split.edge; i += size) {
+        const int col = (int)lk_edge_col<T>(row.split, i);
+        float x[1] = {i == row.rank ? single : lk_to_float(row.data[col])};
+        const float w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
+        lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, false);
+    }
+    const float zero[1] = {0.0f};
+    for (int64_t end = a.vocab + row.rank; row.there && end < p.padded_end; end += size)
+        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
+}
+
+/* Q: the type of target_prob. given: backward. */
+template <class T, class Q, bool given>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
+    lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call p)
+{
+    LK_SHARED(lk_ce_prob_inbox, inbox, [1]);
+    const lk_cross_entropy_args &a = p.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows,
+                                                                           a.vocab);
+    const Q *const prob = (const Q *)a.target_prob + row.number * a.target_prob_stride;
+    lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
+    if (!given) lk_griddepcontrol_launch_dependents();
+    lk_row_prefetch<1>(row);
+    lk_griddepcontrol_wait();
+    const lk_ce_upstream up = lk_ce_load_upstream<false, given>(p, row.number, row.there ? 0 : -1);
+    lk_ce_row s = lk_ce_prob_read<given>(p, row, prob, inbox, scale);
+    if (!given && row.there && row.rank == 0) {
+        s.target = s.max; /* the loss is that of smoothing alone, whose weights are u */
+        lk_ce_put_result<true>(p, row.number, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
+        if (row.number == 0 && !p.terms.loss && a.valid_rows) *a.valid_rows = a.rows;
+        if (row.number == 0 && !p.terms.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
+    }
+    if (a.dlogits) lk_ce_prob_write(p, row, prob, lk_ce_prob_factors<given>(p, row.number, up, s, scale), scale);
+    if (given) lk_griddepcontrol_launch_dependents();
+}
+
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* the most rows of the paths whose rows have blocks of their own */
@@ -2039,7 +2278,8 @@ LK_HOST lk_ce_exchange_space lk_cross_entropy_exchange_space(const lk_cross_entr
     const size_t row = 4 * rows, states = rows * (size_t)lk_ce_state_bytes(a);
     char *const base = (char *)a->workspace;
     x.bytes = lk_cross_entropy_bytes(a, LK_CE_FINISH);
-    x.states = lk_ce_carve(base, &x.bytes, states), x.all_states = lk_ce_carve(base, &x.bytes, states * (size_t)a->parallel.ranks);
+    x.states = lk_ce_carve(base, &x.bytes, states);
+    x.all_states = lk_ce_carve(base, &x.bytes, states * (size_t)a->parallel.ranks);
     if (call != LK_CE_BOTH) return x;
     x.tally = (lk_ce_tally *)lk_ce_carve(base, &x.bytes, sizeof *x.tally);
     x.lse = (float *)lk_ce_carve(base, &x.bytes, row), x.lse_low = (float *)lk_ce_carve(base, &x.bytes, row);
@@ -2096,6 +2336,41 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char 
     return status ? status : lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
 }
 
+/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for holes and overlaps, which no rank sees by itself. It
+ * waits for the stream, so it does nothing while that is captured. states, all_states: where the states go afterwards, `bytes`
+ * of a rank's; a call with too few of them is not checked. */
+LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
+                                  size_t bytes, cudaStream_t stream)
+{
+    (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
+#if defined(LK_CHECK)
+    const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) ||
+        capture != cudaStreamCaptureStatusNone)
+        return LK_OK;
+    int64_t of[1024][4], sum = 0;
+    cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
+    const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
+    if (status) return status;
+    if (!error)
+        error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
+    if (!error) error = cudaStreamSynchronize(stream);
+    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
+    for (int i = 0; i < v->ranks; i++) {
+        sum += of[i][1];
+        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
+            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i, v->rank);
+        for (int k = 0; k < i; k++)
+            if (of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
+                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
+    }
+    if (sum != v->vocab_total)
+        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
+#endif
+    return LK_OK;
+}
+
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int call, int arch,
@@ -2116,7 +2391,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (back) a->loss = a->z_loss_out = NULL, a->argmax = NULL;
     if (back && !a->dentropy) a->entropy = NULL;
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
-    const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator; /* backward needs the counts */
+    const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator && !a->target_prob; /* needs the counts */
     const bool in_place = !query && a->dlogits == a->logits;
     const int saved = back ? LK_IN : LK_OUT; /* what forward writes and backward reads */
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
@@ -2135,7 +2410,9 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
-        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->rows},
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, a->target_prob ? LK_IN : LK_REQUIRED, a->rows},
+        {"target_prob", a->target_prob, lk_dtype_bytes<T>(a->target_prob_dtype), a->target_prob ? LK_IN : LK_UNUSED, a->vocab,
+         {{a->rows, &a->target_prob_stride, "target_prob_stride"}}},
         {"class_weight", a->class_weight, 4, LK_IN, some * classes},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
         {"dlse", a->dlse, 4, LK_IN, a->rows},
@@ -2164,6 +2441,11 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!status && !split) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_cross_entropy_check_values(op, a);
+    if (!status && a->target_prob) status = lk_check_dtype<T>(op, "target_prob_dtype", a->target_prob_dtype);
+    if (!status && split && a->target_prob)
+        status = lk_fail(LK_ERR_VALUE, op, "target_prob is not for columns that are split over ranks");
+    if (!status && !query && a->target_prob && a->target)
+        status = lk_fail(LK_ERR_VALUE, op, "target_prob is given, so target must be NULL");
     if (status) return status;
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
@@ -2445,14 +2727,38 @@ LK_HOST lk_status lk_cross_entropy_exchange(const char *op, const lk_device *dev
         if (counts && !a.valid_rows) a.valid_rows = &x.tally->valid_rows;
         if (counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.tally->weight_sum;
     }
-    lk_status status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
-    if (status || !v.all_gather) return status;
     const size_t bytes = (size_t)a.rows * (size_t)lk_ce_state_bytes(&a);
+    lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
+    if (!status) status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
+    if (status || !v.all_gather) return status;
     if (a.rows > 0) status = v.all_gather(v.user, x.states, x.all_states, bytes, stream);
     if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
     if (status || call != LK_CE_BOTH) return status;
     a.bad_targets = NULL; /* they are counted */
     return lk_cross_entropy_slice_gradient<T>(op, device, p, stream);
+}
+
+/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that it is still in the
+ * caches the second time. */
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
+    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
+    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
+    p.keep = 1.0f - a.label_smoothing, p.share = a.label_smoothing / (float)a.vocab;
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
+    int64_t wanted = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
+    if (p.ordered && wanted < 8) wanted = 8; /* single elements are read at once then, one per thread */
+    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
+    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
+        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
+    if (path != LK_CROSS_ENTROPY_WARP) wanted = cluster * LK_CROSS_ENTROPY_THREADS;
+    p.team = lk_team_of(a.rows, wanted, path == LK_CROSS_ENTROPY_WARP ? 32 : wanted, LK_CROSS_ENTROPY_THREADS);
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_prob_kernel<T, T, given>;
+    if (f32) kernel = lk_cross_entropy_prob_kernel<T, lk_f32, given>;
+    return lk_launch_pdl(op, device, kernel, p.team.grid, p.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
 }
 
 /* Rows are read where an output per row or a reduced loss is wanted. */
@@ -2465,13 +2771,14 @@ LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entrop
     lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FORWARD, &device, &a);
     if (status) return status;
     if (a.parallel.vocab_total) return lk_cross_entropy_exchange<T>(op, &device, p, LK_CE_FORWARD, stream);
-    const bool reduced = lk_cross_entropy_reduced(&a);
-    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
+    const bool reduced = lk_cross_entropy_reduced(&a), prob = a.target_prob && a.rows > 0; /* whose kernel writes the counts */
+    if (!prob && !reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
 
     if (reduced) p.terms = lk_cross_entropy_terms(&a);
     const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
     const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    if (!status && a.rows > 0 && rowwise)
+    if (prob) status = lk_cross_entropy_prob<T, false>(op, &device, p, stream);
+    if (!prob && !status && a.rows > 0 && rowwise)
         status = plain ? lk_cross_entropy_plain<T>(op, &device, p, stream)
                        : lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
@@ -2487,8 +2794,10 @@ LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entro
     lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BACKWARD, &device, &a);
     if (status || a.rows == 0) return status;
     if (a.parallel.vocab_total) return lk_cross_entropy_slice_gradient<T>(op, &device, p, stream);
-    p.valid_rows = a.valid_rows, p.valid = 1;
-    p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
+    p.valid = a.rows, p.over = a.denominator;
+    if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, &device, p, stream);
+    p.valid_rows = a.valid_rows;
+    if (!a.denominator && a.class_weight) p.over = a.weight_sum;
     return lk_cross_entropy_gradient<T, true>(op, &device, p, stream);
 }
 
@@ -2503,15 +2812,16 @@ LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cro
     if (status) return status;
     if (a.parallel.vocab_total) return lk_cross_entropy_exchange<T>(op, &device, p, LK_CE_BOTH, stream);
     const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
-    const bool asked = !reduced && (a.valid_rows || a.weight_sum);
-    const bool known = mean && (a.denominator || (!a.use_ignore_index && !a.class_weight));
+    const bool prob = a.target_prob && a.rows > 0, asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
+    const bool known = mean && (prob || a.denominator || (!a.use_ignore_index && !a.class_weight));
     p.valid = known ? a.rows : 1;
     const bool before = mean && !known;
     if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
     p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
     if (reduced) p.terms = lk_cross_entropy_terms(&a);
     if (before || asked) status = lk_cross_entropy_count(op, &device, p, stream);
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
+    if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, &device, p, stream);
+    if (!status && !prob && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
     return status;
 }

@@ -64,6 +64,18 @@
  *            saved, so it may be called again. The struct must be forward's otherwise: the same shapes, options and lse.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
+ * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones are
+ *            this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are of
+ *            its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
+ *            from each rank, 32 with label_smoothing, entropy or argmax. Without it there are three calls, as under Ranks in
+ *            cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and others.
+ *            dx is this rank's part. parallel.reduce is called as soon as some tokens' dx is complete, so that the sum over
+ *            ranks runs beside the matmul of dweight. Where it is NULL, the caller sums dx.
+ *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
+ *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
+ *            argmax and dentropy), else 4.
+ *            If more than max_counted tokens count, ignored tokens have the results of ignored tokens, not NaN.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of `hidden` products. With fast_logits they are
  *            stored in T: half the bytes, and an error of half an ulp of T in each. FUSED stores none and ignores it.
@@ -241,14 +253,17 @@ typedef struct {
 } lk_linear_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL, or with dentropy entropy; all outputs
+ *   LK_ERR_NULL       with ranks as in cross_entropy.cuh;
+ *                     args, plan, context, x, weight, target or in backward lse is NULL, or with dentropy entropy; all outputs
  *                     are. With tokens = 0 all except for args and plan may be NULL
- *   LK_ERR_SHAPE      tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
+ *   LK_ERR_SHAPE      with ranks as in cross_entropy.cuh;
+ *                     tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
  *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
  *                     made, or of another device
- *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
+ *   LK_ERR_PATH       CHUNKS with ranks.
+ *                     FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
  *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
  *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved
  *                     likewise, or with label_smoothing, entropy, argmax, dentropy or batch_invariant
@@ -260,7 +275,8 @@ typedef struct {
  * Except for this, any alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of
  * 16 bytes and hidden is a multiple of 8.
  *
- * Each direction has three functions that take the same struct:
+ * A call returns the status of a callback that fails. Each direction has three functions that take the same struct, finish the
+ * first two:
  *   ..._<T>              the call
  *   ..._workspace_bytes  the workspace of the plan within 1 GiB, or the smallest workspace if that is larger
  *   ..._plan             the plan within `budget` bytes, see Plans. A workspace of plan->workspace_bytes runs it
@@ -647,7 +663,8 @@ LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
     }
 }
 
-/* The results of a row, or its state for the other ranks. That has the target's logit, but not in the sums. One thread of those that call writes them. */
+/* The results of a row, or its state for the other ranks. That has the target's logit, but not in the sums. One thread of those
+ * that call writes them. */
 LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, lk_ce_row s, float scale, bool writes)
 {
     const lk_lce_args &a = p.c.a;
@@ -3013,14 +3030,16 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
         (direction == LK_LCE_FORWARD && !args->parallel.all_gather))
         return lk_lce_step<T>(op, args, direction, stream);
     const lk_vocab_parallel &v = args->parallel;
-    if (!v.all_gather) return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+    if (!v.all_gather)
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     lk_status status = lk_lce_check<T>(op, args, direction, false, &c, &least);
     if (!status) status = lk_lce_divide<T>(op, args, direction, &r);
     if (!status) status = lk_check_workspace(op, args->workspace, args->workspace_bytes, r.least);
     if (status) return status;
     lk_lce_share(args, args->workspace_bytes, &r);
-    status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, stream);
     const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
+    status = lk_check_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
+    if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, stream);
     if (!status && bytes) status = v.all_gather(v.user, r.states, r.all_states, bytes, stream);
     if (!status) status = lk_cross_entropy_finish<T>(op, &r.finish, stream);
     return status || !c.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, stream);

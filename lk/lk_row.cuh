@@ -632,8 +632,10 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, f
     return s;
 }
 
-/* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. */
-template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
+/* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. skip: a weight of 0
+ * times -inf counts 0. */
+template <bool skip = false, int n>
+LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
 {
     float max = s.max;
 #pragma unroll
@@ -646,7 +648,7 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)
         const float d = v[j] - reference, e = lk_ex2(rate * d);
         sum += e;
         weights += w[j];
-        weighted = fmaf(w[j], d, weighted);
+        weighted = fmaf(w[j], skip && w[j] == 0.0f ? 0.0f : d, weighted);
         entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
     }
     s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;

@@ -3,15 +3,18 @@
  *
  *   forward    s[r,c] = x[r,c] + residual[r,c]                                           (s = x without a residual)
  *              rstd[r] = 1 / sqrt(mean_c(s[r,c]^2) + eps)
- *              y[r,c] = s[r,c] rstd[r] weight[c]                                         (weight = 1 without one)
+ *              y[r,c] = s[r,c] rstd[r] w[c] + bias[c],  w[c] = weight_offset + weight[c]  (1 without weight)
  *              residual_out[r,c] = s[r,c]
- *   backward   g[r,c] = dy[r,c] weight[c],  h[r,c] = s[r,c] rstd[r]
+ *   backward   g[r,c] = dy[r,c] w[c],  h[r,c] = s[r,c] rstd[r]
  *              ds[r,c] = rstd[r] (g[r,c] - h[r,c] mean_c(g[r,c] h[r,c])) + dresidual_out[r,c]
  *              dx = ds,  dresidual = ds
- *              dweight[c] = sum_r dy[r,c] h[r,c]
+ *              dweight[c] = sum_r dy[r,c] h[r,c],  dbias[c] = sum_r dy[r,c]
  *
- * Without weight this is SRMSNorm (each row gets the length sqrt(cols), except for eps), with weight RMSNorm. With a residual
- * it is the "add and norm" of a transformer block.
+ *   groups     row r has the weight and bias of its group: for [c] read [r % groups, c], and sum over the group's rows. So the
+ *              rows of [tokens, heads, dim] have a weight per head where groups is the number of heads.
+ *
+ * Without weight this is SRMSNorm (each row gets the length sqrt(cols), except for eps), with weight RMSNorm; with
+ * weight_offset = 1 it is Gemma's. With a residual it is the "add and norm" of a transformer block.
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/srms_norm.cuh"               #include "lk/srms_norm.cuh"
@@ -22,22 +25,24 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight needs a workspace, of at most 64 MiB + (8 * cols + 128) bytes.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, for dweight of at most 64 MiB +
+ *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more; with dbias twice as much.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
- *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without dweight it
+ *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
  *            answers 0 and needs no device.
- * Options    residual, weight, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
- *            residual, residual_out, their gradients, weight and dweight may be float beside 16-bit x and y. Strides of 0 mean
- *            packed, so an expanded tensor must be copied first.
+ * Options    residual, weight, bias, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
+ *            residual(_out) and its gradients may be float beside 16-bit x and y; weight and bias may be of any type, and so
+ *            their gradients. Strides of 0 mean packed, so an expanded tensor must be copied first.
  * Numerics   Sums, s and rstd are float. Every output is rounded once. Forward's y and rstd come from the unrounded s. So do
  *            backward's results where s is x + residual; where it is given residual_out they come from that, as it is stored.
- *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24; dx 16 * 2^-24 of the sum of its
- *            terms' magnitudes; dweight typically (16 + log2 rows) 2^-24 of the sum of its terms' magnitudes. Rows are added to
- *            dweight one after another. Where many rows are equal the rounding errors all have one sign, and add up.
+ *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24. Of the sum of a result's terms'
+ *            magnitudes they are: y with weight_offset or bias 12 * 2^-24, dx 16 * 2^-24, dweight and dbias typically
+ *            (16 + log2 rows) 2^-24. Rows are added to dweight one after another. Where many rows are equal the rounding
+ *            errors all have one sign, and add up.
  *            bench/results/choices.md has errors beside PyTorch's.
- *            Special values: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0 its rstd is +inf, and
- *            its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN, and all of dweight. An
- *            infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
+ *            Special values, where y is without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0
+ *            its rstd is +inf, and its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN,
+ *            and all of dweight. An infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
  *            The sum of squares is a float. It overflows where the root mean square is 1.8e19 / sqrt(cols) or more. Then rstd =
  *            0, y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and
  *            those below 2^-150 are 0 (with --use_fast_math all below 2^-126). The bounds above hold where the mean square
@@ -71,18 +76,22 @@ typedef struct {
     void *residual_out;           /* F out, B in   residual_dtype [rows, cols], s; F: may be residual; NULL to skip;
                                                    B: s as forward wrote it; NULL: s is x + residual */
     float *rstd;                  /* F out, B in   f32 [rows]; F: NULL to skip; B: NULL: computed again from s and eps */
-    const void *weight;           /* F B in        weight_dtype [cols]; NULL means 1 */
+    const void *weight;           /* F B in        weight_dtype [groups, cols]; NULL: w is 1 */
+    const void *bias;             /* F in          weight_dtype [groups, cols]; NULL means 0 */
     void *y;                      /* F out         T [rows, cols]; NULL to skip; may be x, which backward then lacks */
     const void *dy;               /* B in          T [rows, cols], the gradient of y; NULL means 1, not 0 */
     const void *dresidual_out;    /* B in          residual_dtype [rows, cols], the gradient of residual_out; NULL: none */
     void *dx;                     /* B out         T [rows, cols]; may be dy, or dresidual_out of the same type; NULL to skip */
     void *dresidual;              /* B out         residual_dtype [rows, cols], ds rounded to that type; may be dresidual_out;
                                                    NULL to skip */
-    void *dweight;                /* B out         dweight_dtype [cols]; NULL to skip */
-    void *workspace;              /* B             for dweight, aligned to LK_WORKSPACE_ALIGNMENT; without dweight not used */
+    void *dweight;                /* B out         dweight_dtype [groups, cols]; NULL to skip */
+    void *dbias;                  /* B out         likewise */
+    void *workspace;              /* B             for dweight and dbias, aligned to LK_WORKSPACE_ALIGNMENT; else not used */
     size_t workspace_bytes;       /* B             at least what ..._workspace_bytes_<T> answers */
     int64_t rows;                 /* F B           at least 0 */
     int64_t cols;                 /* F B           1 to 2^30 */
+    int64_t groups;               /* F B           0 to 2^30 / cols, 0 means 1: one weight for all rows; else one for every
+                                                   groups-th row: row r % groups of weight, bias and their gradients */
     int64_t x_stride;             /* F B           elements between rows; 0 means packed, cols */
     int64_t residual_stride;      /* F B           likewise */
     int64_t residual_out_stride;  /* F B           likewise; 0 where residual_out is residual: residual's */
@@ -92,23 +101,27 @@ typedef struct {
     int64_t dx_stride;            /* B             likewise; 0 where dx is dy or dresidual_out: that tensor's */
     int64_t dresidual_stride;     /* B             likewise; 0 where dresidual is dresidual_out: that tensor's */
     float eps;                    /* F B           finite, at least 0; there is no default; B: not used where rstd is given */
+    float weight_offset;          /* F B           finite; the factor is weight_offset + weight */
     int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual(_out) and gradients */
-    int weight_dtype;             /* F B           LK_DTYPE_*: T or f32; 0 means T */
-    int dweight_dtype;            /* B             LK_DTYPE_*: T or f32; 0 means T, also where weight is f32 */
-    int accumulate;               /* B             not 0: the new dweight is added to the old one; 0: it replaces it */
+    int weight_dtype;             /* F B           LK_DTYPE_*, of weight and bias; 0 means T */
+    int dweight_dtype;            /* B             LK_DTYPE_*, of dweight and dbias; 0 means T, whatever weight is */
+    int accumulate;               /* B             not 0: dweight and dbias are added to the old ones; 0: they replace them */
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
 } lk_srms_norm_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
  *   LK_ERR_NULL       x is NULL, in backward residual_out too; all outputs are NULL
- *   LK_ERR_SHAPE      rows or cols out of range; a stride that is not 0 and below cols; a tensor of more than 2^62 elements
- *                     with its gaps
- *   LK_ERR_VALUE      eps is negative or not finite; a dtype is neither T nor f32; path is none of the enum
+ *   LK_ERR_SHAPE      rows, cols or groups out of range; a stride that is not 0 and below cols; a tensor of more than 2^62
+ *                     elements with its gaps
+ *   LK_ERR_VALUE      eps is negative or not finite; weight_offset is not finite; residual_dtype is neither T nor f32; another
+ *                     dtype or path is none of its enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
- *   LK_ERR_WORKSPACE  dweight is wanted, and workspace is NULL, too small or not aligned
+ *   LK_ERR_WORKSPACE  dweight or dbias is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a
- * multiple of 16 bytes. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple of 16 bytes. */
+ * multiple of 16 bytes, and a weight of 16 bits beside f32. A weight of T is fastest. backward is fastest where dy is given, s
+ * comes from one tensor, and a row is a multiple of 16 bytes. weight_offset, bias, dbias, groups and a weight of 16 other bits
+ * than T's go by slower kernels: they read weight and bias behind the sum in forward, and again for each row in backward. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -122,7 +135,6 @@ typedef struct {
 
 /* N elements of type E: one, or LK_VEC<T>, in one 16-byte access, or in two where E is float and T has 16 bits. The caches may
  * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
-template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
 {
 #pragma unroll
@@ -138,6 +150,7 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[
 #pragma unroll
     for (int i = 0; i < N; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<E>);
 }
+template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
 {
     lk_vec<E> raw[N / LK_VEC<E>];
@@ -158,24 +171,38 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* x *= weight[0 .. N), 16 bytes at a time where it is aligned; beside rows of odd length it is not. */
-template <class E, int N> LK_DEVICE void lk_srms_norm_scale_wide(float (&x)[N], const E *weight)
+/* What columns[0 .. N) do to x: TIMES, x *= columns; TIMES_SUM, x *= offset + columns; PLUS, x += columns. They are read 16
+ * bytes at a time where they are aligned; beside rows of odd length they are not. */
+enum { LK_SRMS_NORM_TIMES, LK_SRMS_NORM_TIMES_SUM, LK_SRMS_NORM_PLUS };
+template <int WHAT> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
 {
-    lk_vec<E> raw[N / LK_VEC<E>];
-    float w[N];
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)weight)[i];
-    lk_srms_norm_unpack<E, N>(w, raw);
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= w[j];
+    return WHAT == LK_SRMS_NORM_PLUS ? x + column : x * (WHAT == LK_SRMS_NORM_TIMES_SUM ? offset + column : column);
 }
-template <class E, int N> LK_DEVICE void lk_srms_norm_scale(float (&x)[N], const E *weight)
+template <int WHAT, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const E *columns, float offset)
 {
-    if constexpr (N > 1) {
-        if ((uintptr_t)weight % 16 == 0) return lk_srms_norm_scale_wide(x, weight);
+    if constexpr (N % LK_VEC<E> == 0) { /* not 16-bit elements beside vectors of f32 */
+        if ((uintptr_t)columns % 16 == 0) {
+            lk_vec<E> raw[N / LK_VEC<E>];
+            float w[N];
+#pragma unroll
+            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
+            lk_srms_norm_unpack<E, N>(w, raw);
+#pragma unroll
+            for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<WHAT>(x[j], w[j], offset);
+            return;
+        }
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= lk_to_float(weight[j]);
+    for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<WHAT>(x[j], lk_to_float(columns[j]), offset);
+}
+/* The same for columns of a dtype: TIMES: of f32 or T, otherwise of any. */
+template <int WHAT, class T, int N>
+LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const void *columns, int dtype, int col, float offset)
+{
+    if (dtype == LK_DTYPE_F32) lk_srms_norm_apply<WHAT>(x, (const float *)columns + col, offset);
+    else if (WHAT == LK_SRMS_NORM_TIMES) lk_srms_norm_apply<WHAT>(x, (const T *)columns + col, offset);
+    else if (dtype == LK_DTYPE_F16) lk_srms_norm_apply<WHAT>(x, (const lk_f16 *)columns + col, offset);
+    else lk_srms_norm_apply<WHAT>(x, (const lk_bf16 *)columns + col, offset);
 }
 template <class T> LK_DEVICE lk_vec<T> lk_srms_norm_load_weight(const T *weight)
 {
@@ -194,11 +221,6 @@ template <class T> LK_DEVICE void lk_srms_norm_scale(float (&x)[LK_VEC<T>], lk_v
     lk_unpack(w, weight);
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++) x[j] *= w[j];
-}
-template <class T, int N> LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const void *weight, int is_f32, int col)
-{
-    if (weight && is_f32) lk_srms_norm_scale(x, (const float *)weight + col);
-    else if (weight) lk_srms_norm_scale(x, (const T *)weight + col);
 }
 
 /* A tensor that a kernel reads; data NULL: there is none. part: the number of 16-byte parts of a vector before its own, where a
@@ -220,7 +242,7 @@ typedef struct {
     int stretch;                      /* vectors per warp of a block, a multiple of 32 */
     int aligned;                      /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;          /* row r starts offset + r offset_step elements behind a boundary, modulo LK_VEC<T> */
-    int weight_is_f32;
+    int weight_dtype;                 /* LK_DTYPE_*, never 0 */
     float inverse_cols;
 } lk_srms_norm_input;
 
@@ -229,55 +251,100 @@ typedef struct {
     lk_srms_norm_args a;
     lk_srms_norm_input in;
     int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
-                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
+                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors. With
+                         dbias as many rows follow, of its sums */
     int64_t pitch;
     int vec;          /* LK_VEC<T> */
-    bool fast;        /* see the kernel of backward */
 } lk_srms_norm_plan;
 
-/* A thread's rows and columns: its team's first row and the step to the next; in each row the columns begin .. begin + cols,
- * which `size` threads read together. A warp reads a stretch of the vectors, and a lane every 32nd of them: vec, vec + 32, ...
- * below stop. A step that the compiler knows saves registers and instructions. */
-typedef struct {
-    int64_t row, step;
-    int begin, cols, team, rank, size, vec, stop;
-} lk_srms_norm_thread;
-
-LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
+/* The first element of a row's weight and bias. */
+LK_DEVICE int lk_srms_norm_group(const lk_srms_norm_plan &p, int64_t row)
 {
-    if (in.team_log2 >= 0) {
-        const int size = 1 << in.team_log2, teams = (int)blockDim.x >> in.team_log2, team = (int)threadIdx.x >> in.team_log2;
-        const int64_t row = (int64_t)blockIdx.x * teams + team, step = (int64_t)gridDim.x * teams;
-        const int rank = (int)threadIdx.x & (size - 1);
-        return {row, step, 0, cols, team, rank, size, rank, cols};
-    }
-    const unsigned blocks = lk_cluster_nctarank();
-    const int begin = min((int)lk_cluster_ctarank() * in.segment, cols), left = cols - begin;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    return {blockIdx.x / blocks, gridDim.x / blocks, begin, left < in.segment ? left : in.segment, 0, (int)threadIdx.x,
-            (int)blockDim.x, warp * in.stretch + lane, (warp + 1) * in.stretch};
+    return p.a.groups > 1 ? (int)(row % p.a.groups * p.a.cols) : 0;
 }
 
-/* A segment of a row as vectors, as lk_split; all single elements where the tensors are not aligned to each other. */
+/* The KIND of both directions' kernels that takes every option. The others lack those of lk_srms_norm_is_general, so that their
+ * code stays short. */
+enum { LK_SRMS_NORM_GENERAL = 3 };
+
+/* x times weight from a row's column col on, where there is a weight. Likewise x plus bias. */
+template <class T, int KIND, int N>
+LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+{
+    constexpr bool GENERAL = KIND == LK_SRMS_NORM_GENERAL;
+    if (!p.a.weight) return;
+    if (GENERAL) col += lk_srms_norm_group(p, row);
+    lk_srms_norm_apply<GENERAL ? LK_SRMS_NORM_TIMES_SUM : LK_SRMS_NORM_TIMES, T>(x, p.a.weight, p.in.weight_dtype, col,
+                                                                                 p.a.weight_offset);
+}
+template <class T, int N>
+LK_DEVICE void lk_srms_norm_apply_bias(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+{
+    if (!p.a.bias) return;
+    col += lk_srms_norm_group(p, row);
+    lk_srms_norm_apply<LK_SRMS_NORM_PLUS, T>(x, p.a.bias, p.in.weight_dtype, col, 0.0f);
+}
+
+/* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
+ * reads a stretch of the vectors, and a lane every 32nd of them: a step that the compiler knows saves registers and
+ * instructions. */
 typedef struct {
-    int head, edge, vecs;
-} lk_srms_norm_split;
+    int64_t row, step;    /* the team's first row, and the step to the next */
+    int team, rank, size; /* the team in its block, the thread in its team, the threads of a team */
+    int first, count;     /* the column of the thread's first vector; u * 32 vectors on is another one while u * 32 < count */
+    int begin, head, tail, edge; /* the block's first column; it has `edge` single elements, from there on; those from `head`
+                                    on stand `tail` columns later */
+} lk_srms_norm_thread;
 
 /* The elements of a row behind the 16-byte boundary before its start, for vectors of N. */
 LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_input &in, int64_t row, int N)
 {
     return (int)((unsigned)in.offset + (unsigned)row * (unsigned)in.offset_step) & (N - 1);
 }
-template <class T> LK_DEVICE lk_srms_norm_split lk_srms_norm_split_row(const lk_srms_norm_input &in, int64_t row, int cols)
+
+/* The split of a block's `cols` columns of a row into vectors and single elements. vec: the thread's first vector; stop: its
+ * warp's stretch ends there. */
+template <class T>
+LK_DEVICE lk_srms_norm_thread lk_srms_norm_split_row(lk_srms_norm_thread at, const lk_srms_norm_input &in, int cols, int vec,
+                                                     int stop)
 {
-    if (!in.aligned) return {0, cols, 0};
-    const int past = lk_srms_norm_past(in, row, LK_VEC<T>);
-    const int head = min(-past & (LK_VEC<T> - 1), cols), vecs = (cols - head) / LK_VEC<T>;
-    return {head, cols - vecs * LK_VEC<T>, vecs};
+    constexpr int N = LK_VEC<T>;
+    int vecs = 0; /* where tensors are not aligned to each other all elements are single ones */
+    if (in.aligned) at.head = min(-lk_srms_norm_past(in, at.row, N) & (N - 1), cols), vecs = (cols - at.head) / N;
+    at.edge = cols - vecs * N, at.tail = vecs * N;
+    at.first = at.begin + at.head + vec * N, at.count = min(vecs, stop) - vec;
+    return at;
 }
-template <class T> LK_DEVICE int lk_srms_norm_edge(lk_srms_norm_split split, int i)
+template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
 {
-    return i < split.head ? i : split.vecs * LK_VEC<T> + i;
+    lk_srms_norm_thread at = {};
+    if (in.team_log2 >= 0) { /* several teams per block */
+        const int teams = (int)blockDim.x >> in.team_log2;
+        at.team = (int)threadIdx.x >> in.team_log2, at.size = 1 << in.team_log2, at.rank = (int)threadIdx.x & (at.size - 1);
+        at.row = (int64_t)blockIdx.x * teams + at.team, at.step = (int64_t)gridDim.x * teams;
+        return lk_srms_norm_split_row<T>(at, in, cols, at.rank, cols); /* in each branch: fewer registers than behind them */
+    }
+    const unsigned blocks = lk_cluster_nctarank();
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    at.row = blockIdx.x / blocks, at.step = gridDim.x / blocks, at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
+    at.begin = min((int)lk_cluster_ctarank() * in.segment, cols), cols = min(cols - at.begin, in.segment);
+    return lk_srms_norm_split_row<T>(at, in, cols, warp * in.stretch + lane, (warp + 1) * in.stretch);
+}
+/* The column of single element i. */
+LK_DEVICE int lk_srms_norm_edge(const lk_srms_norm_thread &at, int i)
+{
+    return at.begin + (i < at.head ? i : at.tail + i);
+}
+
+/* The same for few rows: a block's threads hold a row, which starts and ends on 16 bytes. */
+#define LK_SRMS_NORM_FEW_VECS 2
+template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_few_thread(int cols)
+{
+    const int vec = (int)threadIdx.x / 32 * LK_SRMS_NORM_FEW_VECS * 32 + (int)threadIdx.x % 32;
+    lk_srms_norm_thread at = {};
+    at.row = blockIdx.x, at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
+    at.first = vec * LK_VEC<T>, at.count = cols / LK_VEC<T> - vec;
+    return at;
 }
 
 /* N elements of s = x + r from global memory. */
@@ -313,10 +380,10 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
     for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
-/* Prefetches column col of a row into the L2, before loads are allowed. */
-template <class E> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_tensor &t, int64_t row, int col)
+/* Prefetches the first vector of a thread's first row into the L2, before loads are allowed. */
+template <class E> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_tensor &t, const lk_srms_norm_thread &at)
 {
-    if (t.data) lk_prefetch_l2((const E *)t.data + row * t.stride + col);
+    if (t.data) lk_prefetch_l2((const E *)t.data + at.row * t.stride + at.first);
 }
 
 /* Loads U vectors per thread, every 32nd from column col on, where `count` vectors are left. */
@@ -350,8 +417,10 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk
 {
     const T *x = (const T *)in.x.data + row * in.x.stride + col;
 #pragma unroll
-    for (int u = 0; u < U; u++)
-        if (u * 32 < count) held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
+    for (int u = 0; u < U; u++) {
+        if (u * 32 >= count) break; /* loads under predicates start later, each with its own address; sm_80 spills */
+        held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
+    }
 }
 template <class T, class R, int U>
 LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const lk_srms_norm_input &in, int64_t row, int col,
@@ -365,9 +434,13 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const l
     for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(held[u].s, in, x[u], r[u]);
 }
 
-/* The sums over a row's team; number: as in lk_sum_cluster. */
-template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, float (&v)[N], int number)
+/* The sums over a row's team; number: as in lk_sum_cluster. alone: the first of two alone. */
+template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, float (&v)[N], int number, bool alone = false)
 {
+    if constexpr (N == 2) {
+        float first[1] = {v[0]};
+        if (alone) return lk_srms_norm_sum(in, first, number), (void)(v[0] = first[0]);
+    }
     if (in.team_log2 < 0) return lk_sum_cluster(v, number);
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
@@ -401,145 +474,102 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 #define LK_SRMS_NORM_FORWARD_BLOCKS(T, packed)                                                                                 \
     ((packed) && (LK_ARCH == 900 || (LK_ARCH < 900 && sizeof(T) == 2)) ? 2 : 1)
 
-/* The kernels for few rows: vectors per thread, most threads per block, most blocks per SM; and a thread's first vector. */
-#define LK_SRMS_NORM_FEW_VECS 2
-#define LK_SRMS_NORM_FEW_THREADS 512
+/* Most blocks per SM of the kernels for few rows. */
 #define LK_SRMS_NORM_FEW_BLOCKS 8
-LK_DEVICE int lk_srms_norm_first(void)
-{
-    return (int)threadIdx.x / 32 * LK_SRMS_NORM_FEW_VECS * 32 + (int)threadIdx.x % 32;
-}
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Writes N elements of a row; weight: of these elements, where a thread holds it. */
-template <class T, class R, int N>
+/* MANY, GENERAL: any rows; a thread reads weight behind the sum. WEIGHED: the weight is of T and on 16 bytes as the rows of x
+ * are, and a thread holds its vectors too, since reading it behind the sum is slower; for an f32 weight there are not enough
+ * registers. FEW: few rows, whose time is latency. Rows start and end on 16 bytes, and a block's threads hold all of a row, and
+ * of weight as WEIGHED does. The code is short, since a block that has just started waits for its instructions. */
+enum { LK_SRMS_NORM_MANY, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW };
+
+/* Writes N elements of a row. WEIGHED, FEW: a weight, if there is one, is of T, and the thread holds these elements of it. */
+template <class T, class R, int KIND, int N>
 LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col,
-                                        const lk_vec<T> *weight = NULL)
+                                        lk_vec<T> weight)
 {
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (N > 1) {
-        if (weight) lk_srms_norm_scale(s, *weight);
+    if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW) {
+        if (p.a.weight) lk_srms_norm_scale(s, weight);
+    } else {
+        lk_srms_norm_apply_weight<T, KIND>(s, p, row, col);
     }
-    if (!weight) lk_srms_norm_apply_weight<T>(s, p.a.weight, p.in.weight_is_f32, col);
+    if (KIND == LK_SRMS_NORM_GENERAL) lk_srms_norm_apply_bias<T>(s, p, row, col);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
-/* A team owns a row. Each thread holds its first U vectors. It reads the others twice, and so the single elements at a row's
- * ends. WEIGHT: the weight is of T and on 16 bytes as the rows of x are, and a thread holds its vectors too: reading it behind
- * the sum is slower. For an f32 weight there are not enough registers. */
-template <class T, class R, bool PACKED, bool WEIGHT>
+/* A team owns a row. Each thread holds its first U vectors. All their loads start before it waits for one. It reads the other
+ * vectors twice, and so the single elements at a row's ends. */
+template <class T, class R, bool PACKED, int KIND>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_args &a = p.a;
+    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HELD = FEW || KIND == LK_SRMS_NORM_WEIGHED;
+    constexpr int REST = HELD ? LK_SRMS_NORM_MANY : KIND;
+    constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HELD);
     const lk_srms_norm_input &in = p.in;
-    constexpr int U = LK_SRMS_NORM_FORWARD_VECS(PACKED && !WEIGHT), N = LK_VEC<T>;
-    const lk_srms_norm_thread at = lk_srms_norm_thread_of(in, (int)a.cols);
-    const int64_t row = at.row;
-    const bool owner = row < a.rows; /* lanes without a row still take part in the warp's reduction */
-    const lk_srms_norm_split split = owner ? lk_srms_norm_split_row<T>(in, row, at.cols) : lk_srms_norm_split{0, 0, 0};
-    const int first = at.begin + split.head, stop = min(split.vecs, at.stop);
-    lk_cluster_begin();
+    const lk_srms_norm_thread at =
+        FEW ? lk_srms_norm_few_thread<T>((int)p.a.cols) : lk_srms_norm_thread_of<T>(in, (int)p.a.cols);
+    const bool owner = FEW || at.row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
+    const int count = owner ? at.count : 0, edge = owner ? at.edge : 0;
+    if (!FEW) lk_cluster_begin();
     /* Larger teams are slower with a prefetch and an early start of the next kernel. On sm_80 the prefetch only spills. */
-    const bool early = LK_ARCH >= 900 && at.size <= 64;
-    if (early && at.vec < stop) {
-        lk_srms_norm_prefetch<T>(in.x, row, first + at.vec * N);
-        lk_srms_norm_prefetch<R>(in.r, row, first + at.vec * N);
+    const bool early = FEW || (LK_ARCH >= 900 && at.size <= 64);
+    if (early && count > 0) {
+        lk_srms_norm_prefetch<T>(in.x, at);
+        lk_srms_norm_prefetch<R>(in.r, at);
+        if (FEW) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, at);
     }
     lk_griddepcontrol_wait();
     if (early) lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (WEIGHT) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, first + at.vec * N, stop - at.vec);
+    if (HELD) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, count);
     lk_srms_norm_held<T, PACKED> held[U];
-    lk_srms_norm_hold<T, R>(held, in, row, first + at.vec * N, stop - at.vec);
+    lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
     lk_srms_norm_total total = {};
     float s[N], one[1];
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (at.vec + u * 32 >= stop) break;
+        if (!FEW && u * 32 >= count) break; /* FEW takes fewer registers without it, the others more */
         lk_srms_norm_get<T>(s, &held[u]);
-        total.sum += lk_srms_norm_dot(s, s);
+        if (u * 32 < count) total.sum += lk_srms_norm_dot(s, s);
     }
-    for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
-        lk_srms_norm_load_s<T, R>(s, in, row, first + vec * N);
+    for (int i = U * 32; !FEW && i < count; i += 32) {
+        lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
         lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
     }
-    for (int i = at.rank; i < split.edge; i += at.size) {
-        lk_srms_norm_load_s<T, R>(one, in, row, at.begin + lk_srms_norm_edge<T>(split, i));
+    for (int i = at.rank; !FEW && i < edge; i += at.size) {
+        lk_srms_norm_load_s<T, R>(one, in, at.row, lk_srms_norm_edge(at, i));
         lk_srms_norm_add(&total, one[0] * one[0]);
     }
-    lk_cluster_ready();
+    if (!FEW) lk_cluster_ready();
     float sum[1] = {total.sum + total.chain};
-    lk_srms_norm_sum(in, sum, 0);
+    if (FEW) lk_sum_cluster<1, true>(sum, 0);
+    else lk_srms_norm_sum(in, sum, 0);
     if (!early) lk_griddepcontrol_launch_dependents();
 
-    const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, a.eps));
-    if (owner && at.begin == 0 && at.rank == 0 && a.rstd) a.rstd[row] = rstd;
+    const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, p.a.eps));
+    if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[at.row] = rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        const int vec = at.vec + u * 32;
-        if (vec >= stop) break;
-        lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N, WEIGHT ? weight[u] : NULL);
-    }
-    for (int vec = at.vec + U * 32; vec < stop; vec += 32) {
-        lk_srms_norm_load_s<T, R>(s, in, row, first + vec * N);
-        lk_srms_norm_forward_put<T, R>(p, rstd, s, row, first + vec * N);
-    }
-    for (int i = at.rank; i < split.edge; i += at.size) {
-        const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-        lk_srms_norm_load_s<T, R>(one, in, row, col);
-        lk_srms_norm_forward_put<T, R>(p, rstd, one, row, col);
-    }
-}
-
-/* Few rows, whose time is latency. A block owns a row. All loads of a thread start before it waits for one, and the code is
- * short, since a block that has just started waits for its instructions. Rows start and end on 16 bytes, weight is of type T on
- * 16 bytes, and the threads hold all vectors. */
-template <class T, class R>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
-    lk_srms_norm_forward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
-{
-    constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>;
-    const int64_t row = blockIdx.x;
-    const int vec = lk_srms_norm_first(), count = (int)p.a.cols / N - vec;
-    if (count > 0) {
-        lk_srms_norm_prefetch<T>(p.in.x, row, vec * N);
-        lk_srms_norm_prefetch<R>(p.in.r, row, vec * N);
-        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, 0, vec * N);
-    }
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-
-    lk_vec<T> weight[U][1];
-    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_held<T, false> held[U];
-    lk_srms_norm_hold<T, R>(held, p.in, row, vec * N, count);
-    float sum[1] = {0.0f}, s[N];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        lk_srms_norm_get<T>(s, &held[u]);
-        if (u * 32 < count) sum[0] += lk_srms_norm_dot(s, s);
-    }
-    lk_sum_cluster<1, true>(sum, 0);
-
-    const float rstd = lk_rsqrt(fmaf(sum[0], p.in.inverse_cols, p.a.eps));
-    if (threadIdx.x == 0 && p.a.rstd) p.a.rstd[row] = rstd;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        const int col = (vec + u * 32) * N;
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
-#pragma unroll
-        for (int j = 0; j < N; j++) s[j] *= rstd;
-        if (p.a.weight) lk_srms_norm_scale(s, weight[u][0]);
-        if (p.a.y) lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        lk_srms_norm_forward_put<T, R, KIND>(p, rstd, s, at.row, at.first + u * 32 * N, weight[u][0]);
+    }
+    for (int i = U * 32; !FEW && i < count; i += 32) {
+        lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
+        lk_srms_norm_forward_put<T, R, REST>(p, rstd, s, at.row, at.first + i * N, {});
+    }
+    for (int i = at.rank; !FEW && i < edge; i += at.size) {
+        const int col = lk_srms_norm_edge(at, i);
+        lk_srms_norm_load_s<T, R>(one, in, at.row, col);
+        lk_srms_norm_forward_put<T, R, REST>(p, rstd, one, at.row, col, {});
     }
 }
 
@@ -557,301 +587,356 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
+/* HELD: threads hold all elements, and those of a weight of T too; there is a dy; s is one tensor. EDGES: HELD, and there are
+ * single elements, at most one per thread. TWICE, GENERAL: any rows. A thread reads vectors beyond its first U, and single
+ * elements, twice; their sums for dweight and dbias are in the workspace from the start. */
+enum { LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES, LK_SRMS_NORM_TWICE };
+
+/* N columns' sums over a team's rows. */
+template <int N> struct lk_srms_norm_sums {
+    float dweight[N], dbias[N];
+};
+
+/* Whether there is dbias; whether there are sums. */
+template <int KIND> LK_DEVICE bool lk_srms_norm_has_dbias(const lk_srms_norm_plan &p)
+{
+    return KIND == LK_SRMS_NORM_GENERAL && p.a.dbias;
+}
+template <int KIND> LK_DEVICE bool lk_srms_norm_has_sums(const lk_srms_norm_plan &p)
+{
+    return p.a.dweight || lk_srms_norm_has_dbias<KIND>(p);
+}
+
+/* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. */
+template <bool COPIED> struct lk_srms_norm_where {
+    int64_t row;
+    int col;
+    const uint4 *slot;
+};
+
 /* A row, as its threads see it. */
 typedef struct {
     int64_t number;
     float rstd, slope; /* slope: mean(g h) rstd */
 } lk_srms_norm_row;
 
-/* Starts the copies of a tensor's vectors into the lane's slots, from column col on, where `count` vectors are left. */
-template <class E, int N, int U>
-LK_DEVICE void lk_srms_norm_fetch_one(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, int col, int count)
+/* Starts the copies of a thread's first U vectors of a tensor into its slots. */
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
+    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS;
     if (!t.data) return;
-    const E *from = (const E *)t.data + row * t.stride + col;
+    const E *from = (const E *)t.data + row * t.stride + at.first;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        if (u * 32 >= count) break;
+        if (u * 32 >= at.count) break;
 #pragma unroll
         for (int i = 0; i < N / LK_VEC<E>; i++)
             lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
     }
 }
-template <class T, class R, class S, int U>
-LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_input &in, uint4 *slot, int64_t row, int col, int count)
+template <class T, class R>
+LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    lk_srms_norm_fetch_one<S, LK_VEC<T>, U>(in.x, slot, row, col, count);
-    lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(in.r, slot, row, col, count);
-    lk_srms_norm_fetch_one<T, LK_VEC<T>, U>(in.dy, slot, row, col, count);
-    lk_srms_norm_fetch_one<R, LK_VEC<T>, U>(in.dr, slot, row, col, count);
+    lk_srms_norm_fetch<T, LK_VEC<T>>(in.x, slot, row, at);
+    lk_srms_norm_fetch<R, LK_VEC<T>>(in.r, slot, row, at);
+    lk_srms_norm_fetch<T, LK_VEC<T>>(in.dy, slot, row, at);
+    lk_srms_norm_fetch<R, LK_VEC<T>>(in.dr, slot, row, at);
 }
 
-/* N elements of a tensor: vector u of the lane's U slots; from global memory where U = 0. */
-template <class E, int U, int N>
-LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, const uint4 *slot, int u, int64_t row, int col)
+/* N elements of a tensor. */
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<false> where)
 {
-    if constexpr (U > 0) {
-        lk_vec<E> raw[N / LK_VEC<E>];
+    lk_srms_norm_load(x, (const E *)t.data + where.row * t.stride + where.col);
+}
+template <class E, int N>
+LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<true> where)
+{
+    lk_vec<E> raw[N / LK_VEC<E>];
 #pragma unroll
-        for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = slot[((t.part + i) * U + u) * 32];
-        lk_srms_norm_unpack<E, N>(x, raw);
-    } else {
-        lk_srms_norm_load(x, (const E *)t.data + row * t.stride + col);
-    }
+    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
+    lk_srms_norm_unpack<E, N>(x, raw);
 }
 
 /* s and dy, N elements of each. */
-template <class T, class R, class S, bool FAST, int U, int N>
-LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in, const uint4 *slot, int u,
-                                     int64_t row, int col)
+template <class T, class R, int KIND, bool COPIED, int N>
+LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
+                                     lk_srms_norm_where<COPIED> where)
 {
-    if (FAST || in.dy.data) {
-        lk_srms_norm_get<T, U>(dy, in.dy, slot, u, row, col);
-    } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) dy[j] = 1.0f;
-    }
-    if constexpr (FAST) {
-        lk_srms_norm_get<S, U>(s, in.x, slot, u, row, col);
+    if constexpr (KIND < LK_SRMS_NORM_TWICE) {
+        lk_srms_norm_get<T>(dy, in.dy, where);
+        if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
+        else lk_srms_norm_get<R>(s, in.r, where);
     } else {
         float x[N];
 #pragma unroll
-        for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f;
-        if (in.r.data) lk_srms_norm_get<R, U>(s, in.r, slot, u, row, col);
-        if (in.x.data) lk_srms_norm_get<T, U>(x, in.x, slot, u, row, col);
+        for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
+        if (in.dy.data) lk_srms_norm_get<T>(dy, in.dy, where);
+        if (in.r.data) lk_srms_norm_get<R>(s, in.r, where);
+        if (in.x.data) lk_srms_norm_get<T>(x, in.x, where);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] += x[j];
     }
 }
 
-/* g times weight. A thread of FAST holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
- * registers. */
-template <class T, bool FAST, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int col)
+/* g times weight. A thread of HELD holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
+ * registers. More code in the loop over rows is slower for all. */
+template <class T, int KIND, int N>
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int64_t row, int col)
 {
-    if constexpr (FAST) {
-        if (!p.in.weight_is_f32) return lk_srms_norm_scale(g, weight);
-        lk_srms_norm_scale(g, (const float *)p.a.weight + col);
+    if constexpr (KIND >= LK_SRMS_NORM_TWICE) {
+        lk_srms_norm_apply_weight<T, KIND>(g, p, row, col);
     } else {
-        lk_srms_norm_apply_weight<T>(g, p.a.weight, p.in.weight_is_f32, col);
+        if (sizeof(T) == sizeof(float) || p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
+        lk_srms_norm_apply<LK_SRMS_NORM_TIMES>(g, (const float *)p.a.weight + col, 0.0f);
     }
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
-template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
+template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], lk_vec<T> weight,
-                                          const uint4 *slot, int u, int64_t row, int col)
+                                          lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, S, FAST, U>(s, g, p.in, slot, u, row, col);
-    if (WEIGHT) lk_srms_norm_backward_weigh<T, FAST>(g, p, weight, col);
+    lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
+    if (WEIGHT) lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.row, where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
-/* Writes N elements of a row, and adds their terms of dweight to sums. */
-template <class T, class R, class S, bool WEIGHT, bool FAST, int N, int U>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N],
-                                         lk_vec<T> weight, const uint4 *slot, int u, int col)
+/* Writes N elements of ds. */
+template <class T, class R, int N>
+LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_plan &p, int64_t row, int col, const float (&ds)[N])
+{
+    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, ds);
+    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, ds);
+}
+
+/* Writes N elements of a row, and adds their terms to sums. */
+template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, lk_srms_norm_sums<N> &sums,
+                                         lk_vec<T> weight, lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, S, FAST, U>(s, g, p.in, slot, u, row.number, col);
+    lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
     if (WEIGHT) {
 #pragma unroll
-        for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<T, FAST>(g, p, weight, col);
+        for (int j = 0; j < N; j++) {
+            sums.dweight[j] = fmaf(g[j] * row.rstd, s[j], sums.dweight[j]);
+            if (KIND == LK_SRMS_NORM_GENERAL) sums.dbias[j] += g[j];
+        }
+        lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.row, where.col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
     if (p.in.dr.data) {
-        lk_srms_norm_get<R, U>(s, p.in.dr, slot, u, row.number, col);
+        lk_srms_norm_get<R>(s, p.in.dr, where);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] += s[j];
     }
-    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row.number * p.a.dx_stride + col, g);
-    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row.number * p.a.dresidual_stride + col, g);
+    lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
 }
 
-/* The same for elements that no thread holds. Their sums for dweight are in the team's row of the workspace. */
-template <class T, class R, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_backward_rest(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
+/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with their sums over rows, which each thread
+ * clears for the elements that it will add to; vecs: its vectors, whether its team has a row or not. Then their sums as above,
+ * in short chains (see lk_srms_norm_total), and their part of the result. */
+template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, int vecs, const lk_srms_norm_thread &at)
 {
-    float sums[N];
+    for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < vecs; i += 32)
+        for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
+}
+template <class T, class R, bool WEIGHT, int KIND>
+LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, float (&sum)[2], int64_t row, const lk_srms_norm_thread &at)
+{
+    float more[2];
+    lk_srms_norm_total total[2] = {};
+    for (int i = at.rank; i < at.edge; i += at.size) {
+        const lk_srms_norm_where<false> where = {row, lk_srms_norm_edge(at, i), NULL};
+        lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, 1>(p, more, {}, where);
+        lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
+    }
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32) {
+        const lk_srms_norm_where<false> where = {row, at.first + i * LK_VEC<T>, NULL};
+        lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, LK_VEC<T>>(p, more, {}, where);
+        lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
+    }
+    sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
+}
+template <class T, class R, bool WEIGHT, int KIND, int N>
+LK_DEVICE void lk_srms_norm_rest_put_one(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
+{
+    const lk_srms_norm_where<false> where = {row.number, col, NULL};
+    const bool has_sums = WEIGHT && lk_srms_norm_has_sums<KIND>(p), has_dbias = lk_srms_norm_has_dbias<KIND>(p);
+    float *const dbias = partial + p.partials * p.pitch;
+    lk_srms_norm_sums<N> sums;
 #pragma unroll
-    for (int j = 0; j < N; j++) sums[j] = WEIGHT && p.a.dweight ? partial[col + j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, T, WEIGHT, false, N, 0>(p, row, sums, {}, NULL, 0, col);
+    for (int j = 0; j < N; j++) {
+        sums.dweight[j] = has_sums ? partial[col + j] : 0.0f;
+        sums.dbias[j] = has_dbias ? dbias[col + j] : 0.0f;
+    }
+    lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, row, sums, {}, where);
 #pragma unroll
-    for (int j = 0; j < N; j++)
-        if (WEIGHT && p.a.dweight) partial[col + j] = sums[j];
+    for (int j = 0; j < N; j++) {
+        if (has_sums) partial[col + j] = sums.dweight[j];
+        if (has_dbias) dbias[col + j] = sums.dbias[j];
+    }
+}
+template <class T, class R, bool WEIGHT, int KIND>
+LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial,
+                                     const lk_srms_norm_thread &at)
+{
+    constexpr int N = LK_VEC<T>;
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
+        lk_srms_norm_rest_put_one<T, R, WEIGHT, KIND, N>(p, row, partial, at.first + i * N);
+    for (int i = at.rank; i < at.edge; i += at.size)
+        lk_srms_norm_rest_put_one<T, R, WEIGHT, KIND, 1>(p, row, partial, lk_srms_norm_edge(at, i));
 }
 
-/* A thread's single element of a row. */
+template <int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sum)[N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
+}
+
+/* The thread's single element of a row of EDGES. */
 typedef struct {
     float s, dy, dr;
 } lk_srms_norm_single;
 
-template <class T, class R, class S>
+template <class T, class R>
 LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input &in, int64_t row, int col)
 {
-    return {lk_to_float(((const S *)in.x.data)[row * in.x.stride + col]),
-            lk_to_float(((const T *)in.dy.data)[row * in.dy.stride + col]),
-            in.dr.data ? lk_to_float(((const R *)in.dr.data)[row * in.dr.stride + col]) : 0.0f};
+    const lk_srms_norm_where<false> where = {row, col, NULL};
+    float s[1], dy[1], dr[1] = {0.0f};
+    lk_srms_norm_get_both<T, R, LK_SRMS_NORM_EDGES>(s, dy, in, where);
+    if (in.dr.data) lk_srms_norm_get<R>(dr, in.dr, where);
+    return {s[0], dy[0], dr[0]};
 }
 
-/* A team owns a row; with WEIGHT (there is weight or dweight) it owns every step-th row, in which its vectors are at the same
- * columns. FAST: threads hold all elements, and those of a weight of T too; there is a dy; s has one source, of type S. EDGES:
- * there are single elements too, at most one per thread. Without FAST a thread reads single elements, and vectors beyond its
- * first U, twice; their sums for dweight are in the workspace from the start. */
-template <class T, class R, class S, bool WEIGHT, bool FAST, bool EDGES>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), FAST ? 2 : 1)
+/* A team owns a row. WEIGHT: there is weight, dweight or dbias; a team owns every step-th row, all of one group, in which its
+ * vectors are at the same columns, and copies its next row while it works on this one. */
+template <class T, class R, bool WEIGHT, int KIND>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND < LK_SRMS_NORM_TWICE ? 2 : 1)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
+    constexpr bool TWICE = KIND >= LK_SRMS_NORM_TWICE;
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
-    const lk_srms_norm_thread at = lk_srms_norm_thread_of(p.in, (int)p.a.cols);
-    const int stage_size = p.in.parts * U * 32;
+    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
+    const int stage_size = p.in.parts * U * 32, vecs = at.count;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
     float *partial = (float *)p.a.workspace; /* the team's row of it: a team's number is its first row */
     if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.in, at.row, N);
+    lk_srms_norm_sums<N> sums[WEIGHT ? U : 1] = {};
     lk_cluster_begin();
-    float sums[WEIGHT ? U : 1][N] = {};
-    lk_srms_norm_split split = lk_srms_norm_split_row<T>(p.in, at.row, at.cols);
-    const int first = at.begin + split.head + at.vec * N, vecs = min(split.vecs, at.stop) - at.vec;
-    int count = at.row < p.a.rows ? vecs : 0;
-    if (count > 0) {
-        lk_srms_norm_prefetch<S>(p.in.x, at.row, first);
-        lk_srms_norm_prefetch<T>(p.in.dy, at.row, first);
-        lk_srms_norm_prefetch<R>(p.in.dr, at.row, first);
+    if (at.row >= p.a.rows) at.count = 0;
+    if (at.count > 0) {
+        lk_srms_norm_prefetch<T>(p.in.x, at);
+        lk_srms_norm_prefetch<R>(p.in.r, at);
+        lk_srms_norm_prefetch<T>(p.in.dy, at);
+        lk_srms_norm_prefetch<R>(p.in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (WEIGHT && !FAST && p.a.dweight) { /* each thread the elements that it will add to */
-        for (int i = at.rank; i < split.edge; i += at.size) partial[at.begin + lk_srms_norm_edge<T>(split, i)] = 0.0f;
-        for (int i = U * 32; i < vecs; i += 32)
-            for (int j = 0; j < N; j++) partial[first + i * N + j] = 0.0f;
-    }
-    lk_srms_norm_fetch<T, R, S, U>(p.in, slots, at.row, first, count);
+    const int64_t dbias = p.partials * p.pitch; /* from a sum for dweight to that for dbias */
+    if (WEIGHT && TWICE && lk_srms_norm_has_sums<KIND>(p)) lk_srms_norm_rest_clear<N>(partial, vecs, at);
+    if (lk_srms_norm_has_dbias<KIND>(p)) lk_srms_norm_rest_clear<N>(partial + dbias, vecs, at);
+    lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
     lk_cp_async_commit_group();
     lk_vec<T> weights[WEIGHT ? U : 1] = {};
 #pragma unroll
-    for (int u = 0; WEIGHT && FAST && u < U; u++)
-        if (u * 32 < count && !p.in.weight_is_f32)
-            weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + first + u * 32 * N);
-    const bool single = FAST && EDGES && at.rank < split.edge;
-    const int single_col = at.begin + lk_srms_norm_edge<T>(split, at.rank);
-    float single_weight[1] = {1.0f};
-    if (WEIGHT && single) lk_srms_norm_apply_weight<T>(single_weight, p.a.weight, p.in.weight_is_f32, single_col);
-    float single_sum = 0.0f;
+    for (int u = 0; WEIGHT && !TWICE && u < U; u++)
+        if (u * 32 < at.count && p.in.weight_dtype == lk_dtype<T>)
+            weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + at.first + u * 32 * N);
+    const bool single = KIND == LK_SRMS_NORM_EDGES && at.rank < at.edge;
+    const int single_col = lk_srms_norm_edge(at, at.rank);
+    float single_weight[1] = {1.0f}, single_sum = 0.0f; /* of EDGES, without groups */
+    if (WEIGHT && single) lk_srms_norm_apply_weight<T, KIND>(single_weight, p, 0, single_col);
     lk_srms_norm_single one = {}, next = {};
-    if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R, S>(p.in, at.row, single_col);
+    if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R>(p.in, at.row, single_col);
     lk_cluster_ready();
 
     int number = 0;
     for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, number++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        if (!owner) split.edge = count = 0;
+        if (!owner) at.edge = at.count = 0;
         const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
         if (WEIGHT) {
             const bool has_next = row + at.step < p.a.rows;
-            if (has_next) lk_srms_norm_fetch<T, R, S, U>(p.in, slots + (~number & 1) * stage_size, row + at.step, first, count);
-            if (single && has_next) next = lk_srms_norm_load_single<T, R, S>(p.in, row + at.step, single_col);
+            if (has_next) lk_srms_norm_fetch_row<T, R>(p.in, slots + (~number & 1) * stage_size, row + at.step, at);
+            if (single && has_next) next = lk_srms_norm_load_single<T, R>(p.in, row + at.step, single_col);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if (!FAST) { /* in short chains: see lk_srms_norm_total */
-            lk_srms_norm_total total[2] = {};
-            for (int i = at.rank; i < split.edge; i += at.size) {
-                const int col = at.begin + lk_srms_norm_edge<T>(split, i);
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, 1, 0>(p, more, {}, NULL, 0, row, col);
-                lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
-            }
-            for (int i = U * 32; i < count; i += 32) {
-                lk_srms_norm_backward_sums<T, R, T, WEIGHT, false, N, 0>(p, more, {}, NULL, 0, row, first + i * N);
-                lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
-            }
-            sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
-        }
+        if constexpr (TWICE) lk_srms_norm_rest_sums<T, R, WEIGHT, KIND>(p, sum, row, at);
         if (single) sum[0] = one.s * (one.dy * single_weight[0]), sum[1] = one.s * one.s;
         lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (u * 32 >= count) break;
-            const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
-            lk_srms_norm_backward_sums<T, R, S, WEIGHT, FAST, N, U>(p, more, weights[w], slot, u, row, col);
+            if (u * 32 >= at.count) break;
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, slot + u * 32};
+            lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, N>(p, more, weights[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
-        if (p.a.rstd) {
-            float weighted[1] = {sum[0]};
-            lk_srms_norm_sum(p.in, weighted, number);
-            sum[0] = weighted[0];
-        } else {
-            lk_srms_norm_sum(p.in, sum, number);
-        }
+        lk_srms_norm_sum(p.in, sum, number, p.a.rstd);
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.in.inverse_cols, p.a.eps));
         here.slope = sum[0] * here.rstd * p.in.inverse_cols * here.rstd;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (u * 32 >= count) break;
-            const int col = first + u * 32 * N, w = WEIGHT ? u : 0;
-            lk_srms_norm_backward_put<T, R, S, WEIGHT, FAST, N, U>(p, here, sums[w], weights[w], slot, u, col);
+            if (u * 32 >= at.count) break;
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, slot + u * 32};
+            lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, here, sums[WEIGHT ? u : 0], weights[WEIGHT ? u : 0], where);
         }
         if (single && owner) {
             single_sum = fmaf(one.dy * here.rstd, one.s, single_sum);
-            float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight[0]) + one.dr};
-            if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + single_col, ds);
-            if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + single_col, ds);
+            const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight[0]) + one.dr};
+            lk_srms_norm_backward_store<T, R>(p, row, single_col, ds);
             one = next;
         }
-        if constexpr (!FAST) {
-            for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, N>(p, here, partial, first + i * N);
-            for (int i = at.rank; i < split.edge; i += at.size)
-                lk_srms_norm_backward_rest<T, R, WEIGHT, 1>(p, here, partial, at.begin + lk_srms_norm_edge<T>(split, i));
-        }
+        if constexpr (TWICE) lk_srms_norm_rest_put<T, R, WEIGHT, KIND>(p, here, partial, at);
     }
-    if (!WEIGHT || !p.a.dweight) return;
+    if (!WEIGHT || !lk_srms_norm_has_sums<KIND>(p)) return;
     if (single) partial[single_col] = single_sum;
-    count = vecs; /* a team without rows writes zeros */
 #pragma unroll
-    for (int u = 0; WEIGHT && u < U; u++) {
-        if (u * 32 >= count) break;
-        const float(&sum)[N] = sums[WEIGHT ? u : 0];
-        float *to = partial + first + u * 32 * N;
-#pragma unroll
-        for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
+    for (int u = 0; WEIGHT && u < U; u++) { /* a team without rows writes zeros */
+        if (u * 32 >= vecs) break;
+        float *const to = partial + at.first + u * 32 * N;
+        lk_srms_norm_put_sums(to, sums[WEIGHT ? u : 0].dweight);
+        if (lk_srms_norm_has_dbias<KIND>(p)) lk_srms_norm_put_sums(to + dbias, sums[WEIGHT ? u : 0].dbias);
     }
 }
 
 /* Few rows, as in forward, without dweight. */
 template <class T, class R>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    const lk_srms_norm_args &a = p.a;
-    const lk_srms_norm_input &in = p.in;
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
-    const int64_t row = blockIdx.x;
-    const int vec = lk_srms_norm_first(), count = (int)a.cols / N - vec;
-    if (count > 0) {
-        lk_srms_norm_prefetch<T>(in.dy, row, vec * N);
-        lk_srms_norm_prefetch<T>(in.x, row, vec * N);
-        lk_srms_norm_prefetch<T>({a.weight, 0, 0}, 0, vec * N);
-        lk_srms_norm_prefetch<R>(in.r, row, vec * N);
-        lk_srms_norm_prefetch<R>(in.dr, row, vec * N);
+    const lk_srms_norm_input &in = p.in;
+    const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)p.a.cols);
+    const int64_t row = at.row;
+    if (at.count > 0) {
+        lk_srms_norm_prefetch<T>(in.dy, at);
+        lk_srms_norm_prefetch<T>(in.x, at);
+        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, at);
+        lk_srms_norm_prefetch<R>(in.r, at);
+        lk_srms_norm_prefetch<R>(in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1], x[U][1], dy[U][1];
     lk_vec<R> r[U][PARTS], dr[U][PARTS];
-    float rstd = a.rstd ? a.rstd[row] : 0.0f;
-    lk_srms_norm_load_raw(dy, in.dy, row, vec * N, count);
-    lk_srms_norm_load_raw(x, in.x, row, vec * N, count);
-    lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, vec * N, count);
-    lk_srms_norm_load_raw(r, in.r, row, vec * N, count);
-    lk_srms_norm_load_raw(dr, in.dr, row, vec * N, count);
+    float rstd = p.a.rstd ? p.a.rstd[row] : 0.0f;
+    lk_srms_norm_load_raw(dy, in.dy, row, at.first, at.count);
+    lk_srms_norm_load_raw(x, in.x, row, at.first, at.count);
+    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, at.count);
+    lk_srms_norm_load_raw(r, in.r, row, at.first, at.count);
+    lk_srms_norm_load_raw(dr, in.dr, row, at.first, at.count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int u = 0; u < U; u++) {
@@ -859,43 +944,44 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_FEW_THREADS)
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
         if (in.dy.data) lk_unpack(g[u], dy[u][0]);
-        if (a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
-        if (u * 32 < count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
+        if (p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (u * 32 < at.count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
 
-    if (!a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, a.eps));
+    if (!p.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, p.a.eps));
     const float slope = sum[0] * rstd * in.inverse_cols * rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        const int col = (vec + u * 32) * N;
-        if (u * 32 >= count) break;
+        if (u * 32 >= at.count) break;
         float add[N] = {};
         if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        if (a.dx) lk_srms_norm_store((T *)a.dx + row * a.dx_stride + col, g[u]);
-        if (a.dresidual) lk_srms_norm_store((R *)a.dresidual + row * a.dresidual_stride + col, g[u]);
+        lk_srms_norm_backward_store<T, R>(p, row, at.first + u * 32 * N, g[u]);
     }
 }
 
-/* dweight from the workspace. A lane owns a column. A block owns 32 columns, and each of its 32 warps adds every 32nd row. */
-template <class T>
+/* dweight from the workspace. A lane owns a column. A block owns 32 columns, and each of its 32 warps adds every 32nd row. With
+ * GROUPS a block's columns are of a group, to which every groups-th row belongs. */
+template <class T, bool GROUPS>
 LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
     const lk_srms_norm_args &a = p.a;
     const lk_srms_norm_input &in = p.in;
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t col = (int64_t)blockIdx.x * 32 + lane;
-    const int past = lk_srms_norm_past(in, warp, p.vec); /* the same in every 32nd row */
+    const int groups = GROUPS ? (int)a.groups : 1, blocks = (int)gridDim.x / groups;
+    const int group = GROUPS ? (int)blockIdx.x / blocks : 0;
+    const int64_t col = (int64_t)((int)blockIdx.x - group * blocks) * 32 + lane, first = group + (int64_t)groups * warp;
+    const int past = lk_srms_norm_past(in, first, p.vec); /* the same in every 32nd row */
     const float *from = (const float *)a.workspace + past + col;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
     if (col < a.cols) {
 #pragma unroll 8
-        for (int64_t row = warp; row < p.partials; row += 32) sum += from[row * p.pitch];
+        for (int64_t row = first; row < p.partials; row += 32 * (int64_t)groups) sum += from[row * p.pitch];
     }
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
@@ -904,7 +990,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
-    T *out = (T *)a.dweight + col;
+    T *out = (T *)a.dweight + group * a.cols + col;
     lk_put(out, a.accumulate ? lk_to_float(*out) + sum : sum);
 }
 
@@ -913,7 +999,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_
 /* The tensors of a call, for the checks and for the layout: first those of rows, and of these the inputs first. */
 #define LK_SRMS_NORM_ROW_TENSORS 8
 typedef struct {
-    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 3];
+    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 5];
 } lk_srms_norm_table;
 
 template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
@@ -922,7 +1008,7 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
     const bool summed = backward && a->residual_out; /* then x and residual are ignored */
     const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
     const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
-    const int64_t rows = a->rows, cols = a->cols;
+    const int64_t rows = a->rows, cols = a->cols, columns = lk_count(a->groups, cols);
     return {{
         {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
         {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
@@ -936,9 +1022,11 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
          {"dy", residual_bytes == bytes ? "dresidual_out" : NULL}},
         {"dresidual", a->dresidual, residual_bytes, backward_out, cols,
          {{rows, &a->dresidual_stride, "dresidual_stride"}}, {"dresidual_out"}},
-        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? cols : 0},
+        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? columns : 0},
+        {"bias", a->bias, lk_dtype_bytes<T>(a->weight_dtype), backward ? LK_UNUSED : LK_IN, rows ? columns : 0},
         {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
-        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, cols},
+        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
+        {"dbias", a->dbias, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
     }};
 }
 
@@ -951,6 +1039,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
+    if (a->groups == 0) a->groups = 1;
     const bool query = arch == LK_QUERY;
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;
@@ -958,11 +1047,13 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     lk_status status = query ? LK_OK : lk_check_null(op, list, count);
     if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
     if (!status) status = lk_check_size(op, "cols", a->cols, 1, (int64_t)1 << 30);
+    if (!status) status = lk_check_size(op, "groups", a->groups, 0, ((int64_t)1 << 30) / a->cols);
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_check_number(op, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
+    if (!status) status = lk_check_number(op, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
     if (!status) status = lk_check_dtype<T>(op, "residual_dtype", a->residual_dtype);
-    if (!status) status = lk_check_dtype<T>(op, "weight_dtype", a->weight_dtype);
-    if (!status && backward) status = lk_check_dtype<T>(op, "dweight_dtype", a->dweight_dtype);
+    if (!status) status = lk_check_enum(op, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
+    if (!status && backward) status = lk_check_enum(op, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     if (!status) status = lk_check_enum(op, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
     if (status) return status;
     if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
@@ -972,7 +1063,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
     if (status) return status;
-    lk_check_warn(op, a->rows == 0, backward ? "rows is 0; only dweight is written, if it is given"
+    lk_check_warn(op, a->rows == 0, backward ? "rows is 0; only dweight and dbias are written, if they are given"
                                              : "rows is 0; nothing is computed");
     lk_check_warn(op, a->eps == 0.0f && !(backward && a->rstd), "eps is 0; a row of zeros gives NaN");
     return lk_check_allocations(op, list, count);
@@ -984,6 +1075,21 @@ template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
     return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
 }
 
+/* Whether only the GENERAL kernels take the call. */
+template <class T> LK_HOST bool lk_srms_norm_is_general(const lk_srms_norm_args *a, bool backward)
+{
+    const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T> || a->weight_dtype == LK_DTYPE_F32;
+    if (a->weight && (!own || a->weight_offset != 0.0f || a->groups > 1)) return true;
+    return backward ? a->dbias || (a->dweight && a->groups > 1) : a->bias != NULL;
+}
+
+/* Whether a thread can hold weight as it holds rows: it is of T and on 16 bytes, or NULL. */
+template <class T> LK_HOST bool lk_srms_norm_plain_weight(const lk_srms_norm_args *a, bool backward)
+{
+    const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T>;
+    return !lk_srms_norm_is_general<T>(a, backward) && (!a->weight || (own && (uintptr_t)a->weight % 16 == 0));
+}
+
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
  * memory per thread and part of a vector; most threads per block, and threads of a block with several teams; whether a team has
  * a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
@@ -993,23 +1099,28 @@ typedef struct {
 
 /* A launch: one row per team. */
 typedef struct {
-    lk_srms_norm_input in;
+    lk_srms_norm_plan plan;
     int threads, cluster;
     int64_t grid;
-    bool edges, few; /* edges: rows have single elements at their ends; few: by the kernel for few rows */
+    bool edges, few, fast, general; /* edges: rows have single elements at their ends; few: by the kernel for few rows; fast:
+                                       backward's threads hold all elements; general: backward goes by GENERAL */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
 /* Most bytes of shared memory per block; every architecture has that many. */
 #define LK_SRMS_NORM_SMEM (92 * 1024)
 
-/* Fills in the input, and divides the rows among teams; N is LK_VEC<T>. */
-LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const lk_srms_norm_args *a, int N,
-                                                 lk_srms_norm_traits traits, const lk_srms_norm_table &table)
+/* Divides the rows among teams. a: checked. */
+template <class T>
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srms_norm_args *a, bool backward,
+                                                 lk_srms_norm_traits traits)
 {
+    constexpr int N = LK_VEC<T>;
     lk_srms_norm_layout l = {};
-    l.cluster = 1;
-    lk_srms_norm_input *in = &l.in;
+    l.plan.a = *a, l.plan.vec = N, l.cluster = 1;
+    const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
+    lk_srms_norm_input *in = &l.plan.in;
+    in->weight_dtype = a->weight_dtype ? a->weight_dtype : lk_dtype<T>;
     lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
     in->inverse_cols = 1.0f / (float)a->cols;
     in->aligned = 1;
@@ -1036,7 +1147,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const 
     l.edges = in->offset || in->offset_step || cols % N;
     const int64_t units = in->aligned ? lk_ceil_div(cols, N) : cols;
     l.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
-    if (path == LK_SRMS_NORM_AUTO && in->aligned && !l.edges && l.threads <= LK_SRMS_NORM_FEW_THREADS &&
+    if (path == LK_SRMS_NORM_AUTO && in->aligned && !l.edges && l.threads <= LK_SRMS_NORM_THREADS &&
         rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * l.threads <= (int64_t)traits.few * device->sms) {
         l.few = true, l.grid = rows;
         return l;
@@ -1075,12 +1186,16 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, const 
     return l;
 }
 
-template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(bool held))(lk_srms_norm_plan)
+template <class T, class R>
+LK_HOST void (*lk_srms_norm_forward_choose(bool general, bool packed, bool held, bool few))(lk_srms_norm_plan)
 {
-    if constexpr (sizeof(T) == 2) {
-        if (held) return lk_srms_norm_forward_kernel<T, R, PACKED, true>;
-    }
-    return lk_srms_norm_forward_kernel<T, R, PACKED, false>;
+    constexpr bool PACKED = sizeof(T) == sizeof(R); /* where it can be */
+    constexpr int HELD = sizeof(T) == 2 ? LK_SRMS_NORM_WEIGHED : LK_SRMS_NORM_MANY;
+    if (general) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_GENERAL>;
+    if (few) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>;
+    if (packed) return held ? lk_srms_norm_forward_kernel<T, R, PACKED, HELD>
+                            : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_MANY>;
+    return held ? lk_srms_norm_forward_kernel<T, R, false, HELD> : lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_MANY>;
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1092,79 +1207,102 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
 
-    const bool other = lk_srms_norm_other<T>(a.residual_dtype), packed = !other && !a.residual;
+    const bool other = lk_srms_norm_other<T>(a.residual_dtype), general = lk_srms_norm_is_general<T>(&a, false);
+    const bool packed = !other && !general && !a.residual;
     const int64_t vecs = a.cols / LK_VEC<T>;
-    const bool weight_is_f32 = a.weight && lk_srms_norm_other<T>(a.weight_dtype);
-    const bool plain = !weight_is_f32 && (uintptr_t)a.weight % 16 == 0;
+    const bool plain = lk_srms_norm_plain_weight<T>(&a, false);
     const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
                       vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, LK_SRMS_NORM_THREADS, 128, 0,
                                         plain ? 2048 : 0};
-    const lk_srms_norm_layout l = lk_srms_norm_lay_out(&device, &a, LK_VEC<T>, traits, lk_srms_norm_tensors<T>(&a, false));
-    lk_srms_norm_plan plan = {a, l.in, 0, 0, 0, false};
-    plan.in.weight_is_f32 = weight_is_f32;
+    const lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(&device, &a, false, traits);
     return lk_launch_pdl(op, &device,
-                         l.few && other ? lk_srms_norm_forward_few_kernel<T, float>
-                         : l.few        ? lk_srms_norm_forward_few_kernel<T, T>
-                         : packed       ? lk_srms_norm_forward_choose<T, T, true>(held)
-                         : other        ? lk_srms_norm_forward_choose<T, float, false>(held)
-                                        : lk_srms_norm_forward_choose<T, T, false>(held),
-                         l.grid, l.cluster, l.threads, 0, stream, plan);
+                         other ? lk_srms_norm_forward_choose<T, float>(general, false, held, l.few)
+                               : lk_srms_norm_forward_choose<T, T>(general, packed, held, l.few),
+                         l.grid, l.cluster, l.threads, 0, stream, l.plan);
 }
 
-/* The launch for checked arguments; fills in the plan except for its arguments. */
-template <class T>
-LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a,
-                                                          lk_srms_norm_plan *plan)
+/* The greatest one. */
+LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
+{
+    return b ? lk_srms_norm_common_divisor(b, a % b) : a;
+}
+
+/* The launch for checked arguments. */
+template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
-    const bool weight = a->weight || a->dweight, weight_is_f32 = a->weight && lk_srms_norm_other<T>(a->weight_dtype);
-    const int few = a->dweight || weight_is_f32 || (uintptr_t)a->weight % 16 ? 0 : 256; /* see forward */
+    const bool weight = a->weight || a->dweight || a->dbias;
+    const int few = a->dweight || !lk_srms_norm_plain_weight<T>(a, true) ? 0 : 256; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
-    lk_srms_norm_layout l = lk_srms_norm_lay_out(device, a, N, traits, lk_srms_norm_tensors<T>(a, true));
-    l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * l.in.parts * l.threads);
+    lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
+    lk_srms_norm_plan *const plan = &l.plan;
+    lk_srms_norm_input *const in = &plan->in;
+    l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * l.threads);
     if (weight && !l.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
-        plan->vec = N, plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
+        plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
         const int64_t room = 220 * 1024 / ((int64_t)l.smem + 5 * 1024);
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l.threads;
         const int64_t most = (resident < room ? resident : room) * device->sms;
         const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
-        const int64_t teams = l.in.team_log2 < 0 ? 1 : l.threads >> l.in.team_log2;
+        const int64_t teams = in->team_log2 < 0 ? 1 : l.threads >> in->team_log2;
         int64_t blocks = l.grid / l.cluster;
         if (l.grid > most) blocks = lk_ceil_div(most, l.cluster);
         if (blocks * teams > cap) blocks = cap / teams; /* at most 64 MiB and two rows */
-        const int64_t period = l.in.offset_step ? lk_ceil_div(N, teams) : 1; /* every N-th row starts at the same offset */
-        if (blocks * teams < a->rows && blocks < period) l.in.aligned = 0;
-        else if (blocks * teams < a->rows) blocks -= blocks % period;
+        const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
+        int64_t period = in->offset_step ? turn * lk_ceil_div(N, teams) : turn; /* every N-th row starts at the same offset */
+        if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
+        if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
+        if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
         l.grid = blocks * l.cluster;
         plan->partials = blocks * teams;
-        if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
+        if (a->dweight || a->dbias) l.workspace = (size_t)((a->dbias ? 2 : 1) * plan->partials * plan->pitch) * sizeof(float);
     }
-    plan->in = l.in;
-    plan->in.weight_is_f32 = weight_is_f32;
-    const bool held = !l.few && l.in.aligned && l.in.stretch <= 32 * vecs &&
-                      (l.in.team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << l.in.team_log2);
-    const bool one = !l.in.x.data || !l.in.r.data; /* source of s */
-    plan->fast = held && a->dy && one && (!weight || a->weight);
-    if (plan->fast && !plan->in.x.data) plan->in.x = plan->in.r, plan->in.r.data = NULL;
+    const bool held = !l.few && in->aligned && in->stretch <= 32 * vecs &&
+                      (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
+    const bool one = !in->x.data || !in->r.data; /* source of s */
+    l.general = weight && lk_srms_norm_is_general<T>(a, true);
+    l.fast = held && a->dy && one && !l.general && (!weight || a->weight);
+    if (l.fast && !in->x.data && !lk_srms_norm_other<T>(a->residual_dtype))
+        in->x = in->r, in->r.data = NULL; /* of the same type */
     return l;
 }
 
-template <class T, class R, class S>
-LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_plan &p,
-                                            const lk_srms_norm_layout &l))(lk_srms_norm_plan)
+template <class T, class R, bool WEIGHT>
+LK_HOST void (*lk_srms_norm_backward_kind(bool fast, bool edges))(lk_srms_norm_plan)
 {
-    const lk_srms_norm_args &a = p.a;
-    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
-    if (a.weight || a.dweight)
-        return !p.fast   ? lk_srms_norm_backward_kernel<T, R, T, true, false, false>
-               : l.edges ? lk_srms_norm_backward_kernel<T, R, S, true, true, true>
-                         : lk_srms_norm_backward_kernel<T, R, S, true, true, false>;
-    return !p.fast   ? lk_srms_norm_backward_kernel<T, R, T, false, false, false>
-           : l.edges ? lk_srms_norm_backward_kernel<T, R, S, false, true, true>
-                     : lk_srms_norm_backward_kernel<T, R, S, false, true, false>;
+    return !fast   ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_TWICE>
+           : edges ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_EDGES>
+                   : lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_HELD>;
+}
+template <class T, class R>
+LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
+{
+    const lk_srms_norm_args &a = l.plan.a;
+    return l.general               ? lk_srms_norm_backward_kernel<T, R, true, LK_SRMS_NORM_GENERAL>
+           : l.few                 ? lk_srms_norm_backward_few_kernel<T, R>
+           : a.weight || a.dweight ? lk_srms_norm_backward_kind<T, R, true>(l.fast, l.edges)
+                                   : lk_srms_norm_backward_kind<T, R, false>(l.fast, l.edges);
+}
+
+/* dweight, or what stands in its place, from the sums in the workspace. */
+template <class D>
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_plan &plan,
+                                        cudaStream_t stream)
+{
+    const int64_t groups = plan.a.groups;
+    return lk_launch_pdl(op, device,
+                         groups > 1 ? lk_srms_norm_dweight_kernel<D, true> : lk_srms_norm_dweight_kernel<D, false>,
+                         lk_ceil_div(plan.a.cols, 32) * groups, 1, 1024, 0, stream, plan);
+}
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, int dtype, const lk_srms_norm_plan &plan,
+                                        cudaStream_t stream)
+{
+    return dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_rows<lk_f32>(op, device, plan, stream)
+           : dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_rows<lk_f16>(op, device, plan, stream)
+                                   : lk_srms_norm_sum_rows<lk_bf16>(op, device, plan, stream);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1175,24 +1313,23 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     lk_status status = lk_srms_norm_check<T>(op, args, true, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    lk_srms_norm_plan plan = {a, {}, 0, 0, 0, false};
-    const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
+    const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)l.workspace};
     status = lk_check_workspace(op, a.workspace, a.workspace_bytes, l.workspace);
     if (!status) status = lk_check_allocations(op, &workspace, 1);
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
-    const bool pdl = device.arch >= 90 && (plan.partials == 0 || a.rows <= 4 * plan.partials);
+    const bool pdl = device.arch >= 90 && (l.plan.partials == 0 || a.rows <= 4 * l.plan.partials);
     const bool other = lk_srms_norm_other<T>(a.residual_dtype);
     if (!status && a.rows > 0)
         status = lk_launch_blocks(op, pdl,
-                                  !other           ? lk_srms_norm_backward_choose<T, T, T>(plan, l)
-                                  : a.residual_out ? lk_srms_norm_backward_choose<T, float, float>(plan, l)
-                                                   : lk_srms_norm_backward_choose<T, float, T>(plan, l),
-                                  l.grid, l.cluster, l.threads, l.smem, stream, plan);
-    if (status || !a.dweight) return status;
-    const bool f32 = lk_srms_norm_other<T>(a.dweight_dtype);
-    return lk_launch_pdl(op, &device, f32 ? lk_srms_norm_dweight_kernel<float> : lk_srms_norm_dweight_kernel<T>,
-                         lk_ceil_div(a.cols, 32), 1, 1024, 0, stream, plan);
+                                  other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
+                                  l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
+    const int dtype = a.dweight_dtype ? a.dweight_dtype : lk_dtype<T>;
+    lk_srms_norm_plan sums = l.plan;
+    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, &device, dtype, sums, stream);
+    sums.a.workspace = (float *)a.workspace + sums.partials * sums.pitch, sums.a.dweight = a.dbias;
+    if (!status && a.dbias) status = lk_srms_norm_sum_rows(op, &device, dtype, sums, stream);
+    return status;
 }
 
 /* No workspace. */
@@ -1212,7 +1349,7 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     lk_srms_norm_args given = {};
     lk_device device = {};
     lk_status status = lk_srms_norm_check<T>(op, args, true, LK_QUERY, &given);
-    if (status || !given.dweight || given.rows == 0) return lk_no_workspace(status, bytes);
+    if (status || !(given.dweight || given.dbias) || given.rows == 0) return lk_no_workspace(status, bytes);
     status = lk_asked_device(op, lk_current_device(&device));
     if (status) return status;
     const bool known = given.x || given.residual_out;
@@ -1231,9 +1368,8 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */
             a.dresidual = which & 8 ? address + 4096 + (shift == 1 ? residual : 0) : NULL;
         }
-        lk_srms_norm_plan plan = {};
-        const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a, &plan);
-        if (l.workspace > most) most = l.workspace;
+        const size_t needed = lk_srms_norm_backward_lay_out<T>(&device, &a).workspace;
+        if (needed > most) most = needed;
     }
     if (bytes) *bytes = most;
     return LK_OK;

@@ -67,12 +67,12 @@ static bool gives_gradient(int direction) { return direction != FORWARD; }
 
 enum {
     LOGITS, TARGET, WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, ENTROPY, ARGMAX, VALID, WEIGHT_SUM, BAD_COUNT, DLOGITS,
-    LSE_LOW, DENTROPY, DENOMINATOR, WORKSPACE, TENSORS = WORKSPACE
+    LSE_LOW, DENTROPY, DENOMINATOR, PROBS, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"logits", "target",     "class_weight", "upstream", "dlse",
                                           "lse",    "loss",       "z_loss_out",   "entropy",  "argmax",
                                           "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "lse_low", "dentropy",
-                                          "denominator", "workspace"};
+                                          "denominator", "target_prob", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. HALF: 16-bit dlogits of f32 logits. */
 enum {
@@ -83,6 +83,9 @@ static const char *const switch_name[] = {"mean", "sum", "ignore index", "smooth
                                           "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
                                           "upstream a row", "one upstream", "dlse", "zero padding", "in place",
                                           "16-bit dlogits", "dentropy", "denominator"};
+
+/* What class probabilities leave without effect: their rows have no targets, none is bad. */
+static bool of_targets(int s) { return s == BAD || s == INT32; }
 
 static bool switch_of(int direction, int s)
 {
@@ -124,6 +127,8 @@ typedef struct {
     bool on[SWITCHES], has[TENSORS];
     int64_t logits_stride, dlogits_stride;
     int at[TENSORS];
+    bool prob, wide_prob; /* class probabilities instead of targets; those are f32 whatever T */
+    int64_t prob_stride;
     int half;   /* the type of dlogits with HALF */
     bool spelt; /* dlogits_dtype says T by name */
     float smoothing, z_loss, scale, softcap;
@@ -137,6 +142,7 @@ typedef struct {
 } problem;
 
 static int split_over; /* the ranks of new problems */
+static bool with_probs; /* what problems get */
 
 /* A problem without a switch. */
 static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab)
@@ -146,6 +152,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
     p.half = TEST_BF16, p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
     p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.ranks = split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
+    p.prob = with_probs, p.wide_prob = p.seed / 2 % 2;
     return p;
 }
 
@@ -160,14 +167,16 @@ static void settle_tensors(problem *p)
         if (p->direction == BOTH || p->on[HALF]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
     }
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
-    p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back;
+    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && !(p->prob && of_targets(s));
+    if (p->prob) p->empty = SOME;
+    p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back, p->has[PROBS] = p->prob; /* TARGET: for special columns */
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
     p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
     p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
     if (!loss) {
         p->has[ENTROPY] = p->on[HAS_DENTROPY];
         p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = false; /* and lse_low as it was drawn */
-        const bool counts = p->on[MEAN] && !p->on[DIVIDED];
+        const bool counts = p->on[MEAN] && !p->on[DIVIDED] && !p->prob;
         p->has[VALID] |= counts && (!p->on[WEIGHTS] || p->on[Z]), p->has[WEIGHT_SUM] |= counts && p->on[WEIGHTS];
     }
 }
@@ -222,6 +231,10 @@ static layout layout_of(const problem *p, int t)
         return {type, test_type_bytes[type], p->rows, vocab, own, p->on[ZERO_PADDING] ? end : vocab};
     }
     if (t == WEIGHT) return {TEST_F32, 4, 1, vocab, vocab, vocab};
+    if (t == PROBS) {
+        const int type = p->wide_prob ? TEST_F32 : p->type;
+        return {type, test_type_bytes[type], p->rows, vocab, p->prob_stride ? p->prob_stride : vocab, vocab};
+    }
     const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || t == DENOMINATOR ||
                      (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) || ((t == LOSS || t == Z_LOSS) && reduced);
     const int bytes = t == ARGMAX || t == VALID || (t == TARGET && !p->on[INT32]) ? 8 : 4;
@@ -282,6 +295,8 @@ static void draw_place(problem *p, uint64_t *r, int place)
         if (place == WILD) *strides[i] = p->vocab + test_below(r, 12);
         p->at[i ? DLOGITS : LOGITS] = place == WILD ? (int)test_below(r, 8) : place == GAPS && chance(r, 2) ? 8 : off;
     }
+    p->prob_stride = place == WILD ? p->vocab + test_below(r, 12) : p->logits_stride;
+    if (place != WILD) p->at[PROBS] = p->at[LOGITS];
 }
 
 /* In place the stride of dlogits is 0 or that of logits. */
@@ -296,6 +311,7 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t vo
 {
     problem p = plain(type, direction, path, rows, vocab);
     p.seed = test_hash(p.seed + (uint64_t)seed * 0x10001);
+    p.wide_prob = p.seed / 2 % 2;
     uint64_t random = p.seed;
     draw_switches(&p, &random);
     draw_place(&p, &random, place);
@@ -307,7 +323,8 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t vo
 /* What the header's formula says of a row, and within what limits. */
 typedef struct {
     bool counted, bad, proper;
-    int64_t y, argmax;
+    int64_t y, argmax; /* y: -1 with class probabilities */
+    double total;      /* with these, the sum of u */
     double weight, max, lse, class_loss, z_loss, entropy, log_sum, lse_slack, class_slack, z_slack,
         entropy_slack, z_error, log_slack;
 } outcome;
@@ -343,9 +360,18 @@ static double weight_of(const problem *p, int64_t c)
     return p->has[WEIGHT] ? (double)value(WEIGHT, 0, c) : 1;
 }
 
+static double smoothing_of(const problem *p) { return p->on[SMOOTHING] ? (double)p->smoothing : 0; }
+static bool ignores(const problem *p) { return p->on[IGNORE] && !p->prob; }
+
+/* u of a column: its class weight times its smoothed probability. */
+static double prob_of(const problem *p, int64_t row, int64_t c)
+{
+    const double e = smoothing_of(p);
+    return weight_of(p, c) * ((1 - e) * (double)value(PROBS, row, c) + e / (double)p->vocab);
+}
+
 static double scale_of(const problem *p) { return p->on[SCALE] ? (double)p->scale : 1; }
 static double z_loss_of(const problem *p) { return p->on[Z] ? (double)p->z_loss : 0; }
-static double smoothing_of(const problem *p) { return p->on[SMOOTHING] ? (double)p->smoothing : 0; }
 
 static bool is_special(const problem *p, int64_t row, int64_t c, int64_t y)
 {
@@ -379,7 +405,7 @@ static void fill_logits(const problem *p)
     uint64_t random = p->seed + 1;
     for (int64_t row = 0; row < p->rows; row++) {
         const int64_t y = integer(TARGET, test_buffer_host(&buffers[TARGET]), row);
-        if (p->on[IGNORE] && y == p->ignore_index) continue;
+        if (ignores(p) && y == p->ignore_index) continue;
         for (int64_t c = 0; c < p->vocab; c++) {
             double v = p->offset + p->spread * test_uniform(&random);
             const uint32_t above = row % 3 == 2 && c == y ? 3 : (uint32_t)(random >> 40) % 3;
@@ -405,10 +431,27 @@ static void fill_targets(const problem *p)
         int64_t y = test_below(&random, p->vocab);
         const int64_t chosen = (int64_t)(p->seed % 4);
         if (p->on[BAD] && (chance(&random, 5) || row == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
-        else if (p->on[IGNORE] && (chance(&random, 4) || row == (chosen + 1) % 4)) y = p->ignore_index;
-        if (p->on[IGNORE] && p->empty == ALL_IGNORED) y = p->ignore_index;
+        else if (ignores(p) && (chance(&random, 4) || row == (chosen + 1) % 4)) y = p->ignore_index;
+        if (ignores(p) && p->empty == ALL_IGNORED) y = p->ignore_index;
         if (small) ((int32_t *)test_buffer_host(&buffers[TARGET]))[row] = (int32_t)y;
         else ((int64_t *)test_buffer_host(&buffers[TARGET]))[row] = y;
+    }
+}
+
+/* Class probabilities: some 0, rows that add up to anything, rows of a single 1. In half of the rows with -inf those columns
+ * have 0, so that the loss is finite. */
+static void fill_probs(const problem *p)
+{
+    uint64_t random = p->seed + 3;
+    for (int64_t row = 0; row < p->rows; row++) {
+        const int64_t y = integer(TARGET, test_buffer_host(&buffers[TARGET]), row);
+        const bool one = chance(&random, 3), apart = p->special == MINUS_INF && chance(&random, 2);
+        for (int64_t c = 0; c < p->vocab; c++) {
+            double v = chance(&random, 4) ? 0 : (1 + test_uniform(&random)) / (double)p->vocab;
+            if (one) v = c == y;
+            if (apart && is_special(p, row, c, y)) v = 0;
+            test_put(laid[PROBS].type, test_buffer_host(&buffers[PROBS]), row * laid[PROBS].stride + c, (float)v);
+        }
     }
 }
 
@@ -424,7 +467,7 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && (p->empty || (row == 2 && p->on[UPSTREAM_ROWS]))) v = NAN;
             if (t == UPSTREAM && row == 3) v = 0;
             if (t == DENOMINATOR) v = p->denominator;
-            if (row < p->rows && t != WEIGHT && t != DENOMINATOR && p->on[IGNORE] && laid[t].rows == p->rows && p->rows > 1 &&
+            if (row < p->rows && t != WEIGHT && t != DENOMINATOR && ignores(p) && laid[t].rows == p->rows && p->rows > 1 &&
                 integer(TARGET, test_buffer_host(&buffers[TARGET]), row) == p->ignore_index)
                 v = NAN;
             test_put(TEST_F32, test_buffer_host(&buffers[t]), row + c, (float)v);
@@ -447,7 +490,8 @@ static outcome examine(const problem *p, int64_t row)
     const double u = 0x1p-24, e = smoothing_of(p);
     outcome o = {};
     o.y = integer(TARGET, test_buffer_host(&buffers[TARGET]), row), o.argmax = -1;
-    o.counted = !(p->on[IGNORE] && o.y == p->ignore_index), o.bad = o.counted && (o.y < 0 || o.y >= p->vocab);
+    if (p->prob) o.y = -1, o.weight = 1;
+    o.counted = !(ignores(p) && o.y == p->ignore_index), o.bad = o.counted && !p->prob && (o.y < 0 || o.y >= p->vocab);
     if (!o.counted) return o;
     double best = 0, max = -INFINITY, largest = 0;
     bool nan = false;
@@ -459,14 +503,16 @@ static outcome examine(const problem *p, int64_t row)
     double sum = 0, first = 0, second = 0, weighted = 0, size = 0;
     o.proper = !nan && !isinf(max), o.max = max;
     for (int64_t c = 0; o.proper && c < p->vocab; c++) {
-        const double d = row_z[c] - max, exponential = exp(d), w = e > 0 ? weight_of(p, c) : 0;
+        const double d = row_z[c] - max, exponential = exp(d), u_c = p->prob ? prob_of(p, row, c) : 0,
+                     w = p->prob ? u_c : e > 0 ? weight_of(p, c) : 0;
         sum += exponential;
         if (exponential > 0) first -= exponential * d, second += exponential * d * d; /* 0 times -inf counts 0 */
-        if (e > 0) weighted += w * d, size += fabs(w * d);
+        if (p->prob ? u_c != 0 : e > 0) weighted += w * d, size += fabs(w * d); /* a probability of 0 times -inf counts 0 */
+        o.total += u_c;
     }
     const double log_sum = log(sum), mean = first / sum, log_slack = 16 * u * (2 + log_sum + mean);
     const bool good = !o.bad && o.proper;
-    o.weight = o.bad ? 0 : weight_of(p, o.y);
+    if (!p->prob) o.weight = o.bad ? 0 : weight_of(p, o.y);
     o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0, o.log_slack = log_slack;
     o.log_sum = log_sum, o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
     o.lse_slack = log_slack + 2 * u * fabs(max) + o.z_error;
@@ -476,6 +522,11 @@ static outcome examine(const problem *p, int64_t row)
     o.entropy_slack = log_slack + 16 * u * (mean + second / sum) + 2 * o.z_error * (1 + o.entropy);
     o.class_loss = o.class_slack = NAN;
     if (!good) return o;
+    if (p->prob) {
+        o.class_loss = o.total * log_sum - weighted;
+        o.class_slack = o.total * (log_slack + 2 * o.z_error) + 16 * u * size;
+        return o;
+    }
     const double above = max - row_z[o.y], share = e / (double)p->vocab;
     o.class_loss = (1 - e) * o.weight * (above + log_sum);
     o.class_slack = (1 - e) * o.weight * (log_slack + 16 * u * above + 2 * o.z_error);
@@ -530,12 +581,14 @@ static void forbid(const problem *p, bool ignored)
     (void)p, (void)ignored;
 #if TEST_ASAN
     simt_allow_poisoned_prefetch(ignored);
-    const layout l = laid[LOGITS];
-    char *const logits = (char *)test_buffer_device(&buffers[LOGITS]);
-    for (int64_t row = 0; row < l.rows && !p->on[IN_PLACE]; row++) {
-        const int64_t begin = row * l.stride + (outcomes[row].counted || !ignored ? l.cols : 0),
-                      end = row + 1 < l.rows ? (row + 1) * l.stride : row * l.stride + l.cols;
-        if (begin < end) __asan_poison_memory_region(logits + begin * l.bytes, (size_t)((end - begin) * l.bytes));
+    for (int t = LOGITS; t <= PROBS; t += PROBS - LOGITS) {
+        const layout l = laid[t];
+        char *const elements = (char *)test_buffer_device(&buffers[t]);
+        for (int64_t row = 0; row < l.rows && p->has[t] && !(t == LOGITS && p->on[IN_PLACE]); row++) {
+            const int64_t begin = row * l.stride + (outcomes[row].counted || !ignored ? l.cols : 0),
+                          end = row + 1 < l.rows ? (row + 1) * l.stride : row * l.stride + l.cols;
+            if (begin < end) __asan_poison_memory_region(elements + begin * l.bytes, (size_t)((end - begin) * l.bytes));
+        }
     }
 #endif
 }
@@ -577,6 +630,9 @@ static void set_args(const problem *p, void *const *at)
     args.upstream_per_row = p->on[UPSTREAM_ROWS], args.zero_padding = p->on[ZERO_PADDING];
     args.dlogits_dtype = p->on[HALF] ? p->half + 1 : p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
     args.target_dtype = p->on[INT32] ? LK_TARGET_INT32 : LK_TARGET_INT64, args.path = p->path;
+    if (p->prob) args.target = NULL, args.target_prob = at[PROBS], args.target_prob_stride = p->prob_stride;
+    if (p->prob && (p->wide_prob || p->spelt)) args.target_prob_dtype = laid[PROBS].type + 1;
+    if (!p->prob && p->seed % 2) args.target_prob_stride = -5, args.target_prob_dtype = 99;
     if (p->seed % 2) fill_unused(p->direction);
 }
 
@@ -584,7 +640,8 @@ static void set_args(const problem *p, void *const *at)
 static void without_tensors(int direction)
 {
     const bool fills_output = gives_loss(direction);
-    args.logits = args.target = NULL, args.dlogits = NULL, args.upstream = args.dlse = args.dentropy = args.denominator = NULL;
+    args.logits = args.target = args.target_prob = NULL, args.dlogits = NULL;
+    args.upstream = args.dlse = args.dentropy = args.denominator = NULL;
     args.lse = args.lse_low = args.entropy = NULL, args.argmax = args.valid_rows = NULL, args.bad_targets = NULL;
     if (!fills_output) args.loss = args.z_loss_out = args.weight_sum = NULL;
     float **const outputs[] = {&args.loss, &args.z_loss_out, &args.weight_sum};
@@ -696,11 +753,13 @@ static bool setup_workspace(const problem *p, int run)
 {
     size_t bytes = 0;
     const lk_cross_entropy_args a = slice_of(p, p->ranks - 1);
-    const lk_status status = p->direction == FORWARD ? finish_bytes_of[p->type](&a, &bytes) : query_of[p->direction][p->type](&a, &bytes);
+    const query_function ask = p->direction == FORWARD ? finish_bytes_of[p->type] : query_of[p->direction][p->type];
+    const lk_status status = ask(&a, &bytes);
     if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
     test_buffer_upload(&buffers[WORKSPACE]);
-    if (gives_loss(p->direction)) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, args.workspace_bytes = bytes;
+    if (gives_loss(p->direction)) args.workspace_bytes = bytes;
+    if (gives_loss(p->direction)) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL;
     return status == LK_OK;
 }
 
@@ -719,6 +778,7 @@ static bool setup(const problem *p, int run)
                          run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
     }
     fill_targets(p), fill_logits(p);
+    if (p->prob) fill_probs(p);
     for (int t = WEIGHT; t <= DENOMINATOR; t++)
         if (p->has[t] && (t <= DLSE || t >= DENTROPY)) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
@@ -867,13 +927,13 @@ static void verify_gradient(const problem *p, bool exact)
                      lost = fused ? 2 * o.z_error + o.log_slack : both_parts ? low_lost : lse_lost;
         double f, h, rest = 0, rest_slack = 0;
         upstream_of(p, row, &f, &h);
-        const double class_part = f * ((1 - e) * o.weight + share * weight_total),
+        const double class_part = f * (p->prob ? o.total : (1 - e) * o.weight + share * weight_total),
                      dlse = p->has[DLSE] ? (double)value(DLSE, row, 0) : 0, z_part = 2 * z_loss_of(p) * lse * h,
                      own = z_part + dlse, own_size = fabs(z_part) + fabs(dlse), size = fabs(class_part) + own_size;
         const double own_slack = 2 * z_loss_of(p) * fabs(h) * lse_lost;
         const double bend = p->has[DENTROPY] ? -(double)value(DENTROPY, row, 0) : 0,
                      bend_lost = lost + o.z_error + (exact || fused ? o.entropy_slack : u * o.entropy);
-        for (int pass = 0; pass < 2; pass++) /* the target last: it needs the sum of the others */
+        for (int pass = 0; pass < (p->prob ? 1 : 2); pass++) /* the target last: it needs the sum of the others */
             for (int64_t c = pass ? o.y : 0; c < (pass ? o.y + 1 : p->vocab); c++) {
                 const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
                 const bool apart = fused || (exact && both_parts); /* lse may be max, rounded */
@@ -882,7 +942,8 @@ static void verify_gradient(const problem *p, bool exact)
                              lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
                 if (pass == 0 && c == o.y) continue;
                 rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here;
-                const double fall = f * share * (pass ? weight_total - o.weight : weight_of(p, c));
+                const double smoothed = share * (pass ? weight_total - o.weight : weight_of(p, c)),
+                             fall = f * (p->prob ? prob_of(p, row, c) : smoothed);
                 double want = pass ? own * probability - class_part * rest + fall : (class_part + own) * probability - fall;
                 double slack = pass ? own_size * (lost_here + 16 * u * probability) + own_slack * probability +
                                           fabs(class_part) * (rest_slack + 16 * u * rest)
@@ -947,8 +1008,11 @@ static int did_direction[TEST_MOST_OPTIONS]; /* DIRECTIONS: any */
 static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster",
                                             "both auto", "warp", "block", "cluster"};
 static test_counts counts = {counted_paths, did_name, COUNTED, 0, {}, {}};
-static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
-static long low_with[COUNTED][SWITCHES + 1]; /* lse_low: at all, and with each switch */
+static long alone[2][COUNTED][SWITCHES], pairs[2][COUNTED][SWITCHES][SWITCHES]; /* with targets; with class probabilities */
+static long low_with[2][COUNTED][SWITCHES + 1]; /* lse_low: at all, and with each switch */
+enum { PROB_PLACED, PROB_OFF, PROB_WIDE, PROB_OFF_WIDE, PROB_ODD, PROB_ZERO_AT_INF, PROB_KINDS };
+static const char *const prob_kind[] = {"as logits lie", "off", "f32", "f32, off", "odd strides", "0 at -inf"};
+static long probs_of[COUNTED][TEST_TYPES][PROB_KINDS];
 static long unweighted_bad[COUNTED];          /* weight_sum without class weights, of bad targets too */
 static long short_rows_with[COUNTED][SWITCHES], short_rows_of[COUNTED][TEST_TYPES][3], short_rows_not_whole[COUNTED];
 
@@ -992,6 +1056,19 @@ static void count_short(const problem *p, int at)
     for (int s = 0; s < SWITCHES; s++) short_rows_with[at][s] += plain_row && whole && p->on[s];
 }
 
+static void count_probs(const problem *p, int at)
+{
+    const layout l = laid[LOGITS], q = laid[PROBS];
+    long *const of = probs_of[at][p->type];
+    const int vec = 16 / l.bytes; /* vectors of both are at the same columns where they are as many elements behind one */
+    const bool off = (p->at[LOGITS] - p->at[PROBS]) % (16 / q.bytes) || (p->rows > 1 && (l.stride - q.stride) % (16 / q.bytes));
+    if (p->rows == 0 || p->vocab < 2 * vec) return;
+    of[q.type == p->type ? (off ? PROB_OFF : PROB_PLACED) : off ? PROB_OFF_WIDE : PROB_WIDE]++;
+    of[PROB_ODD] += p->rows > 1 && l.stride % vec;
+    for (int64_t row = 0; p->special == MINUS_INF && row < p->rows; row++)
+        of[PROB_ZERO_AT_INF] += isfinite(outcomes[row].class_loss);
+}
+
 static void count(const problem *p)
 {
     if (p->ranks) return;
@@ -1003,12 +1080,16 @@ static void count(const problem *p)
     int switched = 0, i = 0;
     for (int s = 0; s < SWITCHES; s++) switched += p->on[s];
     for (int s = 0; some && s < SWITCHES; s++) {
-        alone[at][s] += p->on[s] && switched == 1;
-        for (int t = s + 1; t < SWITCHES; t++) pairs[at][s][t] += p->on[s] && p->on[t];
+        alone[p->prob][at][s] += p->on[s] && switched == 1;
+        for (int t = s + 1; t < SWITCHES; t++) pairs[p->prob][at][s][t] += p->on[s] && p->on[t];
+    }
+    low_with[p->prob][at][0] += some && p->has[LSE_LOW] && p->has[LSE];
+    for (int s = 0; s < SWITCHES; s++) low_with[p->prob][at][s + 1] += some && p->has[LSE_LOW] && p->has[LSE] && p->on[s];
+    if (p->prob) {
+        count_probs(p, at);
+        return;
     }
     counts.runs[at]++;
-    low_with[at][0] += some && p->has[LSE_LOW] && p->has[LSE];
-    for (int s = 0; s < SWITCHES; s++) low_with[at][s + 1] += some && p->has[LSE_LOW] && p->has[LSE] && p->on[s];
     unweighted_bad[at] += p->has[WEIGHT_SUM] && !p->has[WEIGHT] && bad_targets > 0;
     count_short(p, at);
 #define DID(which, name, yes)                                                                                                  \
@@ -1055,16 +1136,25 @@ static void all_counts(void)
         for (int o = 0; o < counts.option_count; o++)
             if (possible(at, o) && !test_that(counts.of[at][o] > 0))
                 test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
-        for (int s = 0; s < SWITCHES && path_here(at % PATHS); s++) {
-            if (switch_of(at / PATHS, s) && !test_that(alone[at][s] > 0))
-                test_detail("%s never ran \"%s\" alone", counted_paths[at], switch_name[s]);
+        for (int i = 0; i < 2 * SWITCHES && path_here(at % PATHS); i++) {
+            const int s = i % SWITCHES, prob = i / SWITCHES;
+            const char *const of = prob ? ", class probabilities" : "";
+            if (!switch_of(at / PATHS, s) || (prob && of_targets(s))) continue;
+            if (!test_that(alone[prob][at][s] > 0))
+                test_detail("%s never ran \"%s\" alone%s", counted_paths[at], switch_name[s], of);
             for (int t = s + 1; t < SWITCHES; t++)
-                if (switch_of(at / PATHS, s) && switch_of(at / PATHS, t) && !exclude(s, t) && !test_that(pairs[at][s][t] > 0))
-                    test_detail("%s never ran \"%s\" with \"%s\"", counted_paths[at], switch_name[s], switch_name[t]);
+                if (switch_of(at / PATHS, t) && !(prob && of_targets(t)) && !exclude(s, t) &&
+                    !test_that(pairs[prob][at][s][t] > 0))
+                    test_detail("%s never ran \"%s\" with \"%s\"%s", counted_paths[at], switch_name[s], switch_name[t], of);
+            if (!test_that(low_with[prob][at][0] > 0 && low_with[prob][at][s + 1] > 0))
+                test_detail("%s never ran lse_low with \"%s\"%s", counted_paths[at], switch_name[s], of);
         }
-        for (int s = 0; s <= SWITCHES && path_here(at % PATHS); s++)
-            if ((s == 0 || switch_of(at / PATHS, s - 1)) && !test_that(low_with[at][s] > 0))
-                test_detail("%s never ran lse_low with \"%s\"", counted_paths[at], s ? switch_name[s - 1] : "anything");
+        for (int i = 0; i < TEST_TYPES * PROB_KINDS && path_here(at % PATHS); i++) {
+            const int type = i / PROB_KINDS, kind = i % PROB_KINDS;
+            if (type == TEST_F32 && (kind == PROB_WIDE || kind == PROB_OFF_WIDE)) continue;
+            if (!test_that(probs_of[at][type][kind] > 0))
+                test_detail("%s %s never ran probabilities: %s", counted_paths[at], test_type_name[type], prob_kind[kind]);
+        }
         if (path_here(at % PATHS) && gives_loss(at / PATHS) && !test_that(unweighted_bad[at] > 0))
             test_detail("%s never ran weight_sum with bad targets and no class weights", counted_paths[at]);
         if (!short_here(at)) continue;
@@ -1142,7 +1232,8 @@ static void switches(int type, int direction, int path)
 {
     const int64_t vocab[] = {37, 24, pick(520, 133)};
     for (int s = 0; s < SWITCHES; s++) {
-        if (!switch_of(direction, s) || (s == HALF && type) || (test.small && (s + path) % 3 != type && s != HALF)) continue;
+        if (!switch_of(direction, s) || (with_probs && of_targets(s)) || (s == HALF && type)) continue;
+        if (test.small && (s + path) % 3 != type && s != HALF) continue;
         problem p = plain(type, direction, path, 5, vocab[(s + path) % 3]);
         p.on[s] = true;
         check(&p);
@@ -1519,17 +1610,19 @@ static void split(int type, int direction, int path)
 typedef struct {
     const char *name;
     void (*run)(int type, int direction, int path);
+    bool probs; /* with class probabilities too */
 } theme;
 
 static void all_themes(void)
 {
-    static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"switches", switches},
-                                   {"places", places},       {"many rows", many_rows}, {"long rows", long_rows},
-                                   {"special values", specials}, {"around 1e4", offsets}, {"in place", in_place},
-                                   {"rows held in part", held_in_part}, {"full warps", full_warps},
-                                   {"reduced", reduced},     {"short rows", short_rows}, {"counted first", counted_first},
-                                   {"huge logits", huge_logits}, {"the ends of scales", scale_ends},
-                                   {"graph", graphs}, {"split over ranks", split}};
+    static const theme themes[] = {{"empty", empty, true},      {"lengths", lengths, true},     {"switches", switches, true},
+                                   {"places", places, true},    {"many rows", many_rows, true}, {"long rows", long_rows, true},
+                                   {"special values", specials, true}, {"around 1e4", offsets, true},
+                                   {"in place", in_place, true}, {"rows held in part", held_in_part, false},
+                                   {"full warps", full_warps, false}, {"reduced", reduced, false},
+                                   {"short rows", short_rows, false}, {"counted first", counted_first, false},
+                                   {"huge logits", huge_logits, true}, {"the ends of scales", scale_ends, true},
+                                   {"graph", graphs, true}, {"split over ranks", split, false}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
@@ -1537,7 +1630,10 @@ static void all_themes(void)
             continue;
         }
         for (int type = 0; type < TEST_TYPES; type++)
-            for (int i = 0; i < LENGTH_OF(themes); i++) {
+            for (int k = 0; k < 2 * LENGTH_OF(themes); k++) {
+                const int i = k % LENGTH_OF(themes);
+                with_probs = k >= LENGTH_OF(themes);
+                if (with_probs && !themes[i].probs) continue;
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
                 if (themes[i].run == split && path == LK_CROSS_ENTROPY_CLUSTER) continue; /* as block */
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
@@ -1546,13 +1642,14 @@ static void all_themes(void)
                 if (themes[i].run == reduced && (!gives_loss(direction) || path != LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && (!gives_gradient(direction) || path == LK_CROSS_ENTROPY_AUTO)) continue;
                 if (themes[i].run == held_in_part && path == LK_CROSS_ENTROPY_CLUSTER && test.small) continue; /* too long */
-                if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
-                                themes[i].name))
+                if (!test_begin("%s %s %s%s: %s", direction_name[direction], test_type_name[type], path_name[path],
+                                with_probs ? ", probabilities" : "", themes[i].name))
                     continue;
                 themes[i].run(type, direction, path);
                 test_finish();
             }
     }
+    with_probs = false;
 }
 
 /* ---- Forward, then backward from its results; differences ------------------------------------------------------------ */
@@ -1592,8 +1689,10 @@ static void sequence(problem p)
 
 static void sequences(int type)
 {
-    for (int seed = 0; seed < pick(24, 4); seed++) {
+    for (int k = 0; k < 2 * pick(24, 4); k++) {
+        const int seed = k / 2;
         problem p = drawn(type, BACKWARD, seed % PATHS, 7, seed % 2 ? 700 : 77, 2000 + seed, seed % PLACES);
+        p.prob = k % 2;
         if (!path_here(p.path)) continue;
         if (seed % 4 == 1) p.offset = 1e4, p.on[SOFTCAP] = p.on[Z] = false;
         p.on[IN_PLACE] = false; /* forward's buffers are filled again */
@@ -1689,9 +1788,11 @@ static double objective(const problem *p, int64_t row)
 /* dlogits against central differences, whose own error is about 1e-9 with this step. */
 static void differences(int direction)
 {
-    for (int variant = 0; variant < 4; variant++) {
+    for (int k = 0; k < 8; k++) {
+        const int variant = k / 2;
         problem p = plain(TEST_F32, direction, variant, 2, 7);
         if (!path_here(variant)) continue;
+        p.prob = k % 2;
         p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
         p.on[WEIGHTS] = variant != 1, p.on[SOFTCAP] = variant != 2, p.on[MEAN] = variant != 3;
         p.on[HAS_DENTROPY] = true;
@@ -1980,7 +2081,8 @@ static void expect_error(int type, int direction, lk_status want, const char *fi
         test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
     /* Queries ask no device, so that they do not mind if its code has no clusters; nor do they look at tensors. */
     const bool tensors = want == LK_ERR_WORKSPACE || want == LK_ERR_ALIGNMENT || want == LK_ERR_NULL ||
-                         (want == LK_ERR_SHAPE && (strstr(said, "dlogits is logits") || strstr(said, " and ")));
+                         (want == LK_ERR_SHAPE && (strstr(said, "dlogits is logits") || strstr(said, " and "))) ||
+                         strstr(said, "must be NULL");
     const bool fits = tensors || (strstr(said, "sm_90") && args.rows <= (int64_t)1 << 27);
     const bool later = want == LK_ERR_NULL && answer == LK_ERR_SHAPE; /* of two rules broken at once */
     if (!test_that((later || answer == (fits ? LK_OK : want)) && (asked == 12345) == (answer != LK_OK)))
@@ -2011,12 +2113,39 @@ static void many_rows(int direction, int path)
     a.logits_stride = a.dlogits_stride = 9, a.rows = ((int64_t)1 << 27) + 1, a.path = path;
 }
 
+/* The logits as class probabilities: two inputs may be the same. */
+#define PROB_CALL(status, field, ...) (good_calls(type), a.target = NULL, a.target_prob = a.logits, __VA_ARGS__,               \
+                                       expect_error(type, direction, status, field))
+
+static void prob_errors(int type, int direction)
+{
+    lk_cross_entropy_args &a = args;
+    PROB_CALL(LK_OK, "class probabilities", a.path = 0);
+    if (direction == BACKWARD) PROB_CALL(LK_OK, "no counts", a.valid_rows = NULL, a.weight_sum = NULL);
+    PROB_CALL(LK_ERR_VALUE, "target_prob is given, so target must be NULL", a.target = a.logits);
+    PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = 7);
+    PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = -8);
+    PROB_CALL(LK_ERR_SHAPE, "2^62", a.target_prob_stride = (int64_t)1 << 62);
+    PROB_CALL(LK_OK, "a stride of one row is not looked at", (a.target_prob_stride = INT64_MAX, a.rows = 1));
+    for (int dtype = -1; dtype < 6; dtype++) {
+        const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == type + 1;
+        if (good && dtype == LK_DTYPE_F32 && type) continue; /* twice as many bytes as there are */
+        PROB_CALL(good ? LK_OK : LK_ERR_VALUE, "target_prob_dtype", a.target_prob_dtype = dtype);
+    }
+    PROB_CALL(LK_ERR_ALIGNMENT, "target_prob", MOVED(a.target_prob, 1));
+    PROB_CALL(LK_OK, "a target of any dtype", a.target_dtype = LK_TARGET_INT32);
+    if (gives_loss(direction)) PROB_CALL(LK_ERR_SHAPE, "loss and target_prob overlap", a.target_prob = a.loss);
+    if (!gives_gradient(direction)) return;
+    PROB_CALL(LK_ERR_SHAPE, "overlap", a.dlogits = (void *)a.target_prob, a.logits = a.class_weight);
+}
+
 static void common_errors(int type, int direction)
 {
     lk_cross_entropy_args &a = args;
     BAD_CALL(LK_OK, "nothing", a.path = 0);
     BAD_CALL(LK_ERR_NULL, "logits", a.logits = NULL);
     BAD_CALL(LK_ERR_NULL, "target", a.target = NULL);
+    prob_errors(type, direction);
     BAD_CALL(LK_ERR_SHAPE, "rows", a.rows = -1);
     BAD_CALL(LK_ERR_SHAPE, "rows", (a.rows = -1, a.z_loss = -1));
     const int64_t sizes[] = {0, -8, ((int64_t)1 << 30) + 1, INT64_MIN};
@@ -2220,6 +2349,56 @@ static void no_args(int type)
     }
 }
 
+/* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
+static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t)
+{
+    return (lk_status)77;
+}
+
+static void rank_errors(int type)
+{
+    void *room_of_call = NULL;
+    TEST_CUDA(cudaMalloc(&room_of_call, 1 << 20));
+    static const struct {
+        int direction; /* DIRECTIONS: finish */
+        lk_status want;
+        const char *word;
+    } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
+                 {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
+                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, ""},
+                 {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
+                 {FORWARD, LK_ERR_VALUE, "target_prob"}};
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
+        problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
+        p.ranks = 2, p.on[UPSTREAM_ONE] = false;
+        settle_tensors(&p);
+        setup(&p, 0);
+        lk_cross_entropy_args a = slice_of(&p, 0);
+        lk_vocab_parallel *const v = &a.parallel;
+        a.states = a.states ? a.states : table, a.all_states = table;
+        if (i == 0) v->vocab_total = -1;
+        if (i == 1) v->vocab_start = v->vocab_total - a.vocab + 1;
+        if (i == 2) a.vocab = v->vocab_total + 1;
+        if (i == 3) v->ranks = 0;
+        if (i == 4) v->rank = 2;
+        if (i == 5) a.states = NULL;
+        if (i == 6) a.others = NULL;
+        if (i == 7) v->all_gather = NULL;
+        if (i == 8 || i == 9) v->all_gather = broken_gather;
+        if (i == 10) a.all_states = NULL;
+        if (i == 11) *v = {};
+        if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
+        if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
+        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)
+                                                                  : call_of[direction][type](&a, test.stream);
+        if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
+            test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+    }
+    TEST_CUDA(cudaFree(room_of_call));
+}
+
 static void all_errors(void)
 {
     for (int type = 0; type < TEST_TYPES; type++) {
@@ -2227,6 +2406,7 @@ static void all_errors(void)
         if (test_begin("forward %s: errors", name)) forward_errors(type), no_args(type), test_finish();
         if (test_begin("backward %s: errors", name)) backward_errors(type), test_finish();
         if (test_begin("forward_backward %s: errors", name)) both_errors(type), test_finish();
+        if (test_begin("errors of ranks, %s", name)) rank_errors(type), test_finish();
     }
 }
 
@@ -2249,13 +2429,14 @@ static void fuzz(void)
         const int64_t rows = chance(r, 20) ? 0 : chance(r, 30) && vocab < 80 ? 201 + test_below(r, 200)
                                                                              : 1 + test_below(r, vocab > 1000 ? 3 : 12);
         problem p = plain(type, direction, path_here(path) ? path : LK_CROSS_ENTROPY_BLOCK, rows, vocab);
-        p.seed = test_random(r);
+        p.seed = test_random(r), p.prob = p.seed % 4 == 3, p.wide_prob = p.seed / 4 % 2;
         draw_switches(&p, r);
         draw_place(&p, r, (int)test_below(r, PLACES));
         if (chance(r, 3)) p.special = 1 + (int)test_below(r, NEIGHBOURS - 1), p.where = (int)test_below(r, WHERES);
         if (chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
         if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
         if (chance(r, 8)) p.spread = 0;
+        if (p.seed / 8 % 8 == 0) p.denominator = p.seed / 64 % 2 ? 0 : INFINITY;
         if (chance(r, 12)) {
             p.special = NEIGHBOURS, p.offset = (chance(r, 2) ? 1 : -1) * (type == TEST_F16 ? 6e4 : 1.3e10);
             p.on[SOFTCAP] = p.on[Z] = p.on[SCALE] = false;

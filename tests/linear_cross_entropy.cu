@@ -2292,12 +2292,63 @@ static void cublas_errors(int type)
 }
 #endif
 
+/* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
+static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t)
+{
+    return (lk_status)77;
+}
+
+static void rank_errors(int type)
+{
+    void *room_of_call = NULL;
+    TEST_CUDA(cudaMalloc(&room_of_call, 1 << 20));
+    static const struct {
+        int direction; /* DIRECTIONS: finish */
+        lk_status want;
+        const char *word;
+    } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
+                 {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
+                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, ""},
+                 {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"}};
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
+        problem p = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 16);
+        p.ranks = 2, p.on[UPSTREAM_ONE] = false;
+        settle_tensors(&p);
+        setup(&p, 0);
+        args_t a = slice_of(&p, 0);
+        lk_vocab_parallel *const v = &a.parallel;
+        a.states = a.states ? a.states : table, a.all_states = table;
+        if (i == 0) v->vocab_total = -1;
+        if (i == 1) v->vocab_start = v->vocab_total - a.vocab + 1;
+        if (i == 2) a.vocab = v->vocab_total + 1;
+        if (i == 3) v->ranks = 0;
+        if (i == 4) v->rank = 2;
+        if (i == 5) a.states = NULL;
+        if (i == 6) a.others = NULL;
+        if (i == 7) v->all_gather = NULL;
+        if (i == 8 || i == 9) v->all_gather = broken_gather;
+        if (i == 10) a.all_states = NULL;
+        if (i == 11) *v = {};
+        if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
+        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)
+                                                                  : launch_of[direction][type](&a, test.stream);
+        if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
+            test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+    }
+    TEST_CUDA(cudaFree(room_of_call));
+}
+
 static void all_errors(void)
 {
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("errors %s %s", direction_name[direction], test_type_name[type]))
                 errors_of(type, direction), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("errors of ranks, %s", test_type_name[type])) rank_errors(type), test_finish();
     if (test_begin("errors of plans and contexts")) {
         for (int type = 0; type < TEST_TYPES; type++) plan_errors(type);
 #if defined(LK_SIMT)

@@ -9,10 +9,10 @@
  * Limits, in 2^-24 of the magnitudes of the terms, besides half an ulp of the output's type:
  *   residual_out  the rounding of the float s, bit for bit
  *   rstd          8: half of what a sum of squares may lose (12), the root, the quotient
- *   y             10: rstd's, and two products
+ *   y             10: rstd's, and two products; 12 with the sums weight_offset + weight and y + bias
  *   dx, dresidual 16: rstd stands three times in the term of the mean where it is recomputed, and each sum loses its part.
  *                 dx is the rounding of a float dresidual, bit for bit
- *   dweight       16 + log2 rows: an element's 10, and the sum over rows by blocks, whose errors have random signs
+ *   dweight, dbias  16 + log2 rows: an element's 10, and the sum over rows by blocks, whose errors have random signs
  * A result below 2^-126 may be flushed to 0.
  */
 #include "lk/srms_norm.cuh"
@@ -50,9 +50,10 @@ static const char *const direction_name[] = {"forward", "backward"};
 enum { PATHS = 4 };
 static const char *const path_name[PATHS] = {"auto", "warp", "block", "cluster"};
 
-enum { X, RESIDUAL, RESIDUAL_OUT, WEIGHT, RSTD, Y, DY, DRESIDUAL_OUT, DX, DRESIDUAL, DWEIGHT, WORKSPACE, TENSORS = WORKSPACE };
-static const char *const tensor_name[] = {"x",  "residual",      "residual_out", "weight",    "rstd",    "y",
-                                          "dy", "dresidual_out", "dx",           "dresidual", "dweight", "workspace"};
+enum { X, RESIDUAL, RESIDUAL_OUT, WEIGHT, BIAS, RSTD, Y, DY, DRESIDUAL_OUT, DX, DRESIDUAL, DWEIGHT, DBIAS, WORKSPACE };
+enum { TENSORS = WORKSPACE };
+static const char *const tensor_name[] = {"x",  "residual",      "residual_out", "weight",    "bias",    "rstd",  "y",
+                                          "dy", "dresidual_out", "dx",           "dresidual", "dweight", "dbias", "workspace"};
 
 /* The elements of odd rows (or of the only row) that are special. Lane, warp, block: of a row that starts on 16 bytes. */
 enum { FIRST, LAST, VECTOR, LANE, WARP, BLOCK, EVEN, SPARSE, BUT_ONE, ALL, WHERES };
@@ -72,7 +73,8 @@ typedef struct {
     int at[TENSORS];
     int residual_dtype, weight_dtype, dweight_dtype;
     bool accumulate;
-    float eps;
+    float eps, weight_offset;
+    int groups; /* as in the args: 0 is 1 too */
     int special, where, victim; /* victim: the tensor with special values; X: s, whatever it comes from */
     double offset, spread;      /* s is uniform in offset +- spread */
     uint64_t seed;
@@ -93,10 +95,12 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t co
 static const char *describe(const problem *p)
 {
     static char text[1024];
-    int n = snprintf(text, sizeof text, "%s %s path=%s rows=%lld cols=%lld eps=%g dtypes: residual %d weight %d dweight %d%s",
+    int n = snprintf(text, sizeof text,
+                     "%s %s path=%s rows=%lld cols=%lld eps=%g groups=%d weight_offset=%g "
+                     "dtypes: residual %d weight %d dweight %d%s",
                      direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->rows,
-                     (long long)p->cols, (double)p->eps, p->residual_dtype, p->weight_dtype, p->dweight_dtype,
-                     p->accumulate ? " accumulate" : "");
+                     (long long)p->cols, (double)p->eps, p->groups, (double)p->weight_offset, p->residual_dtype,
+                     p->weight_dtype, p->dweight_dtype, p->accumulate ? " accumulate" : "");
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t] && p->home[t] != t)
             n += snprintf(text + n, sizeof text - (size_t)n, " %s=%s", tensor_name[t], tensor_name[p->home[t]]);
@@ -113,10 +117,21 @@ static bool is_output(const problem *p, int t)
 {
     if (!p->has[t]) return false;
     if (p->direction == FORWARD) return t == Y || t == RESIDUAL_OUT || t == RSTD;
-    return t == DX || t == DRESIDUAL || t == DWEIGHT;
+    return t == DX || t == DRESIDUAL || t == DWEIGHT || t == DBIAS;
 }
 
-/* Where a tensor's elements lie: those of weight and dweight are one row, those of rstd one column. */
+/* Weight, bias and their gradients. */
+static bool is_columns(int t)
+{
+    return t == WEIGHT || t == BIAS || t == DWEIGHT || t == DBIAS;
+}
+
+static int64_t groups_of(const problem *p)
+{
+    return p->groups ? p->groups : 1;
+}
+
+/* Where a tensor's elements lie: those of columns are a row per group, those of rstd one column. */
 typedef struct {
     int type;
     int64_t rows, cols, stride;
@@ -125,12 +140,12 @@ typedef struct {
 static layout layout_of(const problem *p, int t)
 {
     int dtype = LK_DTYPE_T;
-    if (t == WEIGHT) dtype = p->weight_dtype;
-    if (t == DWEIGHT) dtype = p->dweight_dtype;
+    if (t == WEIGHT || t == BIAS) dtype = p->weight_dtype;
+    if (t == DWEIGHT || t == DBIAS) dtype = p->dweight_dtype;
     if (t == RSTD) dtype = LK_DTYPE_F32;
     if (t == RESIDUAL || t == RESIDUAL_OUT || t == DRESIDUAL_OUT || t == DRESIDUAL) dtype = p->residual_dtype;
     const int type = dtype == LK_DTYPE_T ? p->type : dtype - LK_DTYPE_F32; /* both lists go f32, f16, bf16 */
-    if (t == WEIGHT || t == DWEIGHT) return {type, 1, p->cols, p->cols};
+    if (is_columns(t)) return {type, groups_of(p), p->cols, p->cols};
     if (t == RSTD) return {type, p->rows, 1, 1};
     const int64_t stride = p->stride[p->home[t]];
     return {type, p->rows, p->cols, stride ? stride : p->cols};
@@ -169,7 +184,7 @@ static void count(const problem *p)
     int64_t first = 0;
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
-        if (!p->has[t] || t == WEIGHT || t == DWEIGHT || t == RSTD) continue;
+        if (!p->has[t] || is_columns(t) || t == RSTD) continue;
         off |= p->at[p->home[t]] % vec != 0;
         alike &= p->at[p->home[t]] % vec == p->at[p->home[X]] % vec || !p->has[X];
         aligned &= l.stride % vec == 0;
@@ -188,7 +203,13 @@ static void count(const problem *p)
     DID(BOTH, "residual T", sum && !(f32 && p->type)), DID(BOTH, "residual f32", sum && f32 && p->type);
     DID(BOTH, "weight NULL", !p->has[WEIGHT]), DID(BOTH, "weight off", p->has[WEIGHT] && p->at[WEIGHT] % vec);
     DID(BOTH, "weight T", p->has[WEIGHT] && layout_of(p, WEIGHT).type == p->type);
-    DID(BOTH, "weight f32", p->has[WEIGHT] && layout_of(p, WEIGHT).type != p->type);
+    DID(BOTH, "weight f32", p->has[WEIGHT] && layout_of(p, WEIGHT).type == TEST_F32 && p->type);
+    DID(BOTH, "weight of 16 other bits", p->has[WEIGHT] && layout_of(p, WEIGHT).type != p->type && layout_of(p, WEIGHT).type);
+    const bool shared = p->has[WEIGHT] || p->has[back ? DWEIGHT : BIAS];
+    DID(BOTH, "weight_offset", p->has[WEIGHT] && p->weight_offset != 0), DID(BOTH, "groups", shared && p->groups > 1);
+    DID(BOTH, "groups and weight_offset", p->has[WEIGHT] && p->groups > 1 && p->weight_offset != 0);
+    DID(FORWARD, "bias", p->has[BIAS] && p->has[Y]), DID(BACKWARD, "dbias", p->has[DBIAS]);
+    DID(BACKWARD, "dbias without dweight", p->has[DBIAS] && !p->has[DWEIGHT]);
     DID(BOTH, "dtype spelt out", stream && p->type && p->residual_dtype > LK_DTYPE_F32);
     DID(BOTH, "rows off alike", p->rows > 1 && off && alike && aligned), DID(BOTH, "rows off, each its own", off && !alike);
     DID(BOTH, "packed odd rows", p->rows > 1 && p->cols % vec && !gaps && !odd_gaps), DID(BOTH, "aligned gaps", gaps);
@@ -211,13 +232,15 @@ static void count(const problem *p)
     DID(BACKWARD, "dweight alone", !p->has[DX] && !p->has[DRESIDUAL] && p->has[DWEIGHT]);
     DID(BACKWARD, "dx T, dresidual f32", p->has[DX] && p->has[DRESIDUAL] && f32 && p->type);
     DID(BACKWARD, "dweight T", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type == p->type);
-    DID(BACKWARD, "dweight f32", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type != p->type);
+    DID(BACKWARD, "dweight f32", p->has[DWEIGHT] && layout_of(p, DWEIGHT).type == TEST_F32 && p->type);
+    DID(BACKWARD, "dweight of 16 other bits",
+        p->has[DWEIGHT] && layout_of(p, DWEIGHT).type != p->type && layout_of(p, DWEIGHT).type);
     DID(BACKWARD, "accumulate", p->has[DWEIGHT] && p->accumulate);
     DID(BACKWARD, "dx = dy", p->has[DX] && p->home[DX] == DY);
     DID(BACKWARD, "dx = dresidual_out", p->has[DX] && p->home[DX] == DRESIDUAL_OUT);
     DID(BACKWARD, "dresidual = dresidual_out", p->has[DRESIDUAL] && p->home[DRESIDUAL] == DRESIDUAL_OUT);
 #undef DID
-    static_assert(TEST_MOST_OPTIONS >= 64, "the list above");
+    static_assert(TEST_MOST_OPTIONS >= 72, "the list above");
     counts.option_count = i;
 }
 
@@ -240,10 +263,16 @@ static void draw_options(problem *p, uint64_t *r)
     static const float eps[] = {0, 1e-6f, 1e-30f, 1e-5f, 0.7f};
     int *const dtypes[] = {&p->residual_dtype, &p->weight_dtype, &p->dweight_dtype};
     for (int i = 0; i < 3; i++) *dtypes[i] = chance(r, 2) ? LK_DTYPE_F32 : chance(r, 3) ? p->type + 1 : LK_DTYPE_T;
+    for (int i = 1; i < 3; i++)
+        if (chance(r, 3)) *dtypes[i] = (int)test_below(r, 4);
     for (int t = 0; t < TENSORS; t++) p->has[t] = false, p->home[t] = t;
     const bool same = layout_of(p, RESIDUAL).type == p->type;
     const int outputs = chance(r, 4) ? 7 : 1 + (int)test_below(r, 7);
     p->has[X] = true, p->has[WEIGHT] = !chance(r, 3);
+    const int more = chance(r, 3) ? 1 + (int)test_below(r, 7) : 0; /* two thirds by the kernels without these */
+    p->groups = more & 1 ? 2 + (int)test_below(r, 4) : chance(r, 2), p->weight_offset = more & 2 ? 1.0f : 0.0f;
+    if (chance(r, 4)) p->weight_offset *= -0.3f;
+    p->has[p->direction == FORWARD ? BIAS : DBIAS] = more & 4;
     if (p->direction == FORWARD) {
         p->has[RESIDUAL] = !chance(r, 3);
         p->has[Y] = outputs & 1, p->has[RESIDUAL_OUT] = outputs & 2, p->has[RSTD] = outputs & 4;
@@ -272,7 +301,7 @@ static void draw_place(problem *p, uint64_t *r, int place)
     const int off = place == PACKED ? 0 : 1 + (int)test_below(r, 7);
     const int64_t full = (p->cols + 7) / 8 * 8, gap = 8 * (1 + test_below(r, 3)), odd = p->cols + 1 + 2 * test_below(r, 4);
     for (int t = 0; t < TENSORS; t++) {
-        p->at[t] = place == WILD || t == WEIGHT || t == RSTD || t == DWEIGHT ? (int)test_below(r, 8) : off;
+        p->at[t] = place == WILD || is_columns(t) || t == RSTD ? (int)test_below(r, 8) : off;
         p->stride[t] = chance(r, 2) ? 0 : p->cols; /* packed, as 0 or spelt out */
         if (place == GAPS) p->stride[t] = full + gap;
         if (place == OWN_GAPS) p->stride[t] = full + 8 * test_below(r, 4);
@@ -285,7 +314,7 @@ static void draw_place(problem *p, uint64_t *r, int place)
 static void draw_special(problem *p, uint64_t *r)
 {
     p->special = 1 + (int)test_below(r, SPECIALS - 1), p->where = (int)test_below(r, WHERES);
-    const int victims[] = {X, X, DY, WEIGHT, DRESIDUAL_OUT}, victim = victims[test_below(r, LENGTH_OF(victims))];
+    const int victims[] = {X, X, DY, WEIGHT, BIAS, DRESIDUAL_OUT}, victim = victims[test_below(r, LENGTH_OF(victims))];
     p->victim = p->has[victim] ? victim : X;
 }
 
@@ -298,6 +327,7 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t co
     draw_options(&p, &random);
     draw_place(&p, &random, place);
     /* A dweight of many columns is what takes the simulator longest: it turns up in every fourth long row. */
+    if (cols > 100000) p.has[DBIAS] = false;
     if (p.has[DWEIGHT] && (cols > 100000 || (cols > pick(3000, 150) && (type + path + seed + 1) % 4)))
         p.has[DWEIGHT] = false, p.has[DX] = true;
     return p;
@@ -322,7 +352,7 @@ static bool is_special(const problem *p, int t, int64_t row, int64_t c)
 {
     const bool zero = p->special == ZERO && p->victim == X && (t == RESIDUAL || t == X); /* both, so that s is 0 */
     const int victim = p->victim == X && !p->has[X] ? RESIDUAL_OUT : p->victim;
-    if (!p->special || (t != victim && !zero) || (t != WEIGHT && p->rows > 1 && row % 2 == 0)) return false;
+    if (!p->special || (t != victim && !zero) || (!is_columns(t) && p->rows > 1 && row % 2 == 0)) return false;
     const int vec = 16 / test_type_bytes[p->type];
     switch (p->where) {
     case FIRST: return c == 0;
@@ -362,6 +392,16 @@ static double load_row(const problem *p, int64_t row)
     return 1 / sqrt(sum / (double)p->cols + (double)p->eps);
 }
 
+/* The factor of a column; k of the limit for y. */
+static double factor(const problem *p, int64_t row, int64_t c)
+{
+    return p->has[WEIGHT] ? (double)p->weight_offset + (double)value(WEIGHT, row % groups_of(p), c) : 1;
+}
+static double limit_y(const problem *p)
+{
+    return p->has[BIAS] || p->weight_offset != 0 ? 12 : 10;
+}
+
 static void fill(const problem *p, int t)
 {
     static const float special[] = {0, -INFINITY, INFINITY, NAN, 1e4f, 1e25f, 0};
@@ -385,12 +425,20 @@ static lk_srms_norm_args forward, backward;
 static lk_srms_norm_args garbage(void)
 {
     lk_srms_norm_args a = {};
-    a.x = a.residual = a.weight = a.dy = a.dresidual_out = (const void *)1;
-    a.residual_out = a.y = a.dx = a.dresidual = a.dweight = a.workspace = (void *)1, a.rstd = (float *)1;
+    a.x = a.residual = a.weight = a.bias = a.dy = a.dresidual_out = (const void *)1;
+    a.residual_out = a.y = a.dx = a.dresidual = a.dweight = a.dbias = a.workspace = (void *)1, a.rstd = (float *)1;
     a.x_stride = a.residual_stride = a.residual_out_stride = a.y_stride = a.dy_stride = -3;
     a.dresidual_out_stride = a.dx_stride = a.dresidual_stride = -3;
     a.dweight_dtype = a.accumulate = -3, a.workspace_bytes = 7;
     return a;
+}
+
+/* The most that the header lets a workspace have. */
+static size_t most_bytes(const lk_srms_norm_args *a)
+{
+    const size_t cols = (size_t)a->cols, one = (64u << 20) + 8 * cols + 128;
+    const size_t many = a->groups > 1 ? (size_t)a->groups * (8 * cols + 6144) : 0;
+    return (a->dbias ? 2 : 1) * (one > many ? one : many);
 }
 
 /* Fills and uploads everything for a run, and the two args structs. With rstd given, eps must not matter. A tensor in place has
@@ -401,8 +449,9 @@ static bool setup(const problem *p, int run)
     int64_t strides[TENSORS];
     row_s = (double *)room(row_s, &row_bytes[0], (size_t)p->cols * sizeof(double));
     row_g = (double *)room(row_g, &row_bytes[1], (size_t)p->cols * sizeof(double));
-    column_sum = (double *)room(column_sum, &row_bytes[2], (size_t)p->cols * sizeof(double));
-    column_size = (double *)room(column_size, &row_bytes[3], (size_t)p->cols * sizeof(double));
+    const size_t sums = 2 * (size_t)(groups_of(p) * p->cols) * sizeof(double); /* for dweight, then for dbias */
+    column_sum = (double *)room(column_sum, &row_bytes[2], sums);
+    column_size = (double *)room(column_size, &row_bytes[3], sums);
     for (int t = 0; t < TENSORS; t++) {
         const int home = p->home[t];
         laid[t] = layout_of(p, t), strides[t] = p->stride[home];
@@ -413,7 +462,7 @@ static bool setup(const problem *p, int run)
             const bool out = is_output(p, t);
             test_buffer_size(&buffers[t], (size_t)(l.rows ? (l.rows - 1) * l.stride + l.cols : 0) * bytes,
                              (size_t)p->at[t] * bytes, run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
-            if (!out || (t == DWEIGHT && p->accumulate)) fill(p, t);
+            if (!out || (is_columns(t) && p->accumulate)) fill(p, t);
             test_buffer_upload(&buffers[t]);
         }
         at[t] = test_buffer_device(&buffers[home]);
@@ -425,7 +474,8 @@ static bool setup(const problem *p, int run)
     forward.residual_out = at[RESIDUAL_OUT], forward.rstd = (float *)at[RSTD], forward.rows = p->rows, forward.cols = p->cols;
     forward.x_stride = strides[X], forward.residual_stride = strides[RESIDUAL], forward.y_stride = strides[Y];
     forward.residual_out_stride = strides[RESIDUAL_OUT], forward.eps = p->eps, forward.residual_dtype = p->residual_dtype;
-    forward.weight_dtype = p->weight_dtype, forward.path = p->path;
+    forward.weight_dtype = p->weight_dtype, forward.path = p->path, forward.bias = at[BIAS], forward.groups = p->groups;
+    forward.weight_offset = p->weight_offset;
     if (!p->has[RESIDUAL_OUT]) {
         backward.x = at[X], backward.residual = at[RESIDUAL];
         backward.x_stride = strides[X], backward.residual_stride = strides[RESIDUAL];
@@ -434,7 +484,8 @@ static bool setup(const problem *p, int run)
     }
     backward.residual_out = at[RESIDUAL_OUT], backward.rstd = (float *)at[RSTD], backward.weight = at[WEIGHT];
     backward.dy = at[DY], backward.dresidual_out = at[DRESIDUAL_OUT], backward.dx = at[DX], backward.dresidual = at[DRESIDUAL];
-    backward.dweight = at[DWEIGHT], backward.rows = p->rows, backward.cols = p->cols;
+    backward.dweight = at[DWEIGHT], backward.dbias = at[DBIAS], backward.rows = p->rows, backward.cols = p->cols;
+    backward.groups = p->groups, backward.weight_offset = p->weight_offset;
     backward.residual_out_stride = strides[RESIDUAL_OUT], backward.dy_stride = strides[DY];
     backward.dresidual_out_stride = strides[DRESIDUAL_OUT], backward.dx_stride = strides[DX];
     backward.dresidual_stride = strides[DRESIDUAL], backward.eps = p->has[RSTD] ? 3.0f : p->eps;
@@ -443,7 +494,8 @@ static bool setup(const problem *p, int run)
     size_t bytes = 12345;
     const lk_status status =
         p->direction == FORWARD ? forward_query_of[p->type](&forward, &bytes) : backward_query_of[p->type](&backward, &bytes);
-    const bool good = status == LK_OK && bytes <= (64u << 20) + 8 * (size_t)p->cols && (p->has[DWEIGHT] || bytes == 0);
+    const bool summed = p->has[DWEIGHT] || p->has[DBIAS];
+    const bool good = status == LK_OK && bytes <= most_bytes(&backward) && (summed || bytes == 0);
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
     if (!good) bytes = 0;
@@ -505,8 +557,9 @@ static void verify_forward(const problem *p)
         const double rstd = load_row(p, row);
         if (p->has[RSTD]) near(p, RSTD, row, 0, rstd, 8, rstd);
         for (int64_t c = 0; c < p->cols; c++) {
-            const double y = row_s[c] * rstd * (p->has[WEIGHT] ? (double)value(WEIGHT, 0, c) : 1);
-            if (p->has[Y]) near(p, Y, row, c, y, 10, fabs(y));
+            const double y = row_s[c] * rstd * factor(p, row, c);
+            const double bias = p->has[BIAS] ? (double)value(BIAS, row % groups_of(p), c) : 0;
+            if (p->has[Y]) near(p, Y, row, c, y + bias, limit_y(p), fabs(y) + fabs(bias));
             if (p->has[RESIDUAL_OUT]) exactly(p, RESIDUAL_OUT, row, c, (float)row_s[c]);
         }
     }
@@ -514,19 +567,22 @@ static void verify_forward(const problem *p)
 
 static void verify_backward(const problem *p)
 {
-    const bool old = p->has[DWEIGHT] && p->accumulate;
-    for (int64_t c = 0; c < p->cols; c++) {
-        column_sum[c] = old ? (double)value(DWEIGHT, 0, c) : 0;
-        column_size[c] = fabs(column_sum[c]);
+    const int64_t groups = groups_of(p), n = groups * p->cols; /* of dweight, and of dbias */
+    for (int64_t i = 0; i < 2 * n; i++) {
+        const int t = i < n ? DWEIGHT : DBIAS;
+        column_sum[i] = p->has[t] && p->accumulate ? (double)value(t, 0, i % n) : 0;
+        column_size[i] = fabs(column_sum[i]);
     }
     for (int64_t row = 0; row < p->rows; row++) {
         double rstd = load_row(p, row), mean = 0, size = 0;
         if (p->has[RSTD]) rstd = (double)value(RSTD, row, 0);
         for (int64_t c = 0; c < p->cols; c++) {
             const double dy = p->has[DY] ? (double)value(DY, row, c) : 1, h = row_s[c] * rstd;
-            row_g[c] = p->has[WEIGHT] ? dy * (double)value(WEIGHT, 0, c) : dy;
+            const int64_t i = row % groups * p->cols + c;
+            row_g[c] = dy * factor(p, row, c);
             mean += row_g[c] * h / (double)p->cols, size += fabs(row_g[c] * h) / (double)p->cols;
-            column_sum[c] += dy * h, column_size[c] += fabs(dy * h);
+            column_sum[i] += dy * h, column_size[i] += fabs(dy * h);
+            column_sum[n + i] += dy, column_size[n + i] += fabs(dy);
         }
         for (int64_t c = 0; c < p->cols; c++) {
             const double more = p->has[DRESIDUAL_OUT] ? (double)value(DRESIDUAL_OUT, row, c) : 0, h = row_s[c] * rstd;
@@ -537,9 +593,11 @@ static void verify_backward(const problem *p)
             if (p->has[DX] && p->has[DRESIDUAL]) exactly(p, DX, row, c, result(p, DRESIDUAL, row, c));
         }
     }
-    for (int64_t c = 0; c < p->cols && p->has[DWEIGHT]; c++) {
-        near(p, DWEIGHT, 0, c, column_sum[c], 16 + log2((double)p->rows + 1), column_size[c]);
-        if (p->rows == 0) exactly(p, DWEIGHT, 0, c, (float)column_sum[c]);
+    for (int64_t i = 0; i < 2 * n; i++) {
+        const int t = i < n ? DWEIGHT : DBIAS;
+        if (!p->has[t]) continue;
+        near(p, t, i % n / p->cols, i % p->cols, column_sum[i], 16 + log2((double)p->rows + 1), column_size[i]);
+        if (p->rows == 0) exactly(p, t, i % n / p->cols, i % p->cols, (float)column_sum[i]);
     }
 }
 
@@ -596,7 +654,7 @@ static void empty(int type, int direction, int path)
     for (int i = 0; i < pick(LENGTH_OF(cols), 2); i++)
         for (int seed = 0; seed < 2; seed++) {
             problem p = drawn(type, direction, path, 0, cols[i], seed, seed % PLACES);
-            if (direction == BACKWARD) p.has[DWEIGHT] = true, p.accumulate = seed % 2;
+            if (direction == BACKWARD) p.has[DWEIGHT] = p.has[DBIAS] = true, p.accumulate = seed % 2;
             check(&p);
         }
     /* Tensors without elements may be NULL. */
@@ -679,6 +737,26 @@ static void odd_rows(int type, int direction, int path)
             p.has[RESIDUAL_OUT] = sum, p.has[RESIDUAL] = !back && sum;
             p.has[DY] = p.has[DRESIDUAL_OUT] = back, p.has[DWEIGHT] = back && source < 3;
             p.residual_dtype = source == 2 ? LK_DTYPE_F32 : LK_DTYPE_T, p.weight_dtype = LK_DTYPE_T;
+            p.groups = 0, p.weight_offset = 0;
+            check(&p);
+        }
+}
+
+/* Rows of many groups, sums of all kinds: fewer groups than a block has teams and more, odd ones, more than all teams, as many
+ * as rows, more; rows that start at other offsets, and rows longer than threads hold. */
+static void groups(int type, int direction, int path)
+{
+    const int64_t shapes[][3] = {{600, 16, 2}, {600, 9, 7}, {500, 40, 64}, {300, 37, 100}, {90, 8, 90}, {60, 33, 65},
+                                 {40, pick(520, 133), 3}, {9, 20000, 2}, {7, 10249, 3}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int seed = 0; seed < 2; seed++) {
+            if ((test.small || i > 6) && (i + type + path) % 3) continue;
+            if (test.small && i > 6) continue;
+            const int places[] = {PACKED, ODD_GAPS, GAPS};
+            problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 380 + seed, places[(i + seed) % 3]);
+            p.groups = (int)shapes[i][2], p.has[WEIGHT] = true;
+            if (seed == 0) p.has[direction == FORWARD ? BIAS : DBIAS] = true;
+            if (direction == BACKWARD && !p.has[DBIAS]) p.has[DWEIGHT] = true;
             check(&p);
         }
 }
@@ -703,6 +781,7 @@ static void long_rows(int type, int direction, int path)
     if (direction == BACKWARD && path == LK_SRMS_NORM_BLOCK) { /* likewise, with dweight */
         problem p = drawn(type, direction, path, 2, 9000, 461, PACKED);
         for (int t = 0; t < TENSORS; t++) p.has[t] = t == X || t == DY || t == DX || t == DWEIGHT, p.home[t] = t;
+        p.groups = 0;
         check(&p);
     }
     for (int i = 0; i < 2 && direction == FORWARD && path == LK_SRMS_NORM_AUTO; i++) { /* many, and with a residual */
@@ -824,6 +903,7 @@ static void all_themes(void)
 {
     static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"options", options},
                                    {"places", places},       {"many rows", many_rows}, {"odd rows", odd_rows},
+                                   {"groups", groups},
                                    {"long rows", long_rows}, {"special values", specials},
                                    {"zero rows", zero_rows}, {"around 1e4", offsets},  {"in place", in_place},
                                    {"graph", graphs}};
@@ -851,9 +931,10 @@ static void sequence(int type)
     for (int i = 0; i < 4; i++) {
         problem f = plain(type, FORWARD, LK_SRMS_NORM_AUTO, 7, i % 2 ? 1200 : 77);
         f.residual_dtype = f.weight_dtype = i < 2 ? LK_DTYPE_F32 : LK_DTYPE_T, f.eps = 1e-5f;
+        f.groups = i > 1 ? 3 : 0, f.weight_offset = i > 1 ? 1.0f : 0.0f, f.has[BIAS] = i % 2;
         problem b = f;
         f.has[RESIDUAL] = f.has[RESIDUAL_OUT] = f.has[RSTD] = f.has[WEIGHT] = true;
-        b.direction = BACKWARD, b.has[X] = b.has[Y] = false;
+        b.direction = BACKWARD, b.has[X] = b.has[Y] = b.has[BIAS] = false, b.has[DBIAS] = i % 2;
         b.has[RESIDUAL_OUT] = b.has[RSTD] = b.has[WEIGHT] = b.has[DY] = b.has[DRESIDUAL_OUT] = true;
         b.has[DX] = b.has[DRESIDUAL] = b.has[DWEIGHT] = true;
         setup(&f, 0);
@@ -863,6 +944,7 @@ static void sequence(int type)
         forward = first;
         if (i % 2) { /* one struct for both calls */
             backward.x = first.x, backward.residual = first.residual, backward.y = first.y, backward.eps = first.eps;
+            backward.bias = first.bias;
             backward.x_stride = first.x_stride, backward.residual_stride = first.residual_stride;
             backward.y_stride = first.y_stride, forward = backward;
         }
@@ -888,7 +970,7 @@ static double loss_of_row(const problem *p, int64_t row, int64_t changed, double
     }
     for (int64_t c = 0; c < p->cols; c++) {
         const double s = (double)load_s(p, row, c) + (c == changed ? x_step : 0),
-                     w = (double)value(WEIGHT, 0, c) + (c == changed ? weight_step : 0);
+                     w = factor(p, row, c) + (c == changed ? weight_step : 0);
         loss += (double)value(DY, row, c) * s / sqrt(squares / (double)p->cols + (double)p->eps) * w +
                 (double)value(DRESIDUAL_OUT, row, c) * s;
     }
@@ -931,7 +1013,7 @@ static void few_rows(int type, int direction)
             problem p = drawn(type, direction, LK_SRMS_NORM_AUTO, rows, vecs[i] * vec, 1000 + seed,
                               places[seed % LENGTH_OF(places)]);
             for (int t = 0; t < TENSORS; t++) p.at[t] = t == WEIGHT && seed % 6 == 0 ? 3 : 0;
-            p.weight_dtype = seed % 6 == 1 ? LK_DTYPE_F32 : LK_DTYPE_T;
+            p.weight_dtype = seed % 6 == 1 ? seed % 12 == 1 ? LK_DTYPE_F32 : LK_DTYPE_F16 : LK_DTYPE_T;
             if (seed % 6 == 0) p.has[WEIGHT] = true;
             if (direction == BACKWARD && seed % 6 != 5) p.has[DWEIGHT] = false;
             if (direction == BACKWARD && !p.has[DRESIDUAL] && !p.has[DWEIGHT]) p.has[DX] = true;
@@ -969,12 +1051,12 @@ static void boundaries(void)
         given.dy_stride = i % 3 ? 1000 : 1004; /* and that of dx */
         given.dresidual = (void *)(uintptr_t)(131072 + 16 * (i % 3));
         lk_device device = {};
-        lk_srms_norm_plan plan = {};
+        lk_srms_norm_layout l = {};
         lk_status status = lk_asked_device("op", lk_current_device(&device));
         if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
-        if (!status) lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a, &plan);
-        if (!test_that(!status && plan.in.aligned == (i % 4 == 0)))
-            test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), plan.in.aligned);
+        if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
+        if (!test_that(!status && l.plan.in.aligned == (i % 4 == 0)))
+            test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), l.plan.in.aligned);
     }
 }
 
@@ -1106,7 +1188,7 @@ static void queries(int type)
                 status = backward_query_of[type](&a, &none);
                 if (!test_that(status == LK_OK && none == 0))
                     test_detail("without dweight: %s, %zu bytes", lk_last_error(), none);
-                a.dweight = (void *)4096;
+                a.dweight = (void *)4096, a.groups = k % 7 == 0 ? 3 : 0, a.dbias = k % 7 < 2 ? (void *)2048 : NULL;
                 status = backward_query_of[type](&a, &most);
                 /* Each pointer with an offset of its own, an element's multiple. */
                 const size_t t = shift ? (size_t)test_type_bytes[type] : 0, r = k / 36 % 2 && shift ? 4 : t;
@@ -1154,6 +1236,7 @@ static void good_calls(int type)
     forward = {}, backward = {};
     forward.x = at[X], forward.residual = at[RESIDUAL], forward.weight = at[WEIGHT], forward.y = at[Y];
     forward.residual_out = at[RESIDUAL_OUT], forward.rstd = (float *)at[RSTD], forward.rows = 4, forward.cols = 8;
+    forward.bias = at[BIAS], backward.dbias = at[DBIAS];
     backward.x = at[X], backward.residual = at[RESIDUAL], backward.rstd = (float *)at[RSTD], backward.weight = at[WEIGHT];
     backward.dy = at[DY], backward.dresidual_out = at[DRESIDUAL_OUT], backward.dx = at[DX], backward.dresidual = at[DRESIDUAL];
     backward.dweight = at[DWEIGHT], backward.rows = 4, backward.cols = 8;
@@ -1251,11 +1334,23 @@ static void forward_errors(int type)
     BAD_QUERIED(LK_ERR_SHAPE, "y and residual_out overlap", LK_OK, a.y = a.residual_out);
     BAD_QUERIED(LK_ERR_SHAPE, "y and x overlap", LK_OK, a.y = (char *)a.x + 32);
     BAD_QUERIED(LK_ERR_SHAPE, "weight and y overlap", LK_OK, a.weight = (char *)a.y + 32);
+    BAD_QUERIED(LK_ERR_SHAPE, "bias and y overlap", LK_OK, a.bias = (char *)a.y + 32);
+    BAD(LK_OK, "weight is bias", a.weight = a.bias);
     BAD_QUERIED(LK_ERR_SHAPE, "rstd and residual_out overlap", LK_OK, a.rstd = (float *)a.residual_out);
+    BAD(LK_ERR_SHAPE, "groups", a.groups = -1);
+    BAD(LK_ERR_SHAPE, "groups", a.groups = ((int64_t)1 << 27) + 1);
+    BAD(LK_ERR_SHAPE, "groups", a.groups = INT64_MAX);
+    BAD(LK_OK, "most groups", (a.groups = (int64_t)1 << 27, a.weight = a.bias = NULL));
+    BAD(LK_OK, "more groups than rows", a.groups = 7);
+    BAD_QUERIED(LK_ERR_SHAPE, "weight and y overlap", LK_OK,
+                (a.groups = 3, a.weight = (char *)a.y - 17 * test_type_bytes[type]));
+    const float offsets[] = {INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < LENGTH_OF(offsets); i++) BAD(LK_ERR_VALUE, "weight_offset", a.weight_offset = offsets[i]);
+    BAD(LK_OK, "the largest", a.weight_offset = -FLT_MAX);
     BAD(LK_OK, "y and x in each other's gaps", (a.y = (char *)a.x + 8 * test_type_bytes[type], a.x_stride = a.y_stride = 16));
     BAD(LK_OK, "x is residual", a.x = a.residual);
     BAD(LK_OK, "what forward does not have",
-        (a.dy = a.dresidual_out = (void *)1, a.dx = a.dresidual = a.dweight = a.workspace = a.y, a.dy_stride = -1,
+        (a.dy = a.dresidual_out = (void *)1, a.dx = a.dresidual = a.dweight = a.dbias = a.workspace = a.y, a.dy_stride = -1,
          a.dx_stride = a.dresidual_stride = a.dresidual_out_stride = 3, a.dweight_dtype = 9));
     BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
     BAD(LK_ERR_VALUE, "eps", a.eps = INFINITY);
@@ -1264,7 +1359,8 @@ static void forward_errors(int type)
     const char *const dtype_names[] = {"residual_dtype", "weight_dtype"};
     for (int i = 0; i < LENGTH_OF(dtypes); i++)
         for (int dtype = -1; dtype < 6; dtype++) {
-            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == type + 1;
+            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == type + 1 ||
+                              (i > 0 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
     BAD(LK_ERR_VALUE, "path", a.path = -1);
@@ -1276,6 +1372,7 @@ static void forward_errors(int type)
     BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", (MOVED(a.residual, 2), a.residual_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "weight", MOVED(a.weight, 1));
+    BAD(LK_ERR_ALIGNMENT, "bias", MOVED(a.bias, 1));
     BAD(LK_ERR_ALIGNMENT, "weight", (MOVED(a.weight, 2), a.weight_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "y", MOVED(a.y, 1));
     BAD(LK_ERR_ALIGNMENT, "residual_out", MOVED(a.residual_out, 1));
@@ -1300,9 +1397,19 @@ static void backward_errors(int type)
     BAD(LK_OK, "nothing", a.path = 0);
     BAD(LK_ERR_NULL, "x", (a.x = NULL, a.residual = NULL));
     BAD(LK_ERR_NULL, "x", (a.x = NULL));
-    BAD(LK_ERR_NULL, "every output", a.dx = a.dresidual = a.dweight = NULL);
-    BAD(LK_ERR_NULL, "every output", (a.residual_out = (void *)a.x, a.dx = a.dresidual = a.dweight = NULL, a.y = (void *)16));
-    BAD(LK_OK, "dweight alone", a.dx = a.dresidual = NULL);
+    BAD(LK_ERR_NULL, "every output", a.dx = a.dresidual = a.dweight = a.dbias = NULL);
+    BAD(LK_ERR_NULL, "every output",
+        (a.residual_out = (void *)a.x, a.dx = a.dresidual = a.dweight = a.dbias = NULL, a.y = (void *)16));
+    BAD(LK_OK, "dweight alone", a.dx = a.dresidual = a.dbias = NULL);
+    BAD(LK_OK, "dbias alone", a.dx = a.dresidual = a.dweight = NULL);
+    BAD(LK_ERR_SHAPE, "groups", a.groups = -1);
+    BAD(LK_ERR_SHAPE, "groups", a.groups = ((int64_t)1 << 27) + 1);
+    BAD(LK_ERR_VALUE, "weight_offset", a.weight_offset = NAN);
+    BAD_QUERIED(LK_ERR_SHAPE, "dbias and dweight overlap", LK_OK, a.dbias = a.dweight);
+    BAD_QUERIED(LK_ERR_SHAPE, "dbias and dy overlap", LK_OK,
+                (a.groups = 3, a.dbias = (char *)a.dy - 17 * test_type_bytes[type]));
+    BAD(LK_ERR_ALIGNMENT, "dbias", MOVED(a.dbias, 1));
+    BAD(LK_OK, "a bias that backward does not have", a.bias = a.dx);
     BAD(LK_OK, "inputs that may be NULL",
              (a.rstd = NULL, a.weight = a.dy = a.dresidual_out = a.residual = NULL));
     BAD(LK_ERR_SHAPE, "rows", a.rows = -1);
@@ -1347,7 +1454,8 @@ static void backward_errors(int type)
     const char *const dtype_names[] = {"residual_dtype", "weight_dtype", "dweight_dtype"};
     for (int i = 0; i < LENGTH_OF(dtypes); i++)
         for (int dtype = -1; dtype < 6; dtype++) {
-            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own;
+            const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own ||
+                              (i > 0 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
     /* With residual_out, x and residual are not looked at. They may be what forward had there, or NULL. */
@@ -1377,10 +1485,10 @@ static void backward_errors(int type)
     BAD(LK_ERR_WORKSPACE, "workspace", MOVED(a.workspace, 64));
     BAD(LK_OK, "128 bytes are enough", MOVED(a.workspace, 128));
     BAD(LK_OK, "more than is asked", a.workspace_bytes += 1);
-    BAD(LK_OK, "none where none is needed", (a.dweight = NULL, a.workspace = NULL, a.workspace_bytes = 0));
+    BAD(LK_OK, "none where none is needed", (a.dweight = a.dbias = NULL, a.workspace = NULL, a.workspace_bytes = 0));
     /* Two rules broken at once: the earlier one speaks. */
     BAD_QUERIED(LK_ERR_NULL, "x", LK_ERR_SHAPE, (a.x = NULL, a.rows = -1));
-    BAD_QUERIED(LK_ERR_NULL, "every output", LK_ERR_VALUE, (a.dx = a.dresidual = a.dweight = NULL, a.eps = NAN));
+    BAD_QUERIED(LK_ERR_NULL, "every output", LK_ERR_VALUE, (a.dx = a.dresidual = a.dweight = a.dbias = NULL, a.eps = NAN));
     BAD(LK_ERR_SHAPE, "cols", (a.cols = 0, a.residual_dtype = 9));
     BAD_QUERIED(LK_ERR_SHAPE, "dx", LK_ERR_VALUE, (a.dx = (void *)a.dy, a.dx_stride = 9, a.eps = -1));
     BAD(LK_ERR_SHAPE, "dy", (a.dy_stride = 3, a.workspace = NULL));
@@ -1413,12 +1521,22 @@ static void workspaces(int type)
                 if (!path_here(path) || (path >= LK_SRMS_NORM_BLOCK && rows[i] > (int64_t)1 << 27)) continue;
                 size_t with = 12345, without = 12345;
                 lk_srms_norm_args a = backward;
-                a.rows = rows[i], a.cols = cols[j], a.path = path;
+                a.rows = rows[i], a.cols = cols[j], a.path = path, a.dbias = NULL;
                 const lk_status first = backward_query_of[type](&a, &with);
-                a.dweight = NULL;
+                const int64_t groups[] = {2, 3, 32, 1000, 65535};
+                const bool good = with <= most_bytes(&a);
+                for (int g = 0; g < 2 * LENGTH_OF(groups); g++) {
+                    size_t grouped = 12345;
+                    a.groups = groups[g / 2], a.dbias = g % 2 ? backward.dbias : NULL;
+                    if (a.groups > ((int64_t)1 << 30) / a.cols) continue;
+                    const lk_status status = backward_query_of[type](&a, &grouped);
+                    if (!test_that(status == LK_OK && grouped <= most_bytes(&a)))
+                        test_detail("rows=%lld cols=%lld path=%s groups=%lld: %s, %zu bytes", (long long)rows[i],
+                                    (long long)cols[j], path_name[path], (long long)a.groups, lk_last_error(), grouped);
+                }
+                a.groups = 0, a.dweight = a.dbias = NULL;
                 const lk_status second = backward_query_of[type](&a, &without);
-                const size_t most = (64u << 20) + 8 * (size_t)cols[j] + 128;
-                if (!test_that(first == LK_OK && with <= most && second == LK_OK && without == 0))
+                if (!test_that(first == LK_OK && good && second == LK_OK && without == 0))
                     test_detail("rows=%lld cols=%lld path=%s: %s, %zu bytes with dweight, %zu without", (long long)rows[i],
                                 (long long)cols[j], path_name[path], lk_status_string(first), with, without);
             }

@@ -139,7 +139,8 @@ def exact_lrpe(x, theta, shape, prefix=0, activation=None, offset=None, layout="
     x = x if layout == "BHTD" else jnp.swapaxes(x, -3, -2)
     act = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
            "softmax": functools.partial(jax.nn.softmax, axis=-1)}[activation](x)
-    e, feature = theta.shape[-1], jnp.arange(x.shape[-1])
+    e, feature = theta.shape[-1] if theta.shape[-1] > 1 else -(-x.shape[-1] // len(shape)), jnp.arange(x.shape[-1])
+    theta = jnp.broadcast_to(theta, (x.shape[-3], e))
     axes = [jnp.arange(n) + first for n, first in zip(shape, offset or (0,) * len(shape))]
     position = jnp.stack(jnp.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))[:, feature // e]
     phi = jnp.concatenate([jnp.zeros((theta.shape[0], prefix, x.shape[-1])), position * theta[:, None, feature % e]], 1)
@@ -325,6 +326,13 @@ def md_lrpe_cosine():
                     options = dict(shape=shape, prefix=prefix, activation=activation, offset=offset, layout=layout)
                     compare(f"{dtype} {theta_type} {options}", lambda v, t: lk.md_lrpe_cosine(v, t, **options),
                             lambda v, t: exact_lrpe(v, t, **options), [x, theta], normal(3, *lead, 2 * dim, dtype=dtype))
+    for rows, columns in ((1, 8), (2, 1), (1, 1)):  # shared by heads, by features
+        for layout in ("BHTD", "BTHD"):
+            options = dict(shape=(3, 2), prefix=1, activation="silu", offset=(4, 0), layout=layout)
+            lead = (3, 2, 7) if layout == "BHTD" else (3, 7, 2)
+            compare(f"theta ({rows}, {columns}) {layout}", lambda v, t: lk.md_lrpe_cosine(v, t, **options),
+                    lambda v, t: exact_lrpe(v, t, **options), [normal(1, *lead, 16), normal(2, rows, columns)],
+                    normal(3, *lead, 32))
     x, theta = normal(1, 2, 3, 4, 8), normal(2, 3, 8)
     loss = lambda x, theta, **o: lk.md_lrpe_cosine(x, theta, 4, **o).sum()
     calls = calls_in(jax.grad(loss), x, theta)

@@ -268,11 +268,11 @@ def logsumexp():
 # ---- Norms ------------------------------------------------------------------------------------------------------------------
 
 
-def norm_bounds(dims, eps, residual, weighted, sum_type=None):
+def norm_bounds(dims, eps, residual, weighted, sum_type=None, offset=0.0):
     """Of y, and with a residual of s. sum_type: s is rounded to it before backward reads it; rstd is that of the exact sum."""
     def bounds(doubles, outs, ups, gradients):
         x = doubles[0] + doubles[1] if residual else doubles[0]
-        w = doubles[-1] if weighted else 1.0
+        w = doubles[-1] + offset if weighted else 1.0
         axes = tuple(range(-dims, 0))
         errors = [16 * U * outs[0].abs()] + ([2 * U * outs[1].abs()] if residual else [])
         if not gradients:
@@ -321,6 +321,14 @@ def norms():
     for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
         hold(f"rms_norm bf16 {layout}", lambda x, w: LF.rms_norm(x, (40,), w, eps), lambda x, w: exact_norm(x, (40,), w, eps),
              [leaf(normal(4, 6, 40), BF16, layout), leaf(normal(40), BF16)], norm_bounds(1, eps, False, True), upstream)
+    for t, weight_type, offset in itertools.product(TYPES, (None, F32), (1.0, -0.25)):
+        x, r, w = leaf(normal(3, 6, 40), t), leaf(normal(3, 6, 40), t), leaf(normal(40), weight_type or t)
+        name = f"{NAMES[t]}, weight {NAMES[weight_type or t]} + {offset}"
+        hold("rms_norm " + name, lambda x, w: LF.rms_norm(x, (40,), w, eps, weight_offset=offset),
+             lambda x, w: exact_norm(x, (40,), w + offset, eps), [x, w], norm_bounds(1, eps, False, True, None, offset))
+        hold("add_rms_norm " + name, lambda x, r, w: LF.add_rms_norm(x, r, (40,), w, eps, weight_offset=offset),
+             lambda x, r, w: (exact_norm(x + r, (40,), w + offset, eps), x + r), [x, r, w],
+             norm_bounds(1, eps, True, True, t, offset))
     for wants in itertools.product((False, True), repeat=3):
         if any(wants):
             def bounds(doubles, outs, ups, gradients, wants=wants):
@@ -496,7 +504,75 @@ def loss_case(t, shape, layout, options, weight, target=None, upstream=None):
          twice=options["reduction"] != "none")
 
 
+def prob_case(t, shape, layout, options, weight, q, outputs=None):
+    """Class probabilities q as targets, against PyTorch in float64. outputs: cross_entropy_stats, with gradients of these."""
+    o = types.SimpleNamespace(**{**PLAIN, **options})
+    reduced, x = o.reduction != "none", leaf(normal(*shape, sigma=2.0), t, layout)
+    spread = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    function = LF.cross_entropy if outputs is None else LF.cross_entropy_stats
+
+    def ours(x):
+        out = function(x, q, weight, **options)
+        return out if outputs is None else (out.loss, out.lse, out.entropy)
+
+    def exact(x):
+        z = capped(rows_of(x), o)
+        w = None if weight is None else weight.double()
+        divided = o.denominator is not None
+        loss = F.cross_entropy(z, rows_of(q).double(), w, reduction="sum" if divided else o.reduction,
+                               label_smoothing=o.label_smoothing)
+        lse, over = torch.logsumexp(z, 1), o.denominator.double().reshape(()) if divided else float(z.shape[0])
+        extra = o.z_loss * lse**2
+        if reduced:
+            extra = extra.sum() / (over if o.reduction == "mean" else 1)
+        logp = z - lse[:, None]
+        entropy = -(logp.exp() * logp).sum(1)
+        loss = (loss / over if divided else loss) + extra
+        loss = loss if reduced else loss.reshape(spread)
+        return loss if outputs is None else (loss, lse.reshape(spread), entropy.reshape(spread))
+
+    def bounds(doubles, outs, ups, gradients):  # plain: the op's own tests derive tight ones
+        u = (rows_of(q).double() * (1 - o.label_smoothing) + o.label_smoothing / shape[len(shape) > 1])
+        u = (u if weight is None else u * weight.double()).abs().sum(1).max().clamp(min=1)
+        up = sum(magnitude(a).max() for a in ups if a is not None) if gradients else 0.0
+        return [1e-5 * (1 + magnitude(a)) for a in outs], [2e-6 * (up * (u + 8) + magnitude(g)) for g in gradients]
+    hold(case_name(t, shape, options, weight, layout, q.dtype, "probabilities"), ours, exact, [x], bounds, outputs=outputs,
+         dtypes=[F32] * 3, twice=reduced)
+
+
+def probabilities():
+    shapes = [(6, 50), (3, 257), (2, 1031), (40,), (4, 7, 5), (2, 33, 3, 2), (5, 1)]
+    for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), shapes):
+        options, weight = draw_options(shape[len(shape) > 1], reduction)
+        options["ignore_index"] = -100
+        q = leaf(torch.rand(shape, generator=generator), rng.choice((t, F32)), rng.choice(LAYOUTS), False)
+        q = q / q.sum(int(len(shape) > 1), keepdim=True) if rng.random() < 0.3 and q.dtype == F32 else q
+        prob_case(t, shape, rng.choice(LAYOUTS), options, weight, q)
+        prob_case(t, shape, rng.choice(LAYOUTS), options, weight, q, rng.choice(((0, 1, 2), (0,), (1,), (2,))))
+    x, q = leaf(normal(3, 40)), torch.zeros(3, 40, device=D)  # a single 1 is a class; a probability of 0 at -inf counts 0
+    with torch.no_grad():
+        x[0, ::3], q[0, 5], q[1, 9], q[2, 0] = -INF, 1, 1, 1
+    loss, target = LF.cross_entropy(x, q, reduction="none"), torch.tensor([5, 9, 0], device=D)
+    exact = F.cross_entropy(x.detach().double(), target, reduction="none")
+    gradient, = torch.autograd.grad(loss.sum(), x)
+    right = torch.softmax(x.detach().double(), 1) - q.double()
+    compare("-inf beside probabilities of 0", ("loss", loss, exact, rounded(exact, 1e-5, F32)), ("dx", gradient, right, 1e-6))
+    for reduction, zero in itertools.product(("none", "mean", "sum"), (False, True)):
+        x, q = leaf(normal(0, 9)), torch.zeros(0, 9, device=D)
+        loss = LF.cross_entropy(x, q, reduction=reduction, zero_when_empty=zero)
+        gradient, = torch.autograd.grad(loss, x, torch.ones_like(loss))
+        right = torch.zeros(() if reduction != "none" else (0,), device=D) + (NAN if reduction == "mean" and not zero else 0)
+        compare(f"no rows, {reduction}, zero_when_empty={zero}", ("loss", loss, right, 1e-30))
+    x, q = leaf(normal(6, 50)), torch.softmax(normal(6, 50), 1).to(D)
+    for reduction in ("none", "mean"):
+        f = lambda x: LF.cross_entropy(x, q, reduction=reduction, label_smoothing=0.125).sum()
+        one, = torch.autograd.grad(f(x), x)
+        two, = torch.autograd.grad(torch.compile(f, backend="aot_eager")(x), x)
+        compare(f"torch.compile, {reduction}", ("dx", two, one, 1e-6))
+
+
 def cross_entropy():
+    probabilities()
     shapes = [(6, 50), (3, 257), (2, 1031), (40,), (4, 7, 5), (2, 33, 3, 2), (5, 1), (1, 8)]
     for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), shapes):
         for _ in range(2):
@@ -773,8 +849,13 @@ def lrpe_angles(theta, shape, dim, offset):
     return angles.reshape(theta.shape[0], math.prod(shape), len(shape) * theta.shape[1])[..., :dim]
 
 
+def lrpe_theta(theta, x, shape):
+    """theta of all heads and features; those that share one have a row or a column."""
+    return theta.expand(x.shape[1], -(-x.shape[3] // len(shape)) if theta.shape[1] == 1 else theta.shape[1])
+
+
 def exact_lrpe(x, theta, shape, prefix, activation, offset=()):
-    a = ACTS[activation](x)
+    a, theta = ACTS[activation](x), lrpe_theta(theta, x, shape)
     phi = lrpe_angles(theta, shape, x.shape[3], offset)
     head, cells = a[:, :, :prefix], a[:, :, prefix:]
     return torch.cat([torch.cat([head, torch.zeros_like(head)], -1), torch.cat([cells * phi.cos(), cells * phi.sin()], -1)], 2)
@@ -782,8 +863,8 @@ def exact_lrpe(x, theta, shape, prefix, activation, offset=()):
 
 def lrpe_bounds(shape, prefix, activation, wants, offset=()):
     def bounds(doubles, outs, ups, gradients):
-        x, theta = doubles
-        d, a = x.shape[3], ACTS[activation](x).abs()
+        x, own = doubles
+        d, a, theta = x.shape[3], ACTS[activation](x).abs(), lrpe_theta(own, x, shape)
         relative = torch.zeros_like(x)
         if activation in ("sigmoid", "silu"):
             relative = (x.abs() + 8) * 2 * U
@@ -807,7 +888,7 @@ def lrpe_bounds(shape, prefix, activation, wants, offset=()):
             terms = (position.abs() * (g * a * (angle + relative + 16 * U))[:, :, prefix:]).sum((0, 2))
             spread = torch.zeros(theta.shape[0], len(shape) * theta.shape[1], dtype=torch.float64, device=D)
             spread[:, :d] = terms
-            errors.append(spread.view(theta.shape[0], len(shape), -1).sum(1))
+            errors.append(spread.view(theta.shape[0], len(shape), -1).sum(1).sum_to_size(own.shape))
         return [y], [e for e, want in zip(errors, wants) if want]
     return bounds
 
@@ -819,9 +900,11 @@ def md_lrpe_cosine():
         n, e = prefix + math.prod(shape), -(-d // len(shape)) + rng.choice((0, 0, 2))
         wants = rng.choice(((True, True), (True, True), (True, False), (False, True)))
         layout = rng.choice(LAYOUTS)
-        theta = leaf(normal(h, e), rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
+        theta = normal(*rng.choice(((h, e), (h, e), (1, e), (h, 1), (1, 1))))
+        theta = leaf(theta, rng.choice((t, F32)), rng.choice(("packed", "transposed")), wants[1])
         offset = tuple(rng.randint(-9, 99) for _ in shape) if rng.random() < 0.5 else ()
-        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {offset} {layout}",
+        hold(f"{NAMES[t]} {(b, h, n, d)} {shape} prefix {prefix} {activation} theta {NAMES[theta.dtype]} {tuple(theta.shape)} "
+             f"{offset} {layout}",
              lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, activation, offset),
              lambda x, th: exact_lrpe(x, th, shape, prefix, activation, offset),
              [leaf(normal(b, h, n, d), t, layout, wants[0]), theta], lrpe_bounds(shape, prefix, activation, wants, offset),
@@ -934,6 +1017,8 @@ def functions():
     t, th = classes(12, 6), classes(20, 6)
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
+            ("rms_norm, weight_offset", lambda x, w: LF.rms_norm(x, (12,), w, weight_offset=1),
+             [leaf(normal(6, 12)), leaf(normal(12))]),
             ("add_rms_norm", lambda x, r, w: torch.cat(LF.add_rms_norm(x, r, (12,), w)),
              [leaf(normal(6, 12)), leaf(normal(6, 12)), leaf(normal(12))]),
             ("srms_norm", lambda x: LF.srms_norm(x), [leaf(normal(6, 12))]),
@@ -1449,6 +1534,7 @@ def mistakes():
                 ("rms_norm: type of weight", lambda: rms(a, (8,), zeros(8, dtype=BF16)), "weight"),
                 ("rms_norm: eps below 0", lambda: rms(a, (8,), None, -1.0), "eps"),
                 ("rms_norm: eps NaN", lambda: rms(a, (8,), None, NAN), "eps"),
+                ("rms_norm: weight_offset NaN", lambda: rms(a, (8,), zeros(8), weight_offset=NAN), "weight_offset"),
                 ("rms_norm: weight is a number", lambda: rms(a, (8,), 1.0), "weight", "tensor"),
                 ("srms_norm: a 0-d tensor", lambda: LF.srms_norm(a.sum()), "dim", "input"),
                 ("srms_norm: eps", lambda: LF.srms_norm(a, -1.0), "eps"),
@@ -1457,7 +1543,10 @@ def mistakes():
                 ("cross_entropy: float64", lambda: ce(a.double(), t), "double", "float64"),
                 ("cross_entropy: 0-d input", lambda: ce(a.sum(), t), "input", "dim"),
                 ("cross_entropy: targets of int16", lambda: ce(a, t.short()), "target"),
-                ("cross_entropy: targets are probabilities", lambda: ce(a, torch.softmax(a, 1).detach()), "target"),
+                ("cross_entropy: type of probabilities", lambda: ce(a, zeros(4, 8).double()), "target"),
+                ("cross_entropy: shape of probabilities", lambda: ce(a, zeros(4, 7)), "target"),
+                ("cross_entropy: gradient of probabilities", lambda: ce(a, zeros(4, 8).requires_grad_()), "target"),
+                ("cross_entropy: ignore_index of probabilities", lambda: ce(a, zeros(4, 8), ignore_index=1), "ignore_index"),
                 ("cross_entropy: too few targets", lambda: ce(a, t[:3]), "target"),
                 ("cross_entropy: shape of targets", lambda: ce(a, t[:, None]), "target"),
                 ("cross_entropy: no classes", lambda: ce(zeros(4, 0), t), "class", "vocab", "input"),

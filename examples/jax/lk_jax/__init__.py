@@ -396,7 +396,8 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, *, offset=None, l
     """Linearised relative positional encoding in cosine form: act(x) cos(phi) and act(x) sin(phi) along the last dimension.
 
     x [..., heads, tokens, dim], or with layout="BTHD" [..., tokens, heads, dim]; the result has 2 dim in the last dimension.
-    theta [heads, e]: radians per position; e is the number of features of an axis, dim / len(shape) rounded up or more.
+    theta [heads, e]: radians per position; e is the number of features of an axis, dim / len(shape) rounded up or more. Heads
+    may share a row, features a column: [1, e], [heads, 1] or [1, 1]; so may its gradient.
     shape: of the grid of 1 to 8 axes; tokens = prefix + the product of shape. offset: the position of the grid's first cell.
     activation: None, "relu", "sigmoid", "silu" or "softmax" over dim.
     """
@@ -410,7 +411,7 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, *, offset=None, l
     grid = prefix + math.prod(shape)
     _demand(tokens == grid, f"x has the shape {x.shape} with {tokens} tokens; prefix and shape ask for {grid}")
     theta = _array(theta, "theta", 2)
-    theta = _beside(theta, "theta", x.dtype, (heads, theta.shape[-1]))
+    theta = _beside(theta, "theta", x.dtype, (1 if theta.shape[0] == 1 else heads, theta.shape[-1]))
     options = (shape, offset, int(prefix), _choice(activation, ACTIVATIONS, "activation"), layout)
     return _md_lrpe_cosine(*options)(*same_axes(x, theta))
 
@@ -421,8 +422,9 @@ def _md_lrpe_cosine(shape, offset, prefix, activation, layout):
         """like: an array or a type with x's shape; x itself is not given where backward does not need it."""
         first, second, dim = like.shape[-3:]
         heads, tokens = (first, second) if layout == "BHTD" else (second, first)
-        fields = dict(batch=math.prod(like.shape[:-3]), heads=heads, dim=dim, e=theta.shape[1], prefix=prefix, axes=len(shape),
-                      activation=activation, theta_dtype=_dtype_field(theta, like.dtype),
+        fields = dict(batch=math.prod(like.shape[:-3]), heads=heads, dim=dim, prefix=prefix, axes=len(shape),
+                      e=-(-dim // len(shape)) if theta.shape[1] == 1 else theta.shape[1], theta_heads=theta.shape[0],
+                      theta_features=theta.shape[1], activation=activation, theta_dtype=_dtype_field(theta, like.dtype),
                       **{f"shape{i}": n for i, n in enumerate(shape)}, **{f"offset{i}": n for i, n in enumerate(offset)})
         if layout == "BTHD":
             for name in {"x", "y"} if direction == "forward" else {"x", "dy", "dx"}:

@@ -41,6 +41,24 @@ variable_list LossBackward::apply(variable_list &&upstream)
     return once(std::move(d), "a loss");
 }
 
+// Class probabilities, as F.cross_entropy takes them for a target: of a floating type, in the shape of the logits.
+static bool probable(const Tensor &target) { return target.is_floating_point(); }
+static at::IntArrayRef target_sizes(const Tensor &target)
+{
+    return probable(target) ? target.sizes().slice(0, target.dim() - 1) : target.sizes();
+}
+static Rows fill_prob(lk_cross_entropy_args &a, const Tensor &x, const Tensor &prob, int64_t ignore_index)
+{
+    TORCH_CHECK_VALUE(prob.sizes() == x.sizes(), "lk: target has shape ", prob.sizes(), "; probabilities of classes need ",
+                      x.sizes());
+    TORCH_CHECK_VALUE(ignore_index < 0, "lk: ignore_index is ", ignore_index,
+                      "; it does not apply to probabilities of classes");
+    const Rows rows(prob, "target");
+    a.target_prob = rows.data(), a.target_prob_stride = rows.stride;
+    a.target_prob_dtype = type_beside(prob, x.scalar_type(), "target, as probabilities of classes,");
+    return rows;
+}
+
 // The arguments that all calls have, and what keeps their memory.
 struct LossCall {
     lk_cross_entropy_args a = {};
@@ -51,27 +69,30 @@ struct LossCall {
         : stream((check_input(x, "input"), check_device(x, t, "target"), check_device(x, w, "weight"),
                   check_device(x, denominator, "denominator"), x)), logits(x, "input")
     {
-        fill_loss(a, x, t, w, logits.cols, &target, &weight, &divisor, LK_LOSS_OPTIONS);
+        if (probable(t)) target = fill_prob(a, x, t, ignore_index).t;
+        else fill_target(a, x, t, &target);
+        fill_loss(a, w, logits.cols, &weight, &divisor, LK_LOSS_OPTIONS);
         a.logits = logits.data(), a.logits_stride = logits.stride, a.rows = logits.rows, a.vocab = logits.cols;
     }
 };
 
 static Tensor loss_like(const Tensor &target, const Tensor &x, int64_t reduction)
 {
-    return make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
+    return make(reduction ? at::IntArrayRef() : target_sizes(target), x, at::kFloat);
 }
-// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), and with class weights weight_sum; then lse_low,
-// and lse where it is no result of its own.
-static int64_t state_head(const lk_cross_entropy_args &a)
+// What backward needs, in one tensor: for mean, unless the targets are probabilities, valid_rows (two floats' bytes), and with
+// class weights weight_sum; then lse_low, and lse where it is no result of its own.
+static int64_t state_head(const LossCall &c)
 {
-    return a.reduction == LK_REDUCTION_MEAN ? 2 + !!a.class_weight : 0;
+    return c.a.reduction == LK_REDUCTION_MEAN && !probable(c.target) ? 2 + !!c.a.class_weight : 0;
 }
-static void set_state(lk_cross_entropy_args &a, const Tensor &state, const Maybe &lse)
+static void set_state(LossCall &c, const Tensor &state, const Maybe &lse)
 {
+    lk_cross_entropy_args &a = c.a;
     float *f = (float *)state.const_data_ptr();
-    if (a.reduction == LK_REDUCTION_MEAN) a.valid_rows = (int64_t *)f;
-    if (a.reduction == LK_REDUCTION_MEAN && a.class_weight) a.weight_sum = f + 2;
-    a.lse_low = f + state_head(a), a.lse = has(lse) ? (float *)lse->const_data_ptr() : a.lse_low + a.rows;
+    if (state_head(c)) a.valid_rows = (int64_t *)f;
+    if (state_head(c) && a.class_weight) a.weight_sum = f + 2;
+    a.lse_low = f + state_head(c), a.lse = has(lse) ? (float *)lse->const_data_ptr() : a.lse_low + a.rows;
 }
 static void forward(LossCall &c, const Tensor &x)
 {
@@ -87,7 +108,7 @@ static tuple<Tensor, Tensor> cross_entropy_forward(const Tensor &logits, const T
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), state;
     c.a.loss = loss.mutable_data_ptr<float>();
-    if (keep) set_state(c.a, state = make({state_head(c.a) + 2 * c.a.rows}, logits, at::kFloat), {});
+    if (keep) set_state(c, state = make({state_head(c) + 2 * c.a.rows}, logits, at::kFloat), {});
     forward(c, logits);
     return {loss, state};
 }
@@ -99,8 +120,8 @@ cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Ma
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction);
     Tensor lse = loss_like(target, logits, 0), entropy = loss_like(target, logits, 0);
-    Tensor argmax = make(target.sizes(), logits, at::kLong), state = make({state_head(c.a) + c.a.rows}, logits, at::kFloat);
-    set_state(c.a, state, lse);
+    Tensor argmax = make(target_sizes(target), logits, at::kLong), state = make({state_head(c) + c.a.rows}, logits, at::kFloat);
+    set_state(c, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
     c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
     forward(c, logits);
@@ -131,13 +152,18 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
     const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, logits.options().dtype(at::kFloat));
     const Maybe dl = packed(dlse), de = packed(dentropy), l = packed(lse), h = packed(entropy);
     Tensor d = make(logits.sizes(), logits);
-    set_state(c.a, saved, l);
+    set_state(c, saved, l);
     c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_row = has(dloss) && !reduction;
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.a.dlogits = d.mutable_data_ptr();
     LK_RUN(lk_cross_entropy_backward, logits, &c.a, c.stream);
     return d;
+}
+
+static void check_target(const Tensor &target)
+{
+    TORCH_CHECK_VALUE(!wants_gradient(target), "lk: target requires a gradient, and gets none; detach it");
 }
 
 // Outputs with a gradient: loss, and lse and entropy of cross_entropy_stats.
@@ -182,7 +208,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
 {
     LK_OP(cross_entropy_forward);
     LK_OP(cross_entropy_forward_backward);
-    check_input(logits, "input");
+    check_input(logits, "input"), check_target(target);
     if (!wants_gradient(logits)) {
         const Below below;
         return std::get<0>(cross_entropy_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, false));
@@ -212,7 +238,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS)
 {
     LK_OP(cross_entropy_stats_forward);
-    check_input(logits, "input");
+    check_input(logits, "input"), check_target(target);
     const bool wanted = wants_gradient(logits);
     const auto node = wanted ? make_node<CrossEntropyBackward>(logits) : nullptr;
     Tensor loss, lse, z, entropy, argmax, state;

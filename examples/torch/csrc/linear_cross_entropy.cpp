@@ -75,8 +75,8 @@ struct HeadCall {
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib > 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         if (!shards.empty()) split(shards, rank);
-        const int64_t classes = shards.empty() ? columns.rows : a.parallel.vocab_total;
-        fill_loss(a, x, target, class_weight, classes, &t, &w, &d, LK_LOSS_OPTIONS);
+        fill_target(a, x, target, &t);
+        fill_loss(a, class_weight, shards.empty() ? columns.rows : a.parallel.vocab_total, &w, &d, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");

@@ -49,9 +49,9 @@ using torch::autograd::variable_list;
 using Below = at::AutoDispatchBelowADInplaceOrView;
 
 // The ops that a user calls.
-Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps);
+Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps, double weight_offset);
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   std::optional<double> eps);
+                                   std::optional<double> eps, double weight_offset);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
@@ -183,18 +183,21 @@ struct Rows {
     const void *data() const { return t.const_data_ptr(); }
 };
 
-// What cross_entropy and linear_cross_entropy share of their arguments. t, w and d keep the memory of copies.
-template <class Args>
-void fill_loss(Args &a, const Tensor &x, const Tensor &target, const Maybe &weight, int64_t vocab, Tensor *t, Tensor *w,
-               Tensor *d, LK_LOSS_PARAMETERS)
+// What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w and d keep the memory of
+// copies.
+template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &target, Tensor *t)
 {
     TORCH_CHECK_VALUE(target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, x.dim() - 1), "lk: target has shape ",
                       target.sizes(), "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
     TORCH_CHECK_TYPE(target.scalar_type() == at::kLong || target.scalar_type() == at::kInt,
                      "lk: target must be int64 or int32 numbers of classes, not ", c10::toString(target.scalar_type()));
-    TORCH_CHECK_VALUE(logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
     *t = target.contiguous();
     a.target = t->const_data_ptr(), a.target_dtype = target.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
+}
+template <class Args>
+void fill_loss(Args &a, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, LK_LOSS_PARAMETERS)
+{
+    TORCH_CHECK_VALUE(logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
     if (has(weight)) {
         TORCH_CHECK_VALUE(weight->dim() == 1 && weight->size(0) == vocab, "lk: weight has shape ", weight->sizes(),
                           "; one number for each of ", vocab, " classes is needed");

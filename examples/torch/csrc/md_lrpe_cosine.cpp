@@ -27,8 +27,11 @@ static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta
     for (size_t i = 0; i < offset.size(); i++) a.offset[i] = offset[i];
     TORCH_CHECK_VALUE(prefix + grid == x.size(2), "lk: prefix and shape hold ", prefix, " + ", grid,
                       " tokens, but x has ", x.size(2));
-    a.batch = x.size(0), a.heads = x.size(1), a.dim = x.size(3), a.e = theta.size(1), a.prefix = prefix;
-    a.axes = (int)shape.size(), a.theta_dtype = type_beside(theta, x.scalar_type(), "theta"), a.activation = (int)activation;
+    a.batch = x.size(0), a.heads = x.size(1), a.dim = x.size(3), a.prefix = prefix, a.axes = (int)shape.size();
+    // One column of theta serves all features of an axis.
+    a.theta_heads = theta.size(0), a.theta_features = theta.size(1);
+    a.e = theta.size(1) == 1 ? (a.dim + a.axes - 1) / a.axes : theta.size(1);
+    a.theta_dtype = type_beside(theta, x.scalar_type(), "theta"), a.activation = (int)activation;
     a.x_batch_stride = stride(x, 0), a.x_head_stride = stride(x, 1), a.x_token_stride = stride(x, 2);
     a.x = x.const_data_ptr();
 }
@@ -38,8 +41,8 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
 {
     check_input(x, "x"), check_device(x, theta, "theta");
     TORCH_CHECK(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
-    TORCH_CHECK(theta.dim() == 2 && theta.size(0) == x.size(1), "lk: theta must be [heads = ", x.size(1),
-                ", features]; it has shape ", theta.sizes());
+    TORCH_CHECK(theta.dim() == 2 && (theta.size(0) == x.size(1) || theta.size(0) == 1), "lk: theta must be [heads = ",
+                x.size(1), " or 1, features or 1]; it has shape ", theta.sizes());
     const Stream stream(x);
     const Tensor in = strided(x), th = theta.contiguous();
     lk_md_lrpe_cosine_args a = {};

@@ -9,7 +9,7 @@ namespace lk_torch {
 
 // y, the sum x + residual if there is a residual, and rstd if it is kept for backward
 static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps,
-                                                      bool keep)
+                                                      double weight_offset, bool keep)
 {
     check_input(x, "input"), check_device(x, residual, "residual"), check_device(x, weight, "weight");
     const Stream stream(x);
@@ -36,6 +36,7 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
         a.rstd = rstd.mutable_data_ptr<float>();
     }
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
+    a.weight_offset = (float)weight_offset;
     a.y = y.mutable_data_ptr();
     if (rows.cols) LK_RUN(lk_srms_norm_forward, x, &a, stream);
     return {y, sum, rstd};
@@ -43,7 +44,8 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
 
 // dx, dresidual where it has another type than dx, dweight. s is x, or the sum if there was a residual.
 static tuple<Tensor, Tensor, Tensor> rms_norm_backward(const Tensor &dy, const Maybe &dsum, const Tensor &s, const Tensor &rstd,
-                                                       const Maybe &weight, bool is_sum, bool want_dx, bool want_dweight)
+                                                       const Maybe &weight, double weight_offset, bool is_sum, bool want_dx,
+                                                       bool want_dweight)
 {
     const Stream stream(s);
     const Rows rows(s, "input"), up(dy, "the gradient");
@@ -70,7 +72,7 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_backward(const Tensor &dy, const M
     }
     if (has(weight)) {
         w = weight->contiguous();
-        a.weight = w.const_data_ptr(), a.weight_dtype = type_beside(w, type, "weight");
+        a.weight = w.const_data_ptr(), a.weight_dtype = type_beside(w, type, "weight"), a.weight_offset = (float)weight_offset;
     }
     if (want_dweight) {
         dweight = make({rows.cols}, w);
@@ -90,6 +92,7 @@ struct RmsNormBackward : Node {
     SavedVariable s, rstd, weight;
     bool is_sum;
     at::ScalarType x_type;
+    double weight_offset;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(rms_norm_backward);
@@ -105,8 +108,9 @@ struct RmsNormBackward : Node {
             const Tensor saved = is_sum ? s.unpack(shared_from_this()) : s.unpack(), r = rstd.unpack(), w = weight.unpack();
             const Below below;
             Tensor dresidual;
-            std::tie(d[0], dresidual, d[1]) = rms_norm_backward_op.call(up[0], maybe(dsum), saved, r, maybe(w), is_sum,
-                                                                        want_x || want_residual, want_weight);
+            std::tie(d[0], dresidual, d[1]) = rms_norm_backward_op.call(up[0], maybe(dsum), saved, r, maybe(w),
+                                                                        weight_offset, is_sum, want_x || want_residual,
+                                                                        want_weight);
             if (want_residual) d[2] = dresidual.defined() ? dresidual : d[0];
             if (!want_x) d[0] = Tensor();
         }
@@ -116,7 +120,7 @@ struct RmsNormBackward : Node {
 };
 
 static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const c10::SymInt &cols, const Maybe &weight,
-                                  std::optional<double> eps)
+                                  std::optional<double> eps, double weight_offset)
 {
     LK_OP(rms_norm_forward);
     check_input(x, "input");
@@ -125,41 +129,43 @@ static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const 
     const double e = eps.value_or(std::numeric_limits<float>::epsilon()); // as in F.rms_norm, for every type of x
     if (!wants_gradient(x, residual, weight)) {
         const Below below;
-        auto [y, sum, rstd] = rms_norm_forward_op.call(x, residual, weight, e, false);
+        auto [y, sum, rstd] = rms_norm_forward_op.call(x, residual, weight, e, weight_offset, false);
         return {y, sum};
     }
     const auto node = residual ? make_node<RmsNormBackward>(x, weight, residual) : make_node<RmsNormBackward>(x, weight);
     Tensor y, sum, rstd;
     {
         const Below below;
-        std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, e, true);
+        std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, e, weight_offset, true);
     }
-    node->is_sum = sum.defined(), node->x_type = x.scalar_type();
+    node->is_sum = sum.defined(), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
     torch::autograd::set_history(y, node);
     if (node->is_sum) torch::autograd::set_history(sum, node);
     node->s = node->is_sum ? SavedVariable(sum, true) : save(x);
     node->rstd = save(rstd), node->weight = save(weight);
     return {y, sum};
 }
-Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps)
+Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps, double weight_offset)
 {
-    return std::get<0>(norm(x, {}, cols, weight, eps));
+    return std::get<0>(norm(x, {}, cols, weight, eps, weight_offset));
 }
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   std::optional<double> eps)
+                                   std::optional<double> eps, double weight_offset)
 {
-    return norm(x, residual, cols, weight, eps);
+    return norm(x, residual, cols, weight, eps, weight_offset);
 }
 
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
-    user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, float? eps) -> Tensor", &rms_norm);
-    user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, float? eps) -> (Tensor, Tensor)",
-            &add_rms_norm);
+    user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, float? eps, float weight_offset) -> Tensor", &rms_norm);
+    user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, float? eps, "
+            "float weight_offset) -> (Tensor, Tensor)", &add_rms_norm);
     kernel(m, "rms_norm_forward",
-           "(Tensor x, Tensor? residual, Tensor? weight, float eps, bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);
-    kernel(m, "rms_norm_backward", "(Tensor dy, Tensor? dsum, Tensor s, Tensor rstd, Tensor? weight, bool is_sum, "
-           "bool want_dx, bool want_dweight) -> (Tensor, Tensor, Tensor)", &rms_norm_backward);
+           "(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, "
+           "bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);
+    kernel(m, "rms_norm_backward", "(Tensor dy, Tensor? dsum, Tensor s, Tensor rstd, Tensor? weight, "
+           "float weight_offset, bool is_sum, bool want_dx, bool want_dweight) -> (Tensor, Tensor, Tensor)",
+           &rms_norm_backward);
 }
 
 } // namespace lk_torch

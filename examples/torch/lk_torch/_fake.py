@@ -9,18 +9,23 @@ def fake(function):
     torch.library.register_fake(f"lk::{function.__name__}", function)
 
 
+def rows(target):
+    """The shape of class numbers, or of the rows of class probabilities."""
+    return target.shape[:-1] if target.is_floating_point() else target.shape
+
+
 def loss(x, target, reduction):
-    return x.new_empty([] if reduction else target.shape, dtype=F32)
+    return x.new_empty([] if reduction else rows(target), dtype=F32)
 
 
 @fake
-def rms_norm_forward(x, residual, weight, eps, keep):
+def rms_norm_forward(x, residual, weight, eps, weight_offset, keep):
     return (x.new_empty(x.shape), None if residual is None else residual.new_empty(x.shape),
             x.new_empty(x.shape[:-1].numel(), dtype=F32) if keep else None)
 
 
 @fake
-def rms_norm_backward(dy, dsum, s, rstd, weight, is_sum, want_dx, want_dweight):
+def rms_norm_backward(dy, dsum, s, rstd, weight, weight_offset, is_sum, want_dx, want_dweight):
     return (dy.new_empty(s.shape) if want_dx else None,
             s.new_empty(s.shape) if want_dx and is_sum and s.dtype != dy.dtype else None,
             weight.new_empty(weight.shape) if want_dweight else None)
@@ -50,8 +55,9 @@ def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, offset, activation, wan
     return x.new_empty(x.shape) if want_dx else None, theta.new_empty(theta.shape) if want_dtheta else None
 
 
-def state(logits, target, class_weight, reduction, rows):
-    return logits.new_empty((2 + (class_weight is not None) if reduction == 1 else 0) + rows * target.numel(), dtype=F32)
+def state(logits, target, class_weight, reduction, floats):
+    counts = reduction == 1 and not target.is_floating_point()
+    return logits.new_empty((2 + (class_weight is not None) if counts else 0) + floats * rows(target).numel(), dtype=F32)
 
 
 @fake
@@ -62,7 +68,7 @@ def cross_entropy_forward(logits, target, class_weight, reduction, *options):
 @fake
 def cross_entropy_stats_forward(logits, target, class_weight, reduction, *options):
     a, b, c, d = (loss(logits, target, r) for r in (reduction, 0, reduction, 0))
-    return a, b, c, d, target.new_empty(target.shape, dtype=torch.int64), state(logits, target, class_weight, reduction, 1)
+    return a, b, c, d, target.new_empty(rows(target), dtype=torch.int64), state(logits, target, class_weight, reduction, 1)
 
 
 @fake

@@ -52,29 +52,30 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     return out.view(shape) if keepdim and shape is not None else out
 
 
-def _norm(name, input, residual, normalized_shape, weight, eps):
+def _norm(name, input, residual, normalized_shape, weight, eps, weight_offset):
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     first = (input,) if residual is None else (input, residual)
     n = len(normalized_shape)
     if n == 1:
-        return op(*first, normalized_shape[0], weight, eps)
+        return op(*first, normalized_shape[0], weight, eps, float(weight_offset))
     if n == 0 or tuple(normalized_shape) != tuple(input.shape[-n:]):
         raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {list(input.shape)}")
     if weight is not None and weight.shape != input.shape[-n:]:
         raise ValueError(f"lk: weight has shape {list(weight.shape)}; it must be {list(normalized_shape)}")
     flat = [t.flatten(-n) for t in first]
-    out = op(*flat, flat[0].shape[-1], None if weight is None else weight.flatten(), eps)
+    out = op(*flat, flat[0].shape[-1], None if weight is None else weight.flatten(), eps, float(weight_offset))
     return out.view(input.shape) if residual is None else tuple(t.view(input.shape) for t in out)
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """F.rms_norm. weight has input's type or is float32; the result has input's type."""
-    return _norm("rms_norm", input, None, normalized_shape, weight, eps)
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, weight_offset=0.0):
+    """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
+    Gemma's weight_offset is 1."""
+    return _norm("rms_norm", input, None, normalized_shape, weight, eps, weight_offset)
 
 
-def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None):
+def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, weight_offset=0.0):
     """s = input + residual; returns (rms_norm(s), s), s in residual's type."""
-    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps)
+    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, weight_offset)
 
 
 def srms_norm(input, eps=1e-6):
@@ -86,6 +87,8 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
           denominator):
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
+        if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
+            target = target.movedim(1, -1)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
               float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator)
@@ -93,7 +96,9 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                   softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
-    """F.cross_entropy of class numbers; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+    """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
+
+    target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
 
     denominator, a tensor of one number, is what a mean divides by, instead of its own count (or sum of weights): the targets of
     all micro-batches, say. It gets no gradient."""
@@ -175,6 +180,7 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
     """Rotates act(x) [b, h, n, d] by position: [b, h, n, 2 d]. theta is [h, e], n = prefix + the product of shape.
 
+    theta may have one row for all heads, [1, e], one angle for all features of a head, [h, 1], or both; its gradient likewise.
     activation: None, "relu", "sigmoid", "silu" or "softmax". offset, a number per axis of shape, is added to positions: the
     next token after n others has shape (1,), offset (n,)."""
     return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, _value(_ACTIVATIONS, "activation", activation))

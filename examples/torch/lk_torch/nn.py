@@ -36,7 +36,7 @@ class SRMSNorm(torch.nn.Module):
 
 
 class CrossEntropyLoss(torch.nn.Module):
-    """torch.nn.CrossEntropyLoss of class numbers; the loss is float32."""
+    """torch.nn.CrossEntropyLoss, of class numbers or probabilities; the loss is float32."""
 
     def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
                  logit_scale=1.0, zero_when_empty=False):
