@@ -1238,10 +1238,23 @@ def overload(op):
     return op if isinstance(op, torch._ops.OpOverload) and op.namespace == "lk" else None
 
 
+def of_one_rank(group):
+    """A group of checks in a process group of this process alone."""
+    import torch.distributed as dist
+    dist.init_process_group("nccl" if CUDA else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group()
+    finally:
+        dist.destroy_process_group()
+
+
 def opcheck():
     found = []
     x, t = leaf(normal(6, 12), BF16), classes(12, 6)
+    w, alone = leaf(normal(12, 12), BF16), dict(group=torch.distributed.group.WORLD)
     calls = functions() + kept() + [
+        ("group", lambda x, w: LF.linear_cross_entropy(x, w, t, **alone), [x, w]),
+        ("group, stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, t, **alone)), [x, w]),
         ("options", lambda x: LF.cross_entropy(x, t, torch.ones(12, device=D), -100, "sum", 0.125, z_loss=0.01, softcap=8.0,
                                                zero_when_empty=True), [x]),
         ("f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12), F16)]),
@@ -1436,28 +1449,23 @@ def checkpoint():
 
 
 def distributed():
-    import torch.distributed as dist
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = torch.nn.Sequential(torch.nn.Linear(12, 16), lk_torch.nn.RMSNorm(16)).to(D)
-        head = lk_torch.nn.LinearCrossEntropyLoss(16, 20).to(D)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 16), lk_torch.nn.RMSNorm(16)).to(D)
+    head = lk_torch.nn.LinearCrossEntropyLoss(16, 20).to(D)
 
-        class Both(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model, self.head = model, head
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.head = model, head
 
-            def forward(self, x, t):
-                return self.head(self.model(x), t)
-        plain = copy.deepcopy(Both())
-        wrapped = torch.nn.parallel.DistributedDataParallel(Both())
-        x, t = normal(6, 12).to(D), classes(20, 6)
-        for module in (plain, wrapped):
-            module(x, t).backward()
-        ours, theirs = [p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()]
-        close("gradients of DistributedDataParallel", ours, theirs)
-    finally:
-        dist.destroy_process_group()
+        def forward(self, x, t):
+            return self.head(self.model(x), t)
+    plain = copy.deepcopy(Both())
+    wrapped = torch.nn.parallel.DistributedDataParallel(Both())
+    x, t = normal(6, 12).to(D), classes(20, 6)
+    for module in (plain, wrapped):
+        module(x, t).backward()
+    ours, theirs = [p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()]
+    close("gradients of DistributedDataParallel", ours, theirs)
 
 
 def threads():
@@ -1622,13 +1630,14 @@ def mistakes():
         verdict(f"afterwards: {name}", all(v.isfinite().all() for v in out_and_gradients(f, leaves)), "not finite")
 
 
-def in_a_child(name):
+def in_a_child(name, file=__file__):
     """Runs a group in a process of its own, so that a crash is a failed check and not the end."""
-    result = subprocess.run([sys.executable, os.path.abspath(__file__), name], env={**os.environ, "LK_TEST_CHILD": "1"},
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    command = [sys.executable, os.path.abspath(file), *([name] if file == __file__ else [])]
+    result = subprocess.run(command, env={**os.environ, "LK_TEST_CHILD": "1"}, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, timeout=900)
     lines = result.stdout.rstrip().splitlines() or [""]
     counts = re.fullmatch(r"(\d+) passed, (\d+) failed", lines[-1])
-    for line in lines if not counts or VERBOSE else [s for s in lines if "FAIL" in s and not s.startswith("FAIL")]:
+    for line in lines if not counts or VERBOSE else [s for s in lines if s.lstrip().startswith(("FAIL  ", "skipped"))]:
         print(line if line.startswith("  ") else "  " + line)
     if counts:
         totals[0] += int(counts[1])
@@ -1697,10 +1706,11 @@ def devices():
 GROUPS = {"logsumexp": logsumexp, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
           "linear_cross_entropy": linear_cross_entropy, "md_lrpe_cosine": md_lrpe_cosine, "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
-          "mistakes": mistakes, "opcheck": opcheck, "compile": compiled, "training": training, "checkpoint": checkpoint,
-          "threads": threads}
+          "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,
+          "checkpoint": checkpoint, "threads": threads,
+          "parallel": functools.partial(in_a_child, "parallel", HERE + "/test_parallel.py")}
 if not CUDA:
-    GROUPS["distributed"] = distributed
+    GROUPS["distributed"] = functools.partial(of_one_rank, distributed)
 if CUDA:
     GROUPS.update(graphs=graphs, large=large)
     if torch.cuda.device_count() > 1:

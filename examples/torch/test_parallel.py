@@ -3,8 +3,10 @@
 
     python examples/torch/test_parallel.py      # 2 and 3 processes: gloo on the simulator, nccl where there are as many GPUs
 
-test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each can also make the call of all classes."""
+test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each also makes the call of all classes."""
+import glob
 import itertools
+import logging
 import os
 import random
 import socket
@@ -13,7 +15,10 @@ import sys
 import warnings
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
+    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink's multicast needs more rights than a container may have
 
 import torch
 import torch.distributed as dist
@@ -34,7 +39,7 @@ def verdict(name, right, why=""):
 
 
 def close(name, ours, theirs, tolerance):
-    """By the norm; in one place by at most the same part of the largest number."""
+    """By the norm."""
     a, b = ours.detach().double(), theirs.detach().double()
     if a.shape != b.shape or not b.numel():
         return verdict(name, a.shape == b.shape, f"shape {tuple(a.shape)}, not {tuple(b.shape)}")
@@ -64,6 +69,8 @@ class Case:
         for t in self.whole + self.part:
             t.requires_grad_()
         self.target = torch.where(torch.rand(spread) < ignored, -100, torch.randint(vocab, spread)).to(device)
+        if "max_counted" in more:
+            more["max_counted"] = max(1, int((self.target != -100).sum()))
         self.ups = [torch.randn(spread if n or more.get("reduction") == "none" else ()).to(device) for n in range(3)]
         self.mine, self.more, self.dtype = mine, more, dtype
         self.split = dict(group=group) if len(set(sizes)) == 1 else dict(group=group, shards=sizes)
@@ -75,13 +82,13 @@ class Case:
     def stats(self, x, w, b=None, **split):
         return LF.linear_cross_entropy_stats(x, w, self.target, linear_bias=b, **self.more, **split)
 
-    def compare(self, kind, ours, theirs, leaves=None, tolerance=1.0):
-        """Results, and gradients of `leaves`; both of our call are compared with those of all classes."""
+    def compare(self, kind, ours, theirs, leaves=None):
+        """Results, and gradients of `leaves`, of the split call and of that of all classes."""
         ours, theirs = (out if isinstance(out, tuple) else (out,) for out in (ours, theirs))
         for i, (a, b) in enumerate(zip(ours, theirs)):
             identical(f"{self.name}, {kind}, result {i}", a)
             if i < 3:
-                close(f"{self.name}, {kind}, result {i}", a, b, tolerance * 2e-6 if self.dtype == F32 else 2e-5)
+                close(f"{self.name}, {kind}, result {i}", a, b, 2e-6 if self.dtype == F32 else 2e-5)
             else:
                 verdict(f"{self.name}, {kind}, argmax", torch.equal(a, b), f"{a}, not {b}")
         wanted = [i for i in range(len(self.part)) if leaves is None or i in leaves]
@@ -92,13 +99,13 @@ class Case:
         for i, a, b in zip(wanted, found, right):
             if i == 0:
                 identical(f"{self.name}, {kind}, dx", a)
-            # dZ is rounded, the sums of ranks are, and so is their sum
-            slack = 32 * HALF[F32] if self.dtype == F32 else (2 + dist.get_world_size()) * HALF[self.dtype]
-            close(f"{self.name}, {kind}, {('dx', 'dweight', 'dbias')[i]}", a, b[self.mine] if i else b, tolerance * slack)
+            # dZ is rounded, each rank's sum is, and so are the sums of those; by the plan FUSED dZ and x are once more.
+            slack = 32 * HALF[F32] if self.dtype == F32 else (2 + 2 * CUDA + dist.get_world_size()) * HALF[self.dtype]
+            close(f"{self.name}, {kind}, {('dx', 'dweight', 'dbias')[i]}", a, b[self.mine] if i else b, slack)
 
 
 def options(rng, vocab):
-    """Some of all options."""
+    """Each option with a chance of 0.4. All of them are drawn, so that ranks go on with the same numbers."""
     values = dict(label_smoothing=0.125, softcap=6.0, z_loss=0.01, logit_scale=0.75, weight=torch.rand(vocab).to(device) + 0.5,
                   zero_when_empty=True, ignored=0.4, max_counted=9, workspace_mib=1)
     return {k: v for k, v in values.items() if rng.random() < 0.4}
@@ -108,13 +115,15 @@ def against_one_rank(ranks):
     rng = random.Random(ranks)  # alike on all ranks
     shards = {2: ([32, 32], [41, 9], [0, 50]), 3: ([24, 24, 24], [17, 40, 7], [50, 0, 13])}[ranks]
     for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
-        for _ in range(2):
-            chosen = options(rng, sum(sizes))
-            case = Case(dtype, rng.choice(((6,), (3, 4), (9,))), 16, sizes, rng.choice((None, dtype, F32)), reduction=reduction,
-                        **chosen)
-            case.compare("loss", case.loss(*case.part, **case.split), case.loss(*case.whole))
-            case.compare("stats", case.stats(*case.part, **case.split), case.stats(*case.whole))
-            case.compare("keep", case.loss(*case.part, keep=True, **case.split), case.loss(*case.whole))
+        case = Case(dtype, rng.choice(((6,), (3, 4), (9,))), 16, sizes, rng.choice((None, dtype, F32)), reduction=reduction,
+                    **options(rng, sum(sizes)))
+        case.compare("loss", case.loss(*case.part, **case.split), case.loss(*case.whole))
+        case.compare("stats", case.stats(*case.part, **case.split), case.stats(*case.whole))
+        case.compare("keep", case.loss(*case.part, keep=True, **case.split), case.loss(*case.whole))
+    for sizes in ([4096] * ranks, list(range(4000, 4000 + ranks))) if CUDA else ():
+        case = Case(BF16, (512,), 256, sizes)
+        for keep in (False, True):
+            case.compare(f"keep={keep}", case.loss(*case.part, keep=keep, **case.split), case.loss(*case.whole))
     case = Case(F32, (6,), 16, shards[1], F32)
     for leaves in ((0,), (1,), (2,), (0, 2), (1, 2)):
         for i, (a, b) in enumerate(zip(case.part, case.whole)):
@@ -123,7 +132,8 @@ def against_one_rank(ranks):
     with torch.no_grad():
         case.compare("no_grad", case.loss(*case.part, **case.split), case.loss(*case.whole), ())
     for name, more in (("denominator", dict(denominator=torch.full((), 3.0, device=device))),
-                       ("all ignored", dict(ignored=1.1)), ("all ignored, zero_when_empty", dict(ignored=1.1, zero_when_empty=True))):
+                       ("all ignored", dict(ignored=1.1)),
+                       ("all ignored, zero_when_empty", dict(ignored=1.1, zero_when_empty=True))):
         case = Case(F32, (6,), 16, shards[1], **more)
         case.compare(name, case.loss(*case.part, **case.split), case.loss(*case.whole))
     case = Case(F32, (0,), 16, shards[1], zero_when_empty=True)
@@ -151,6 +161,7 @@ def module(ranks):
         for whole, part in zip(heads[0].parameters(), heads[1].parameters()):
             part.copy_(whole[first:first + sizes[rank]])
     verdict("shards_of", LF.shards_of(heads[1].weight, dist.group.WORLD) == sizes)
+    torch.manual_seed(2)  # the weights of this rank's head took some numbers
     x, t = torch.randn(6, 16).to(device), torch.randint(sum(sizes), (6,)).to(device)
     for head in heads:
         head(x, t).backward()
@@ -163,15 +174,15 @@ def compiled(ranks):
     uneven = list(range(20, 20 + ranks))
     cases = [Case(F32, (6,), 16, [24] * ranks, F32), Case(F32, (3, 4), 16, uneven, label_smoothing=0.125, ignored=0.3),
              Case(BF16, (9,), 16, uneven, reduction="none")]
-    for backend, dynamic in (("aot_eager", False), ("inductor", False), ("inductor", True)):
-        for case in cases:
-            for name, f in (("loss", case.loss), ("stats", case.stats)):
-                torch._dynamo.reset()
-                fast = torch.compile(lambda *leaves: tuple(f(*leaves, **case.split)) if name == "stats" else
-                                     2 * f(*leaves, **case.split), fullgraph=True, backend=backend, dynamic=dynamic)
-                theirs = f(*case.whole)
-                case.compare(f"{backend}, dynamic={dynamic}, {name}", fast(*case.part),
-                             tuple(theirs) if name == "stats" else 2 * theirs)
+    for case, backend in [*((case, "aot_eager") for case in cases), (cases[1], "inductor")]:
+        def step(*leaves, stats=False, **split):
+            loss = case.loss(*leaves, **split)
+            return (2 * loss, *case.stats(*leaves, **split)[1:]) if stats else 2 * loss
+        for stats in (False, True) if backend == "aot_eager" else (True,):
+            torch._dynamo.reset()
+            fast = torch.compile(step, fullgraph=True, backend=backend, dynamic=backend == "inductor")
+            ours, theirs = fast(*case.part, stats=stats, **case.split), step(*case.whole, stats=stats)
+            case.compare(f"{backend}, stats={stats}", ours, theirs)
 
 
 def mistakes(ranks):
@@ -196,8 +207,8 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    torch.manual_seed(1)
     for group in (against_one_rank, module, compiled, mistakes):
+        torch.manual_seed(1)
         group(ranks)
     dist.destroy_process_group()
     print(f"{totals[0]} passed, {totals[1]} failed")
@@ -236,4 +247,5 @@ def main():
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
     worker(*map(int, sys.argv[1:])) if sys.argv[1:] else main()

@@ -419,7 +419,8 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
     torch::autograd::set_history(loss, node);
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
-    node->others = save(others), node->saved = save(saved), node->group = group, node->shards = shards.vec(), node->rank = rank;
+    node->others = save(others), node->saved = save(saved);
+    node->group = group, node->shards = shards.vec(), node->rank = rank;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     return {loss, lse, entropy, argmax};
 }
@@ -453,12 +454,14 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast
 static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, RANKS, bool keep)
 {
     LK_OP(linear_cross_entropy_parallel);
-    return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, keep);
+    return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank,
+                    keep);
 }
 static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, RANKS)
 {
     LK_OP(linear_cross_entropy_stats_parallel);
-    return autocast(linear_cross_entropy_stats_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+    return autocast(linear_cross_entropy_stats_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards,
+                    rank);
 }
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "

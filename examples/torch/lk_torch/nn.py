@@ -53,7 +53,9 @@ class CrossEntropyLoss(torch.nn.Module):
 
 
 class LinearCrossEntropyLoss(torch.nn.Module):
-    """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`."""
+    """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`.
+
+    options: those of functional.linear_cross_entropy. With group, num_classes are this rank's, and class_weight has all."""
 
     def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
         super().__init__()
