@@ -259,7 +259,6 @@ static void *run_rank(void *argument)
     check("cudaSetDevice", cudaSetDevice(rank));
     check("ncclCommInitRank", ncclCommInitRank(&comm, gpus, id, rank));
     check("lk_nccl_init", lk_nccl_init(&n, comm, ncclBfloat16, (size_t)s.hidden));
-    n.first = getenv("LK_NCCL_FIRST") != NULL;
     make_head(&h, s, rank, gpus, (lk_vocab_parallel){.user = &n, .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce});
     for (int d = 0; d < DIRECTIONS; d++) {
         if (d == BACKWARD) call(&h, FORWARD);

@@ -146,9 +146,9 @@ typedef struct {
     void *user; /* both functions get it */
     /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see Ranks in cross_entropy.cuh. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
-    /* linear_cross_entropy: sums dx of some tokens over all ranks, in place; dx: of first_token. It is called when work on
-     * `stream` so far makes them, so it may go on beside what follows there. NULL: the caller sums dx after the call. */
-    lk_status (*reduce)(void *user, void *dx, int64_t first_token, int64_t tokens, cudaStream_t stream);
+    /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when work on `stream` so far
+     * makes dx, so the sum may go on beside what follows there. NULL: the caller sums dx after the call. */
+    lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
 } lk_vocab_parallel;
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and

@@ -70,8 +70,8 @@
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
  *            from each rank, 32 with label_smoothing, entropy or argmax. Without it there are three calls, as under Ranks in
  *            cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and others.
- *            dx is this rank's part. parallel.reduce is called as soon as some tokens' dx is complete, so that the sum over
- *            ranks runs beside the matmul of dweight. Where it is NULL, the caller sums dx.
+ *            dx is this rank's part. parallel.reduce is called once, with all tokens, as soon as dx is complete; the sum over
+ *            ranks can then run beside the matmul of dweight. Where it is NULL, the caller sums dx.
  *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
  *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
  *            argmax and dentropy), else 4.
@@ -2656,22 +2656,18 @@ LK_HOST lk_lce_panel lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64
             lk_lce_min(plan.panel_vocab, c.a.vocab - first_col), panel == 0, panel + 1 == plan.panels};
 }
 
-/* Hands dx of a chunk's tokens to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. Where rows
- * are compacted, that is all of dx, after the last chunk. */
-template <class T> LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
+/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all of
+ * dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
+LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
 {
     lk_lce_work p = job->p;
     lk_lce_args &a = p.c.a;
     const lk_vocab_parallel &v = a.parallel;
-    const bool all = p.c.compact;
-    const int64_t first = all ? 0 : q.first_row, tokens = all ? a.tokens : q.rows;
-    if (!p.c.split || !a.dx || job->mode == LK_CUBLAS_RESOLVE || (all && q.first_row + q.rows < p.c.rows)) return LK_OK;
-    a.dweight = a.dbias = NULL, a.tokens = tokens;
-    a.dx = (T *)a.dx + first * a.dx_stride;
-    a.target = (const char *)a.target + first * (a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    const int64_t blocks = lk_lce_min(lk_ceil_div(tokens, LK_LCE_THREADS), 2 * job->device.sms);
+    if (!p.c.split || !a.dx || job->mode == LK_CUBLAS_RESOLVE || q.first_row + q.rows < p.c.rows) return LK_OK;
+    a.dweight = a.dbias = NULL;
+    const int64_t blocks = lk_lce_min(lk_ceil_div(a.tokens, LK_LCE_THREADS), 2 * job->device.sms);
     const lk_status status = lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p); /* dx of bad and ignored tokens */
-    return status || !v.reduce ? status : v.reduce(v.user, a.dx, first, tokens, job->stream);
+    return status || !v.reduce ? status : v.reduce(v.user, a.dx, a.tokens, job->stream);
 }
 
 /* One chunk with the logits of the whole vocabulary. */
@@ -2713,7 +2709,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
         if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
         if (!status && a.dx) status = lk_lce_dx<T>(job, q);
         if (!status && q.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
-        if (!status && q.last) status = lk_lce_hand_over<T>(job, q);
+        if (!status && q.last) status = lk_lce_hand_over(job, q);
         if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, q);
     }
     return status;
@@ -2846,7 +2842,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
         if (q.first_col >= plan.kept_vocab) status = lk_lce_fused_dz<T>(&panel, q);
         if (!status) status = lk_lce_dbias<T>(&panel, q);
         if (!status && (a.dx || sums)) status = lk_lce_run_gradients(&panel, q, sums);
-        if (!status && q.last) status = lk_lce_hand_over<T>(job, q);
+        if (!status && q.last) status = lk_lce_hand_over(job, q);
         if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(&panel, q);
     }
     return status;
@@ -2919,7 +2915,7 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     const cudaError_t error = cudaMemset2DAsync(a.dx, (size_t)a.dx_stride * sizeof(T), 0, (size_t)a.hidden * sizeof(T),
                                                 (size_t)a.tokens, stream);
     if (error) return lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
-    return v.reduce ? v.reduce(v.user, a.dx, 0, a.tokens, stream) : LK_OK;
+    return v.reduce ? v.reduce(v.user, a.dx, a.tokens, stream) : LK_OK;
 }
 
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. */

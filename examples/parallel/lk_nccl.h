@@ -15,8 +15,7 @@ typedef struct {
     ncclDataType_t type;            /* of dx, ncclBfloat16 for example */
     size_t hidden;                  /* elements of a row of dx, which is packed */
     cudaStream_t stream;            /* of the sums */
-    cudaEvent_t complete, begun, summed; /* dx of this rank; the stream of the sum has come so far; the sum over ranks */
-    int first;                      /* not 0: what follows on the caller's stream begins after the sum, not before it */
+    cudaEvent_t complete, summed;   /* dx of this rank; the sum over ranks */
 } lk_nccl;
 
 /* The communicator stays the caller's. */
@@ -27,14 +26,13 @@ static inline lk_status lk_nccl_init(lk_nccl *n, ncclComm_t comm, ncclDataType_t
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &most);
     if (!error) error = cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, most); /* before the matmul's blocks */
     if (!error) error = cudaEventCreateWithFlags(&n->complete, cudaEventDisableTiming);
-    if (!error) error = cudaEventCreateWithFlags(&n->begun, cudaEventDisableTiming);
     if (!error) error = cudaEventCreateWithFlags(&n->summed, cudaEventDisableTiming);
     return (lk_status)error;
 }
 
 static inline void lk_nccl_destroy(lk_nccl *n)
 {
-    cudaEventDestroy(n->summed), cudaEventDestroy(n->begun), cudaEventDestroy(n->complete), cudaStreamDestroy(n->stream);
+    cudaEventDestroy(n->summed), cudaEventDestroy(n->complete), cudaStreamDestroy(n->stream);
 }
 
 static inline lk_status lk_nccl_all_gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
@@ -43,14 +41,11 @@ static inline lk_status lk_nccl_all_gather(void *user, const void *send, void *r
     return ncclAllGather(send, receive, bytes, ncclInt8, n->comm, stream) ? (lk_status)cudaErrorUnknown : LK_OK;
 }
 
-static inline lk_status lk_nccl_reduce(void *user, void *dx, int64_t first, int64_t tokens, cudaStream_t stream)
+static inline lk_status lk_nccl_reduce(void *user, void *dx, int64_t tokens, cudaStream_t stream)
 {
     lk_nccl *const n = (lk_nccl *)user;
-    (void)first; /* dx begins with that token */
     cudaError_t error = cudaEventRecord(n->complete, stream);
     if (!error) error = cudaStreamWaitEvent(n->stream, n->complete, 0);
-    if (!error && n->first) error = cudaEventRecord(n->begun, n->stream);
-    if (!error && n->first) error = cudaStreamWaitEvent(stream, n->begun, 0);
     if (error) return (lk_status)error;
     if (ncclAllReduce(dx, dx, (size_t)tokens * n->hidden, n->type, ncclSum, n->comm, n->stream)) return (lk_status)cudaErrorUnknown;
     return (lk_status)cudaEventRecord(n->summed, n->stream);

@@ -250,13 +250,12 @@ linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t sav
     return {loss, lse, others, entropy, argmax, saved};
 }
 
-// lk hands over dx in chunks of tokens, before dweight. All of it is summed over the ranks at once, since a rank with another
-// shard may have other chunks.
-static lk_status sum_dx(void *user, void *, int64_t first, int64_t tokens, cudaStream_t)
+// lk hands over dx once, before dweight.
+static lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
 {
     LK_OP_FROM(_c10d_functional, all_reduce_, Tensor &(Tensor &, std::string, std::string));
     HeadCall &c = *(HeadCall *)user;
-    if (first + tokens == c.a.tokens) all_reduce__op.call(c.dx, "sum", c.group);
+    all_reduce__op.call(c.dx, "sum", c.group);
     return LK_OK;
 }
 static tuple<Tensor, Tensor, Tensor>
