@@ -196,6 +196,7 @@ compare-plots: ## plots and tables of what compare measured; needs matplotlib, a
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
 readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv and h200-calls.csv
 	PYTHON="$(PYTHON)" bench/readme bench/results/h200.csv README.md
+	bench/readme bench/results/h100.csv
 clean: ## removes build/
 	rm -rf build
 

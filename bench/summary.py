@@ -26,7 +26,7 @@ def shares(path):
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             share = row["of_gemm"] or row["of_ceiling"]
-            if row["provider"] != "lk" or not share or re.search(r" (workspace|path|lse_low)=", row["case"]):
+            if row["provider"] != "lk" or not share or re.search(r" (workspace|path|lse_low|target_prob|offset|bias|groups)=", row["case"]):
                 continue
             rate = row["tflop_per_s"] or row["gb_per_s"]
             size = float(rate) * float(row["ms"])

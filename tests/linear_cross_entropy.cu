@@ -1448,13 +1448,15 @@ static void far_apart(int type, int direction, int path)
     }
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks. */
+/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
 static void split(int type, int direction, int path)
 {
+    const bool small = test.small;
     static const int ranks[] = {1, 2, 3, 8};
     if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return; /* it is for whole rows */
+    test.small = true;
     for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (test.small && (i + type + direction + path) % 2) continue;
+        if (small && (i + type + direction + path) % 2) continue;
         split_over = ranks[i];
         switches_alone(type, direction, path);
         options_drawn(type, direction, path);
@@ -1465,7 +1467,7 @@ static void split(int type, int direction, int path)
         if (i == 2) masked_tiles(type, direction, path);
         if (i == 2) far_apart(type, direction, path);
     }
-    split_over = 0;
+    split_over = 0, test.small = small;
 }
 
 typedef void (*theme)(int type, int direction, int path);
