@@ -844,6 +844,8 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
 {
     if (!p->has[t]) return;
     const float got = test_get(laid[t].type, test_buffer_back(&buffers[home_of(p, t)]), row * laid[t].stride + c);
+    const bool reaches = got > 0 ? want + slack > 65504 : want - slack < -65504; /* what is within slack may overflow f16 */
+    if (laid[t].type == TEST_F16 && isinf(got) && isfinite(want) && reaches) return;
     if (!test_near(laid[t].type, got, want, isfinite(slack) ? slack : 0))
         test_detail("%s[row %lld, col %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)row, (long long)c,
                     (double)got, want, slack, describe(p));
