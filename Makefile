@@ -111,7 +111,7 @@ test-full: ## the whole suites on the simulator too, in all schedules
 	@$(MAKE) --no-print-directory -k test FULL=1
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
-	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/check $(ops)
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" TEST_TIMEOUT=2400 tests/run tests/check $(ops)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan on the CPU
 sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
 	@for op in $^; do for tool in "memcheck --report-api-errors no" racecheck initcheck synccheck; do \
