@@ -74,7 +74,8 @@
  *            vocab_total elements on every rank. Each rank gets the results of all columns, the same bits as the others.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call.
  *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
- *            entropy or argmax. The caller gathers those of all ranks, in their order. finish makes the results of them.
+ *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish makes the
+ *            results of them.
  *            backward reads lse, others and, if given, lse_low:
  *                args.parallel = {.vocab_start = first, .vocab_total = all, .rank = rank, .ranks = ranks}; args.states = states;
  *                lk_cross_entropy_forward_bf16(&args, stream);
@@ -112,7 +113,7 @@
  * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once. Only rows too
  *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward.
  *            With target_prob forward reads both once. forward_backward reads both twice, and backward reads target_prob
- *            twice: the second time mostly from the caches.
+ *            twice.
  *            Smoothing with class weights reads class_weight along each row, backward twice. A part of an ignored row may be
  *            prefetched before its target is known: up to two vectors per thread, or 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
@@ -152,7 +153,7 @@ typedef struct {
 } lk_vocab_parallel;
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
- * writes what forward does, but for logits. A call ignores the fields that are marked for other calls. */
+ * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
@@ -2134,7 +2135,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &p, const lk_row
     return lk_ce_row_warp<true, exact>(all, scale);
 }
 
-/* The factors of a row's gradient from its state, of which backward has U alone. fall is f. */
+/* The factors of a row's gradient from its state; backward's state has U alone. fall is f. */
 template <bool given>
 LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &p, int64_t row, lk_ce_upstream up, lk_ce_row s,
                                             float scale)
@@ -2404,8 +2405,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         const lk_status wrong = lk_cross_entropy_check_slice(op, a);
         if (wrong) return wrong;
     }
-    const int64_t state = lk_ce_state_bytes(a);
-    int64_t state_stride = state, all_stride = state * a->parallel.ranks;
+    int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
     const size_t bytes = lk_cross_entropy_bytes(a, call);
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
@@ -2429,9 +2429,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"states", a->states, 1, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state_stride, "states"}}},
-        {"all_states", a->all_states, 1, finish ? LK_REQUIRED : LK_UNUSED, state * a->parallel.ranks,
-         {{a->rows, &all_stride, "all_states"}}},
+        {"states", a->states, 16, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state, "states"}}},
+        {"all_states", a->all_states, 16, finish ? LK_REQUIRED : LK_UNUSED, states, {{a->rows, &states, "all_states"}}},
         {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
     };
@@ -2738,8 +2737,8 @@ LK_HOST lk_status lk_cross_entropy_exchange(const char *op, const lk_device *dev
     return lk_cross_entropy_slice_gradient<T>(op, device, p, stream);
 }
 
-/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that it is still in the
- * caches the second time. */
+/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
+ * still hold it the second time. */
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
 {

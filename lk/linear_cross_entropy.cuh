@@ -1628,10 +1628,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         return;
     }
     if (p.c.split && p.c.gives_loss) { /* states: they are NaN where too many tokens count */
-        lk_ce_row none_right = lk_ce_row_empty();
-        none_right.max = none_right.sum = NAN;
+        lk_ce_row unknown = lk_ce_row_empty();
+        unknown.max = unknown.sum = NAN;
         for (int64_t token = thread; counts.over && token < a.tokens; token += step)
-            lk_ce_pack_state(a.states, p.c.state_bytes, token, none_right);
+            lk_ce_pack_state(a.states, p.c.state_bytes, token, unknown);
         return;
     }
     const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, over = counts.over;
@@ -2334,7 +2334,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_lay_out_saved(c, NULL, &saved) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
-    int64_t state = c->state_bytes;
+    int64_t state = c->state_bytes / 16;
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
@@ -2355,7 +2355,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"states", a->states, 1, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
+        {"states", a->states, 16, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
         {"others", a->others, 4, !c->split || leaves_states ? LK_UNUSED : backward ? LK_REQUIRED : LK_OUT, a->tokens},
         {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
@@ -2979,6 +2979,7 @@ LK_HOST lk_status lk_lce_divide(const char *op, const lk_lce_args *args, int dir
     if (status) return status;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
+    if (!both) f.dentropy = NULL; /* forward has none */
     if (both && !f.lse) b.lse = f.lse = (float *)lk_lce_take(base, &used, true, tokens, 4);
     if (both && !f.others) b.others = f.others = (float *)lk_lce_take(base, &used, true, tokens, 4);
     if (both && f.dentropy && !f.entropy) b.entropy = f.entropy = (float *)lk_lce_take(base, &used, true, tokens, 4);

@@ -668,21 +668,13 @@ static size_t state_bytes(const problem *p)
     return (size_t)p->rows * (more ? 32 : 16);
 }
 
-/* Uneven slices, some of them empty. */
-static void cut_columns(const problem *p)
+/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
+static bool gathers(const problem *p)
 {
-    uint64_t random = p->seed + 77;
-    for (int i = 1; i < p->ranks; i++) {
-        int64_t at = test_below(&random, p->vocab + 1);
-        if (p->seed % 3 == 0) at = p->vocab * i / p->ranks;
-        int k = i;
-        for (; k > 1 && cut[k - 1] > at; k--) cut[k] = cut[k - 1];
-        cut[k] = at;
-    }
-    cut[0] = 0, cut[p->ranks] = p->vocab;
+    return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2);
 }
 
-/* The collective of forward_backward: what the ranks before have sent. After a first round of all ranks it is complete. */
+/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
 static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
 {
     const problem *const p = (const problem *)user;
@@ -703,7 +695,7 @@ static lk_cross_entropy_args slice_of(const problem *p, int rank)
     }
     a.parallel.vocab_start = cut[rank], a.parallel.vocab_total = p->vocab;
     a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p;
-    if (p->direction == BOTH) a.parallel.all_gather = gather;
+    if (gathers(p)) a.parallel.all_gather = gather;
     if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
     return a;
 }
@@ -727,22 +719,23 @@ static void make_table(const problem *p)
     TEST_CUDA(cudaMemset(table, 0xff, states));
     TEST_CUDA(cudaMemcpy(table + states, others, (size_t)p->rows * 4, cudaMemcpyHostToDevice));
     free(others);
-    cut_columns(p);
+    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
 }
 
 static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
     const size_t bytes = state_bytes(p);
-    for (int round = 0; round < (p->direction == BOTH && p->ranks > 1 ? 2 : 1); round++)
+    for (int round = 0; round < (gathers(p) && p->ranks > 1 ? 2 : 1); round++)
         for (gathering = 0; gathering < p->ranks && !status; gathering++) {
             lk_cross_entropy_args a = slice_of(p, gathering);
             a.states = table + (size_t)gathering * bytes;
             a.others = p->direction == BACKWARD ? (float *)(table + (size_t)p->ranks * bytes) : NULL;
-            if (round == 0 && p->direction == BOTH && p->ranks > 1) a.bad_targets = NULL;
+            if (round == 0 && gathers(p) && p->ranks > 1) a.bad_targets = NULL;
             status = call_of[p->direction][p->type](&a, test.stream);
+            if (!status && gathers(p) && a.lse && (round || p->ranks == 1)) test_same_on_ranks(a.lse, p->rows, gathering);
         }
-    if (status || p->direction != FORWARD) return status;
+    if (status || p->direction != FORWARD || gathers(p)) return status;
     lk_cross_entropy_args a = slice_of(p, 0);
     a.all_states = table, a.others = NULL;
     return finish_of[p->type](&a, test.stream);
@@ -753,7 +746,7 @@ static bool setup_workspace(const problem *p, int run)
 {
     size_t bytes = 0;
     const lk_cross_entropy_args a = slice_of(p, p->ranks - 1);
-    const query_function ask = p->direction == FORWARD ? finish_bytes_of[p->type] : query_of[p->direction][p->type];
+    const query_function ask = p->direction == FORWARD && !gathers(p) ? finish_bytes_of[p->type] : query_of[p->direction][p->type];
     const lk_status status = ask(&a, &bytes);
     if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
@@ -2371,7 +2364,7 @@ static void rank_errors(int type)
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
                  {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, ""},
                  {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
-                 {FORWARD, LK_ERR_VALUE, "target_prob"}};
+                 {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
@@ -2381,6 +2374,7 @@ static void rank_errors(int type)
         lk_cross_entropy_args a = slice_of(&p, 0);
         lk_vocab_parallel *const v = &a.parallel;
         a.states = a.states ? a.states : table, a.all_states = table;
+        if (direction == FORWARD) v->all_gather = NULL; /* three calls, whatever the seed says */
         if (i == 0) v->vocab_total = -1;
         if (i == 1) v->vocab_start = v->vocab_total - a.vocab + 1;
         if (i == 2) a.vocab = v->vocab_total + 1;
@@ -2392,6 +2386,7 @@ static void rank_errors(int type)
         if (i == 8 || i == 9) v->all_gather = broken_gather;
         if (i == 10) a.all_states = NULL;
         if (i == 11) *v = {};
+        if (i == 13) a.states = (char *)a.states + 8;
         if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)

@@ -654,20 +654,13 @@ static size_t table_bytes, states_each, others_at, scratch_at, dx_at, dx_each;
 static int acting;        /* the rank whose call runs */
 static int64_t handed;    /* tokens of dx that it has handed over */
 
-/* Uneven slices, some of them empty. */
-static void cut_columns(const problem *p)
+/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
+static bool gathers(const problem *p)
 {
-    uint64_t random = p->seed + 77;
-    for (int i = 1; i < p->ranks; i++) {
-        int64_t at = p->seed % 3 ? test_below(&random, p->vocab + 1) : p->vocab * i / p->ranks;
-        int k = i;
-        for (; k > 1 && cut[k - 1] > at; k--) cut[k] = cut[k - 1];
-        cut[k] = at;
-    }
-    cut[0] = 0, cut[p->ranks] = p->vocab;
+    return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2);
 }
 
-/* The collective of forward_backward: what the ranks before have sent. After a first round of all ranks it is complete. */
+/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
 static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
 {
     const problem *const p = (const problem *)user;
@@ -701,7 +694,7 @@ static args_t slice_of(const problem *p, int rank)
     }
     a.parallel.vocab_start = first, a.parallel.vocab_total = p->vocab;
     a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p, a.parallel.reduce = hand;
-    if (p->direction == BOTH) a.parallel.all_gather = gather;
+    if (gathers(p)) a.parallel.all_gather = gather;
     if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
     a.states = table + (size_t)rank * states_each, a.workspace_bytes = room_of[rank];
     a.others = p->direction == BACKWARD ? (float *)(table + others_at) : NULL;
@@ -732,7 +725,7 @@ static void make_table(const problem *p)
     TEST_CUDA(cudaMemset(table, 0xff, bytes));
     TEST_CUDA(cudaMemcpy(table + others_at, others, tokens * 4, cudaMemcpyHostToDevice));
     free(others);
-    cut_columns(p);
+    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
 }
 
 /* Each rank's workspace, and the plan of one that has columns. */
@@ -767,20 +760,22 @@ static bool setup_ranks(const problem *p, int run)
 static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
-    const int rounds = p->direction == BOTH && p->ranks > 1 ? 2 : 1;
+    const int rounds = gathers(p) && p->ranks > 1 ? 2 : 1;
     for (int round = 0; round < rounds; round++)
         for (acting = 0; acting < p->ranks && !status; acting++) {
             args_t a = slice_of(p, acting);
             const bool rehearsal = round + 1 < rounds;
             handed = 0;
             if (rehearsal) a.bad_targets = NULL;
-            if (rehearsal && a.dweight) a.dweight = table + scratch_at, a.dweight_stride = laid[DWEIGHT].stride;
-            if (rehearsal && a.dbias) a.dbias = table + scratch_at + p->vocab * laid[DWEIGHT].stride * 4 + 64;
+            const bool back = gives_gradient(p->direction); /* else these pointers are garbage */
+            if (rehearsal && back && a.dweight) a.dweight = table + scratch_at, a.dweight_stride = laid[DWEIGHT].stride;
+            if (rehearsal && back && a.dbias) a.dbias = table + scratch_at + p->vocab * laid[DWEIGHT].stride * 4 + 64;
             status = launch_of[p->direction][p->type](&a, test.stream);
+            if (!status && gathers(p) && a.lse && !rehearsal) test_same_on_ranks(a.lse, p->tokens, acting);
             const bool all = handed == (gives_gradient(p->direction) && a.dx ? p->tokens : 0);
             if (!status && !test_that(all)) test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
         }
-    if (status || p->direction != FORWARD) return status;
+    if (status || p->direction != FORWARD || gathers(p)) return status;
     args_t a = slice_of(p, 0);
     a.all_states = table, a.others = NULL, a.workspace_bytes = finish_room;
     return finish_of[p->type](&a, test.stream);
@@ -2310,7 +2305,8 @@ static void rank_errors(int type)
     } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
                  {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, ""},
-                 {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"}};
+                 {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"},
+                 {FORWARD, LK_ERR_ALIGNMENT, "states"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 16);
@@ -2320,6 +2316,7 @@ static void rank_errors(int type)
         args_t a = slice_of(&p, 0);
         lk_vocab_parallel *const v = &a.parallel;
         a.states = a.states ? a.states : table, a.all_states = table;
+        if (direction == FORWARD) v->all_gather = NULL; /* three calls, whatever the seed says */
         if (i == 0) v->vocab_total = -1;
         if (i == 1) v->vocab_start = v->vocab_total - a.vocab + 1;
         if (i == 2) a.vocab = v->vocab_total + 1;
@@ -2331,6 +2328,7 @@ static void rank_errors(int type)
         if (i == 8 || i == 9) v->all_gather = broken_gather;
         if (i == 10) a.all_states = NULL;
         if (i == 11) *v = {};
+        if (i == 13) a.states = (char *)a.states + 8;
         if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)

@@ -557,6 +557,33 @@ static inline bool test_buffer_untouched(const test_buffer *b, const char *name,
     return false;
 }
 
+/* Cuts `vocab` columns into uneven slices for ranks, some of them empty: rank i has cut[i] to cut[i + 1] - 1. */
+static inline void test_cut_columns(int64_t *cut, int ranks, int64_t vocab, uint64_t seed)
+{
+    uint64_t random = seed + 77;
+    for (int i = 1; i < ranks; i++) {
+        const int64_t at = seed % 3 ? test_below(&random, vocab + 1) : vocab * i / ranks;
+        int k = i;
+        for (; k > 1 && cut[k - 1] > at; k--) cut[k] = cut[k - 1];
+        cut[k] = at;
+    }
+    cut[0] = 0, cut[ranks] = vocab;
+}
+
+/* All ranks have the same bits: call it with each rank's floats, the first rank's first. Not while the stream is captured. */
+static inline void test_same_on_ranks(const float *device, int64_t count, int rank)
+{
+    static float *first, *now;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const size_t bytes = (size_t)count * sizeof(float);
+    if (cudaStreamIsCapturing(test.stream, &capture) || capture != cudaStreamCaptureStatusNone || count == 0) return;
+    now = (float *)realloc(now, bytes);
+    if (rank == 0) first = (float *)realloc(first, bytes);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    TEST_CUDA(cudaMemcpy(rank == 0 ? first : now, device, bytes, cudaMemcpyDeviceToHost));
+    if (rank > 0 && !test_that(!memcmp(first, now, bytes))) test_detail("rank %d has other bits than rank 0", rank);
+}
+
 /* ---- A busy device ---------------------------------------------------------------------------------------------------- */
 
 #if defined(__CUDACC__)
