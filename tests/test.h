@@ -522,6 +522,7 @@ static inline void test_buffer_guard(const test_buffer *b, bool on)
 
 static inline void test_buffer_upload(const test_buffer *b)
 {
+    test_buffer_guard(b, false);
     TEST_CUDA(cudaMemcpyAsync(b->device, b->host, b->total, cudaMemcpyHostToDevice, test.stream));
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     test_buffer_guard(b, true);
