@@ -46,7 +46,7 @@ san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 san_tsan := -O1 -g -fsanitize=thread
 asan_schedules ?= forward random:3
 tsan_args ?= # --without f16, say
-mutate_args ?= # --half 0, say
+mutate_args ?= # --part 0/4, say: every fourth mutant
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 

@@ -1451,7 +1451,7 @@ static void split(int type, int direction, int path)
     if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return; /* it is for whole rows */
     test.small = true;
     for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction + path) % 2) continue;
+        if (small && (i + type + direction + path) % LENGTH_OF(ranks)) continue; /* the others with other types */
         split_over = ranks[i];
         switches_alone(type, direction, path);
         options_drawn(type, direction, path);
