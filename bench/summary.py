@@ -4,12 +4,13 @@
 memory, where that was measured, and its list of losses between their marks.
 
 An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
-linear_cross_entropy the matmuls alone / lk); over all cases compared, the best other library's kernels / lk's; the header's lines.
+linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's; the header's lines.
 """
 import collections, csv, pathlib, re, sys
 
 import plot
 
+H100 = "bench/results/h100.csv"
 DIRECTIONS = ("forward", "backward", "forward_backward")
 
 
@@ -48,16 +49,16 @@ def ratios(groups):
 
 
 def table(results, groups):
-    largest, ratio = shares(results), ratios(groups)
-    yield "| op | what it computes | of ceiling: forward, backward, both | best other / lk: forward, backward, both | lines |"
-    yield "|---|---|---|---|---|"
+    largest, ratio, h100 = shares(results), ratios(groups), shares(H100)
+    yield "| op | what it computes | of ceiling: forward, backward, both | on an H100 | best other / lk: forward, backward, both | lines |"
+    yield "|---|---|---|---|---|---|"
     for op in sorted(largest):
         text, lines = what(op)
-        of = [largest[op].get(d) for d in DIRECTIONS]
-        of = ", ".join(f"{share[1]:.2f}{share[2]}" if share else "-" for share in of)
+        of, there = (", ".join(f"{share[1]:.2f}{share[2]}" if share else "-" for share in map(card[op].get, DIRECTIONS))
+                     if op in card else "not measured" for card in (largest, h100))
         peers = [ratio.get((op, d)) for d in DIRECTIONS]
         other = ", ".join(f"{min(p):.2f} to {max(p):.2f}" if p else "-" for p in peers)
-        yield f"| [{op}](lk/{op}.cuh) | {text} | {of} | {other} | {lines} |"
+        yield f"| [{op}](lk/{op}.cuh) | {text} | {of} | {there} | {other} | {lines} |"
 
 
 def losses(rows, path):
