@@ -46,6 +46,7 @@ san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 san_tsan := -O1 -g -fsanitize=thread
 asan_schedules ?= forward random:3
 tsan_args ?= # --without f16, say
+check_archs ?= # those of `make check`; all where it is empty
 mutate_args ?= # --part 0/4, say: every fourth mutant
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
@@ -111,7 +112,7 @@ test-full: ## the whole suites on the simulator too, in all schedules
 	@$(MAKE) --no-print-directory -k test FULL=1
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
-	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" TEST_TIMEOUT=2400 tests/run tests/check $(ops)
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $(ops)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## compute-sanitizer's four tools on a GPU, ASan + UBSan and TSan on the CPU
 sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
 	@for op in $^; do for tool in "memcheck --report-api-errors no" racecheck initcheck synccheck; do \
