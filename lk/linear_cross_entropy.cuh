@@ -61,15 +61,17 @@
  *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
  *            saved: forward leaves bf16 exponentials of all logits there, as many bytes as bf16 logits; ..._saved_bytes says
  *            how many. backward makes the gradients of them by 2 matmuls instead of 3, for any upstream and dlse. It only reads
- *            saved, so it may be called again. The struct must be forward's otherwise: the same shapes, options and lse.
+ *            saved, so it may be called again. The struct must be forward's otherwise: the same shapes, options and lse. A
+ *            copy of saved must have an address that is the same modulo 256.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones are
  *            this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are of
  *            its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
- *            from each rank, 32 with label_smoothing, entropy or argmax. Without it there are three calls, as under Ranks in
- *            cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and others.
+ *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as under
+ *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and
+ *            others.
  *            dx is this rank's part. parallel.reduce is called once, with all tokens, as soon as dx is complete; the sum over
  *            ranks can then run beside the matmul of dweight. Where it is NULL, the caller sums dx.
  *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
@@ -111,11 +113,12 @@
  *            written after everything else.
  *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
  *            FUSED (bf16 on sm_90a, own kernels by lk_gemm.cuh): the logits themselves are not stored. forward stores 16 bytes
- *            per token and piece of the columns, 32 with entropy or argmax. forward_backward keeps exp(z - reference) in bf16,
- *            of as many columns as fit: that is dZ except for a factor per row. With all columns it has 3 matmuls. The logits
- *            of other columns are made again, a panel at a time, when lse is known: 4 matmuls for those columns. backward makes
- *            all of them, 3 matmuls, or none with saved. Where dweight may be scratch (packed, at a multiple of 256 bytes, no
- *            accumulate), FUSED keeps exponentials in it, too, until dweight's rows are written.
+ *            per token and piece of the columns, 32 with entropy, argmax or dentropy. forward_backward keeps
+ *            exp(z - reference) in bf16, of as many columns as fit: that is dZ except for a factor per row. With all columns it
+ *            has 3 matmuls. The logits of other columns are made again, a panel at a time, when lse is known: 4 matmuls for
+ *            those columns. backward makes all of them again: 3 matmuls. With saved it makes none: 2. Where dweight may be
+ *            scratch (packed, at a multiple of 256 bytes, no accumulate), FUSED keeps exponentials in it, too, until dweight's
+ *            rows are written.
  *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
  *            16 in the output and 8 in the workspace.
  *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
@@ -129,10 +132,10 @@
  *                FUSED with panels of fewer than 2048 columns
  *                PANELS of about 256 columns, of any chunks
  *            FUSED takes all tokens at once. If many columns would be made again, it takes chunks of tokens instead, with all
- *            their exponentials, which cost sums of dweight. With panel_vocab it keeps none and has panels of that width;
- *            chunk_tokens is for chunks, so backward, label_smoothing and panel_vocab ignore it.
+ *            their exponentials, which cost sums of dweight. With panel_vocab it keeps none and has panels of that width.
+ *            It ignores chunk_tokens where it keeps none.
  *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
- *            the current device; plan.text says if the device or its code is why it is not.
+ *            the current device; plan.text says if there is none, or if an sm_90 device runs code that was not made for sm_90a.
  *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
@@ -186,8 +189,8 @@ typedef struct {
     int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
-    int exact;              /* not 0: no 16-bit logits, and dweight is summed in float or 24 bits */
-    char text[300];         /* all of this in words, and why FUSED is left out if the device or its code is the reason */
+    int exact;              /* not 0: no 16-bit logits */
+    char text[300];         /* all of this in words, and why FUSED is left out, see Plans */
 } lk_linear_cross_entropy_plan;
 
 /* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. A call ignores the
@@ -252,7 +255,7 @@ typedef struct {
     int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
 } lk_linear_cross_entropy_args;
 
-/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. With ranks, those of `parallel` come first.
  *   LK_ERR_NULL       with ranks as in cross_entropy.cuh;
  *                     args, plan, context, x, weight, target or in backward lse is NULL, or with dentropy entropy; all outputs
  *                     are. With tokens = 0 all except for args and plan may be NULL
@@ -270,8 +273,8 @@ typedef struct {
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
- *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched. Or it failed to launch one: outputs are
- *                     undefined. lk_last_error says which
+ *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched, or with parallel.all_gather no more than
+ *                     forward. Or it failed to launch one: outputs are undefined. lk_last_error says which
  * Except for this, any alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of
  * 16 bytes and hidden is a multiple of 8.
  *
@@ -283,8 +286,8 @@ typedef struct {
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
- * argmax. The alignment of x, weight and
- * dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
+ * argmax, saved; with parallel.all_gather also lse, others and weight_sum. The alignment of x, weight and dweight matters for
+ * FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
@@ -324,7 +327,7 @@ typedef struct {
     int type, logits_type;      /* LK_DTYPE_* of T and of the logits */
     int clusters;               /* fused: that the device runs at a time, one per two SMs */
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
-    const char *note;           /* why the device or its code rules out fused, or "" */
+    const char *note;           /* why fused is ruled out, where plan.text says it; else "" */
 } lk_lce_call;
 
 /* At the start of the workspace. */
@@ -336,8 +339,8 @@ typedef struct {
     int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
-/* The state of a row in a stretch of columns, without its target: fields of lk_ce_row. lk_lce_more: for entropy and argmax; top
- * has the target too. */
+/* A row's state over a stretch of columns, without the target; fields as in lk_ce_row. lk_lce_more: for entropy and argmax; its
+ * top includes the target. */
 typedef struct {
     float max, sum, weights, weighted;
 } lk_lce_sums;
@@ -380,7 +383,7 @@ typedef struct {
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
-    void *x;               /* T [chunk, x_stride], compacted */
+    void *x;               /* T [chunk, x_stride], compacted; then its dx */
     void *scaled_x;        /* fused: T [chunk, x_stride], times the row's factor */
     float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others */
     float *dweight;        /* [vocab, hidden], sums over chunks */
@@ -650,7 +653,7 @@ typedef struct {
 
 #define LK_LCE_U 4 /* loads in flight per lane */
 
-/* The z and the weights of a vector's columns; weights are 1 without smoothing or class weights. */
+/* The weights of a vector's columns, 1 without smoothing or class weights. With a softcap v becomes z, else it stays. */
 template <int n>
 LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
                              const float *class_weight, int64_t col)
@@ -663,8 +666,8 @@ LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
     }
 }
 
-/* The results of a row, or its state for the other ranks. That has the target's logit, but not in the sums. One thread of those
- * that call writes them. */
+/* Writes a row's results, or with ranks its state, which has the target's logit outside the sums. All threads may call; the one
+ * with `writes` writes. */
 LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, lk_ce_row s, float scale, bool writes)
 {
     const lk_lce_args &a = p.c.a;
@@ -1122,7 +1125,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(w.sample[here ? row + 8 * r : 0], p.ahead, lk_lce_scale(a));
                 y[r] = here ? w.target[q.first_row + row + 8 * r] : -1;
                 if (mode != LK_LCE_DZ) continue;
-                s[r].max = 0.0f;
+                s[r].max = 0.0f; /* sums of p need no other reference */
                 lse[r] = y[r] < 0 ? 0.0f : w.lse[q.first_row + row + 8 * r];
                 if (y[r] >= 0) terms[r] = lk_lce_terms_at(q.p, q.first_row + row + 8 * r, y[r]);
                 lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
@@ -1212,7 +1215,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
     lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
 }
 
-/* Writes the target's dZ of a row, and counts the row among those with its target; integers have no order. One thread calls. */
+/* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not matter.
+ * One thread calls. */
 LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, float hit)
 {
     if (y == LK_LCE_ELSEWHERE) hit = 0.0f;
@@ -1306,7 +1310,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     w.scale[row] = y < 0 ? 0.0f : t.rise * unit;
 }
 
-/* backward: a warp owns a row and adds a panel's sums of p to w.others. last: then it finds the target's dZ. */
+/* backward: a warp owns a row and adds a panel's sums of p to w.others; with ranks the caller has given it. last: then it finds
+ * the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const lk_lce_panel &q = p.q;
@@ -1720,6 +1725,11 @@ LK_HOST int64_t lk_lce_min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+LK_HOST int64_t lk_lce_bytes_of(int type)
+{
+    return lk_dtype_bytes<lk_f32>(type);
+}
+
 /* Arrays begin at multiples of 256 wherever the memory begins, since cuBLASLt's algorithms depend on alignment. 256 bytes more
  * are enough. NULL says that an array is not there, or as the memory that only the sizes are asked for. */
 LK_HOST char *lk_lce_base(void *memory)
@@ -1727,14 +1737,24 @@ LK_HOST char *lk_lce_base(void *memory)
     return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
 }
 
+/* Memory of which arrays take one part after another. */
+typedef struct {
+    char *base;
+    size_t used;
+} lk_lce_room;
+
 /* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
-LK_HOST void *lk_lce_take(char *base, size_t *used, bool wanted, int64_t elements, size_t each)
+LK_HOST void *lk_lce_take_bytes(lk_lce_room *room, bool wanted, int64_t bytes)
 {
+    const size_t most = (size_t)1 << 62, whole = (size_t)lk_lce_round_up(bytes, 256);
     if (!wanted) return NULL;
-    void *const array = base + *used;
-    const size_t bytes = (size_t)lk_lce_round_up(elements * (int64_t)each, 256), most = (size_t)1 << 62;
-    *used = bytes > most - *used ? most : *used + bytes;
+    void *const array = room->base + room->used;
+    room->used = whole > most - room->used ? most : room->used + whole;
     return array;
+}
+template <class E> LK_HOST void lk_lce_take(E **array, lk_lce_room *room, bool wanted, int64_t elements)
+{
+    *array = (E *)lk_lce_take_bytes(room, wanted, elements * (int64_t)sizeof(E));
 }
 
 /* Whether dweight has sums of its own: it has 16 bits and several chunks. */
@@ -1761,7 +1781,7 @@ LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
 {
     const lk_lce_args &a = c->a;
     if (!lk_lce_lends(c) || !(chunk >= c->rows || lk_lce_sums_dweight(c, chunk))) return 0;
-    return a.vocab * a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
+    return a.vocab * a.hidden * lk_lce_bytes_of(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
 }
 
 /* The number of tail columns, which have matmuls of their own: cuBLASLt is several times slower with 16-bit factors whose rows
@@ -1779,8 +1799,8 @@ LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
     return c->type != LK_DTYPE_F32 || c->compact;
 }
 
-/* The arrays that every plan has. `used` begins at 0. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, char *base, size_t *used)
+/* The arrays that every plan has. */
+LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, lk_lce_room *room)
 {
     const lk_lce_args &a = c->a;
     const int64_t rows = c->rows;
@@ -1788,23 +1808,23 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     lk_lce_workspace w = {};
     w.x_stride = lk_lce_round_up(a.hidden, 64);
     w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
-    w.counts = (lk_lce_counts *)lk_lce_take(base, used, true, 1, sizeof *w.counts);
-    w.target = (int32_t *)lk_lce_take(base, used, true, rows, 4);
-    w.weight = (float *)lk_lce_take(base, used, a.class_weight, rows, 4);
-    w.token = (int32_t *)lk_lce_take(base, used, c->compact, rows, 4);
-    w.factor = (float *)lk_lce_take(base, used, c->gradient, rows, 4);
-    w.dlse = (float *)lk_lce_take(base, used, c->gradient && a.dlse, rows, 4);
-    w.dentropy = (float *)lk_lce_take(base, used, c->gradient && a.dentropy, rows, 4);
-    w.loss = (float *)lk_lce_take(base, used, c->gives_loss && a.loss, rows, 4);
-    w.z = (float *)lk_lce_take(base, used, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows, 4);
-    w.lse = (float *)lk_lce_take(base, used, true, rows, 4);
-    w.entropy = (float *)lk_lce_take(base, used, a.entropy || a.dentropy, rows, 4);
-    w.argmax = (int64_t *)lk_lce_take(base, used, a.argmax, rows, 8);
-    w.bias = lk_lce_take(base, used, a.bias, a.vocab, (size_t)lk_dtype_bytes<lk_f32>(fused ? LK_DTYPE_F32 : c->logits_type));
+    lk_lce_take(&w.counts, room, true, 1);
+    lk_lce_take(&w.target, room, true, rows);
+    lk_lce_take(&w.weight, room, a.class_weight, rows);
+    lk_lce_take(&w.token, room, c->compact, rows);
+    lk_lce_take(&w.factor, room, c->gradient, rows);
+    lk_lce_take(&w.dlse, room, c->gradient && a.dlse, rows);
+    lk_lce_take(&w.dentropy, room, c->gradient && a.dentropy, rows);
+    lk_lce_take(&w.loss, room, c->gives_loss && a.loss, rows);
+    lk_lce_take(&w.z, room, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows);
+    lk_lce_take(&w.lse, room, true, rows);
+    lk_lce_take(&w.entropy, room, a.entropy || a.dentropy, rows);
+    lk_lce_take(&w.argmax, room, a.argmax, rows);
+    w.bias = lk_lce_take_bytes(room, a.bias, a.vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : c->logits_type));
     const bool scaled = a.class_weight && mean && !a.denominator && a.z_loss > 0.0f && !(c->split && c->gives_loss);
-    w.class_weight = (float *)lk_lce_take(base, used, scaled, a.vocab, 4);
-    w.dbias = (float *)lk_lce_take(base, used, a.dbias, w.splits * a.vocab, 4);
-    w.x = lk_lce_take(base, used, c->compact, chunk * w.x_stride, (size_t)lk_dtype_bytes<lk_f32>(c->type));
+    lk_lce_take(&w.class_weight, room, scaled, a.vocab);
+    lk_lce_take(&w.dbias, room, a.dbias, w.splits * a.vocab);
+    w.x = lk_lce_take_bytes(room, c->compact, chunk * w.x_stride * lk_lce_bytes_of(c->type));
     return w;
 }
 
@@ -1814,20 +1834,18 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lc
     const lk_lce_args &a = c->a;
     const bool panels = plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS;
     const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
-    char *const base = lk_lce_base(workspace);
-    size_t used = 0;
-    lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, base, &used);
+    lk_lce_room room = {lk_lce_base(workspace), 0};
+    lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, &room);
     w.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
-    w.others = (float *)lk_lce_take(base, &used, panels, c->rows, 4);
-    w.states = (lk_ce_row *)lk_lce_take(base, &used, panels, chunk, sizeof *w.states);
-    w.dx = (float *)lk_lce_take(base, &used, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden, 4);
-    w.dweight = (float *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden, 4);
-    const int64_t logit_bytes = lk_dtype_bytes<lk_f32>(slice ? c->type : c->logits_type);
+    lk_lce_take(&w.others, &room, panels, c->rows);
+    lk_lce_take(&w.states, &room, panels, chunk);
+    lk_lce_take(&w.dx, &room, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
+    lk_lce_take(&w.dweight, &room, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
-    w.logits = lk_lce_take(base, &used, true, chunk * w.logits_stride, (size_t)logit_bytes);
-    w.slice = (float *)lk_lce_take(base, &used, slice > lent, slice * w.logits_stride, 4);
+    w.logits = lk_lce_take_bytes(&room, true, chunk * w.logits_stride * lk_lce_bytes_of(slice ? c->type : c->logits_type));
+    lk_lce_take(&w.slice, &room, slice > lent, slice * w.logits_stride);
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
-    w.cublas = base + used, w.bytes = used + 256;
+    w.cublas = room.base + room.used, w.bytes = room.used + 256;
     return w;
 }
 
@@ -1846,8 +1864,8 @@ LK_HOST int lk_lce_stretch(const lk_lce_call *c, int64_t rows, int64_t cols, int
     return (int)best;
 }
 
-/* The most stretches where exponentials or dZ are made: their states take less than half of the copy of x that may overwrite
- * them. */
+/* The most stretches where exponentials or dZ are made: their states take half of the copy of x that may overwrite them, or
+ * 1 KiB per row. */
 LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
 {
     return c->a.hidden / 16 > 64 ? c->a.hidden / 16 : 64;
@@ -1859,7 +1877,7 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
 LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_LOANS])
 {
     const lk_lce_args &a = c->a;
-    const int64_t row = a.hidden * lk_dtype_bytes<lk_f32>(a.dweight_dtype), each = 2 * c->rows, tile = LK_GEMM_COLS;
+    const int64_t row = a.hidden * lk_lce_bytes_of(a.dweight_dtype), each = 2 * c->rows, tile = LK_GEMM_COLS;
     const double times = (double)each / (double)row;
     int64_t first = 0, free = (int64_t)((double)a.vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
     if (!lk_lce_lends(c)) free = 0;
@@ -1871,27 +1889,16 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
     return first;
 }
 
-/* FUSED: the columns from `first` on that a chunk has dZ or exponentials of at a time. */
-LK_HOST int64_t lk_lce_fused_cols(const lk_lce_call *c, const lk_lce_plan *plan, int64_t first)
-{
-    lk_lce_loan loans[LK_LCE_LOANS];
-    if (first < plan->lent_vocab) (void)lk_lce_borrow(c, loans);
-    for (int i = 0; first < plan->lent_vocab && i < LK_LCE_LOANS; i++)
-        if (first == loans[i].first && loans[i].cols) return loans[i].cols;
-    return first < plan->kept_vocab ? plan->kept_vocab - first : lk_lce_min(plan->panel_vocab, c->a.vocab - first);
-}
-
 /* The arrays of a.saved; returns their bytes. */
 LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
 {
-    char *const base = lk_lce_base(saved);
-    size_t used = 0;
-    w->base = (float *)lk_lce_take(base, &used, true, c->rows, 4);
-    w->others = (float *)lk_lce_take(base, &used, true, c->rows, 4);
-    w->logit = (float *)lk_lce_take(base, &used, true, c->rows, 4);
+    lk_lce_room room = {lk_lce_base(saved), 0};
+    lk_lce_take(&w->base, &room, true, c->rows);
+    lk_lce_take(&w->others, &room, true, c->rows);
+    lk_lce_take(&w->logit, &room, true, c->rows);
     w->logits_stride = lk_lce_round_up(c->a.vocab, 64);
-    w->logits = lk_lce_take(base, &used, true, c->rows * w->logits_stride, 2);
-    return used + 256;
+    w->logits = lk_lce_take_bytes(&room, true, c->rows * w->logits_stride * 2);
+    return room.used + 256;
 }
 
 /* The arrays of FUSED. */
@@ -1904,33 +1911,30 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
     const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
     const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
-    const bool states = c->gives_loss && kept, panels = c->gradient && lk_lce_fused_cols(c, plan, 0) < a.vocab;
-    char *const base = lk_lce_base(workspace);
-    size_t used = 0;
-    lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, base, &used);
-    w.logit = (float *)lk_lce_take(base, &used, !c->saves, rows, 4);
-    w.hit = (float *)lk_lce_take(base, &used, c->gradient, rows, 4);
-    w.owners = (int2 *)lk_lce_take(base, &used, a.dweight || a.dbias, a.vocab, sizeof *w.owners);
-    float *const others = (float *)lk_lce_take(base, &used, !c->gives_loss && (!c->saves || c->split), rows, 4);
-    w.others = others;
-    w.scale = (float *)lk_lce_take(base, &used, c->gradient && kept, chunk, 4);
-    w.sample = (lk_lce_sums *)lk_lce_take(base, &used, states, c->compact ? chunk : rows, sizeof *w.sample);
-    size_t instead = used; /* v x overwrites sums and references, which the factor kernel has read by then */
+    const bool states = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
+    const bool panels = c->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
+    lk_lce_room room = {lk_lce_base(workspace), 0};
+    lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &room);
+    if (c->saves) (void)lk_lce_lay_out_saved(c, a.saved, &w);
+    else lk_lce_take(&w.logit, &room, true, rows);
+    lk_lce_take(&w.hit, &room, c->gradient, rows);
+    lk_lce_take(&w.owners, &room, a.dweight || a.dbias, a.vocab);
+    if (!c->gives_loss && (!c->saves || c->split)) lk_lce_take(&w.others, &room, true, rows);
+    lk_lce_take(&w.scale, &room, c->gradient && kept, chunk);
+    lk_lce_take(&w.sample, &room, states, c->compact ? chunk : rows);
+    lk_lce_room instead = room; /* v x overwrites sums and references, which the factor kernel has read by then */
     w.stretches = c->gradient || c->saves ? some : alone;
-    w.sums = (lk_lce_sums *)lk_lce_take(base, &used, c->gives_loss || !kept, chunk * w.stretches, sizeof *w.sums);
-    const bool more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
-    w.more = (lk_lce_more *)lk_lce_take(base, &used, more, chunk * w.stretches, sizeof *w.more);
-    w.references = (float *)lk_lce_take(base, &used, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS), 4);
-    w.scaled_x = lk_lce_take(base, &instead, kept && a.dweight, chunk * w.x_stride, 2);
-    used = used > instead ? used : instead;
-    w.low = (int8_t *)lk_lce_take(base, &used, lk_lce_sums_dweight(c, chunk), tiles * cols, (size_t)pair);
-    w.low_dx = (int8_t *)lk_lce_take(base, &used, a.dx && panels, pairs * cols, (size_t)pair);
-    w.logits_stride = lk_lce_round_up(width, 64);
-    w.logits = lk_lce_take(base, &used, c->gradient && !c->saves, chunk * w.logits_stride, 2);
-    if (c->saves && workspace) lk_lce_lay_out_saved(c, a.saved, &w);
-    if (others) w.others = others;
+    lk_lce_take(&w.sums, &room, c->gives_loss || !kept, chunk * w.stretches);
+    lk_lce_take(&w.more, &room, more, chunk * w.stretches);
+    lk_lce_take(&w.references, &room, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
+    w.scaled_x = lk_lce_take_bytes(&instead, kept && a.dweight, chunk * w.x_stride * 2);
+    if (room.used < instead.used) room = instead;
+    lk_lce_take(&w.low, &room, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
+    lk_lce_take(&w.low_dx, &room, a.dx && panels, pairs * cols * pair);
+    if (!c->saves) w.logits_stride = lk_lce_round_up(width, 64);
+    if (!c->saves) w.logits = lk_lce_take_bytes(&room, c->gradient, chunk * w.logits_stride * 2);
     if (plan->lent_vocab) (void)lk_lce_borrow(c, w.loans);
-    w.cublas = base + used, w.bytes = used + 256;
+    w.cublas = room.base + room.used, w.bytes = room.used + 256;
     return w;
 }
 
@@ -2055,23 +2059,24 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t m
  * workspace if all fit there; else in dweight and in the workspace; else none. narrow: the fewest columns of a panel. */
 LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
-    const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = c->a.panel_vocab;
+    const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = lk_lce_round_up(c->a.panel_vocab, tile);
     lk_lce_loan loans[LK_LCE_LOANS];
+    *plan = lk_lce_fused_plan(c->rows, 0, 0, lk_lce_min(given, vocab));
+    if (given) return lk_lce_fits(c, plan, budget);
     *plan = lk_lce_fused_plan(c->rows, vocab, 0, vocab);
     if (lk_lce_keeps(c) && lk_lce_fits(c, plan, budget)) return true;
     for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
         const int64_t lent = keeps ? lk_lce_borrow(c, loans) : 0, all = lk_ceil_div(vocab - lent, tile);
-        int64_t low = 0, high = (given ? lk_ceil_div(given, tile) : all) + 1; /* tiles: low fits, high does not */
-        if (given) low = high - 2 > 0 ? high - 2 : 0;
+        int64_t low = 0, high = all + 1; /* tiles: low fits, high does not */
         while (high - low > 1) {
             const int64_t tiles = low + (high - low) / 2, cols = lk_lce_min(tiles * tile, vocab - lent);
             *plan = lk_lce_fused_plan(c->rows, keeps ? lent + cols : 0, lent, cols);
             *(lk_lce_fits(c, plan, budget) ? &low : &high) = tiles;
         }
         const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* x is copied for those that are kept */
-        if (low == 0 || (!given && low < all && low * tile < fewest)) continue;
+        if (low == 0 || (low < all && low * tile < fewest)) continue;
         const int64_t cols = lk_lce_min(low * tile, vocab - lent), kept = keeps ? lent + cols : 0;
-        const int64_t panel = given || kept == vocab ? cols : lk_lce_even_panel(c, lk_ceil_div(vocab - kept, tile), low);
+        const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(c, lk_ceil_div(vocab - kept, tile), low);
         *plan = lk_lce_fused_plan(c->rows, kept, lent, lk_lce_min(panel, vocab));
         return true;
     }
@@ -2104,7 +2109,7 @@ LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narr
         const size_t least = lk_lce_need(c, plan);
         if (least > budget) return false;
         const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
-        const int64_t more = (int64_t)((budget - least) / each / (size_t)rows);
+        const int64_t more = (int64_t)((budget - least) / each / (size_t)lk_lce_round_up(rows, 16)); /* whole 256 bytes */
         if (!c->saves && !given)
             plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
         return true;
@@ -2139,7 +2144,8 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
     const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : lk_lce_panel_cols(c, LK_LCE_NARROW);
     const lk_lce_plan some = lk_lce_stored_plan(path, few, panel, slice);
     const lk_lce_plan all = lk_lce_stored_plan(path, given ? given : c->rows, panel, slice);
-    return lk_lce_need(c, &some) < lk_lce_need(c, &all) ? lk_lce_need(c, &some) : lk_lce_need(c, &all);
+    const size_t in_chunks = lk_lce_need(c, &some), at_once = lk_lce_need(c, &all);
+    return in_chunks < at_once ? in_chunks : at_once;
 }
 
 /* The smallest workspace of all plans. In an open query FUSED may still be ruled out. */
@@ -2187,8 +2193,8 @@ LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t col
     return true;
 }
 
-/* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan is smaller than that of PANELS;
- * else more memory could mean PANELS again, and one more matmul. */
+/* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan needs no more than that of
+ * PANELS; else more memory could mean PANELS, and one more matmul. */
 LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
 {
     const bool no_more = !c->gradient || !c->gives_loss || lk_lce_keeps(c); /* FUSED has no matmul more than CHUNKS */
@@ -2255,8 +2261,8 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
     plan->workspace_bytes = budget, plan->minimum_bytes = least;
     plan->slice_tokens = lk_lce_min(plan->slice_tokens, plan->chunk_tokens);
     plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens);
-    plan->panels = again ? lk_ceil_div(again, plan->panel_vocab) : lk_lce_min(lk_ceil_div(vocab, plan->panel_vocab), vocab);
-    if (fused && c->gradient && !again) plan->panels = 1;
+    plan->panel_vocab = lk_lce_min(plan->panel_vocab, vocab);
+    plan->panels = lk_ceil_div(again ? again : vocab, plan->panel_vocab);
     plan->matmuls = !(c->saves && c->gradient) + (c->a.dx != NULL) + (c->a.dweight != NULL);
     if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS && c->gradient && !c->split) plan->matmuls++;
     if (again && c->gives_loss) plan->matmuls++;
@@ -2266,7 +2272,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* The kind of calls that FUSED is for, if this is none; else NULL. */
+/* The kind of calls that FUSED is for, if this is none; else NULL. Sets c->clusters and c->note. */
 LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
@@ -2296,6 +2302,13 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 
 enum { LK_LCE_FORWARD, LK_LCE_BACKWARD, LK_LCE_FORWARD_BACKWARD };
 
+/* Whether a call of columns that are split over ranks has several steps: the states, finish, and for gradients backward. */
+LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, int direction)
+{
+    const bool gathers = direction == LK_LCE_FORWARD_BACKWARD || (direction == LK_LCE_FORWARD && a->parallel.all_gather);
+    return a->parallel.vocab_total && gathers;
+}
+
 /* Validates and fills in c, with every default; what the call does not have becomes 0. least: the smallest workspace. A query
  * looks at shapes and options; its pointers say what is wanted. */
 template <class T>
@@ -2322,6 +2335,8 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     c->split = v.vocab_total != 0, c->classes = c->split ? v.vocab_total : a->vocab, c->state_bytes = lk_ce_state_bytes(a);
     lk_status status = c->split ? lk_cross_entropy_check_slice(op, a) : LK_OK;
     if (status) return status;
+    if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !v.all_gather)
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     const bool leaves_states = c->split && direction == LK_LCE_FORWARD && !v.all_gather;
     c->gives_loss = !backward, c->gradient = backward || a->dx || a->dweight || a->dbias;
     if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
@@ -2416,8 +2431,8 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     *least = lk_lce_minimum(c);
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
-    const bool in_steps = c->split && v.all_gather && !backward; /* then lk_lce_run checks it */
-    if (!status && !in_steps) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, *least);
+    if (!status && !lk_lce_in_steps(args, direction)) /* else lk_lce_run checks it */
+        status = lk_check_workspace(op, a->workspace, a->workspace_bytes, *least);
     lk_check_warn(op, !some, "tokens is 0; nothing is computed");
     return status ? status : lk_check_allocations(op, list, count);
 }
@@ -2456,7 +2471,7 @@ LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
 LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols)
 {
     const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
-    const int64_t bytes = lk_dtype_bytes<lk_f32>(job->p.c.type), bytes_out = lk_dtype_bytes<lk_f32>(m->key.type);
+    const int64_t bytes = lk_lce_bytes_of(job->p.c.type), bytes_out = lk_lce_bytes_of(m->key.type);
     const int64_t tail = lk_lce_tail_cols(&job->p.c, m->key.*cols), others = m->key.*cols - tail;
     if (!tail) return lk_lce_multiply(job, m);
     lk_cublas_product last = *m;
@@ -2498,7 +2513,7 @@ LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job)
     const lk_lce_call &c = job->p.c;
     const lk_lce_workspace &w = job->p.w;
     if (w.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return w.logits_stride;
-    return w.logits_stride * lk_dtype_bytes<lk_f32>(c.logits_type) / lk_dtype_bytes<lk_f32>(c.type);
+    return w.logits_stride * lk_lce_bytes_of(c.logits_type) / lk_lce_bytes_of(c.type);
 }
 
 /* The row of its chunk that q begins with. */
@@ -2507,7 +2522,7 @@ LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_panel &q)
     return q.first_row % job->plan.chunk_tokens;
 }
 
-/* Copies x of a chunk where rows are compacted; then x of q. */
+/* Copies x of a chunk where rows are compacted. */
 template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_job *job, const lk_lce_panel &q)
 {
     const lk_lce_args &a = job->p.c.a;
@@ -2516,6 +2531,7 @@ template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_job *job, const 
     return lk_lce_move_rows<T, T>(job, {a.x, w.x, w.token + q.first_row, NULL, q.rows, a.hidden, a.x_stride, w.x_stride, 0,
                                         NULL});
 }
+/* x of q's rows. */
 template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_panel &q)
 {
     const lk_lce_call &c = job->p.c;
@@ -2539,7 +2555,7 @@ template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce
     m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = w.logits_stride;
     m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = lk_lce_x<T>(job, q);
     m.d = w.slice ? (void *)w.slice : w.logits;
-    if (a.bias) m.bias = (const char *)w.bias + q.first_col * lk_dtype_bytes<lk_f32>(c.logits_type);
+    if (a.bias) m.bias = (const char *)w.bias + q.first_col * lk_lce_bytes_of(c.logits_type);
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::m);
 }
 
@@ -2585,7 +2601,7 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
     m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
     m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
     m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
-                    : (char *)a.dweight + q.first_col * a.dweight_stride * lk_dtype_bytes<lk_f32>(a.dweight_dtype);
+                    : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
 }
@@ -2629,21 +2645,13 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     f.dlogits = w.logits, f.dlogits_dtype = c.type;
     if (w.slice) { /* of 16-bit elements */
         f.dlogits_stride = w.logits_stride;
-        f.dlogits = (char *)w.logits + lk_lce_in_chunk(job, q) * w.logits_stride * lk_dtype_bytes<lk_f32>(c.type);
+        f.dlogits = (char *)w.logits + lk_lce_in_chunk(job, q) * w.logits_stride * lk_lce_bytes_of(c.type);
     }
     f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
     if (w.dlse) f.dlse = w.dlse + q.first_row;
     if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
     return c.gives_loss ? lk_cross_entropy_forward_backward<L>(job->op, &f, job->stream)
                         : lk_cross_entropy_backward<L>(job->op, &f, job->stream);
-}
-
-/* Makes a panel's logits again, then dZ. */
-template <class T, class L> LK_HOST lk_status lk_lce_panel_gradient(lk_lce_job *job, const lk_lce_panel &q)
-{
-    const lk_status status = lk_lce_logits<T>(job, q);
-    if (status) return status;
-    return lk_lce_launch(job, lk_lce_gradient_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
 }
 
 /* The panel-th panel of the chunk-th chunk. */
@@ -2656,17 +2664,24 @@ LK_HOST lk_lce_panel lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64
             lk_lce_min(plan.panel_vocab, c.a.vocab - first_col), panel == 0, panel + 1 == plan.panels};
 }
 
+/* What the matmuls do not write of these outputs. */
+LK_HOST lk_status lk_lce_finish(const lk_lce_job *job, const lk_lce_work &p)
+{
+    const int64_t tokens = p.c.a.tokens, vocab = p.c.a.vocab;
+    const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
+    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p);
+}
+
 /* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all of
  * dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
 LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
 {
     lk_lce_work p = job->p;
-    lk_lce_args &a = p.c.a;
+    const lk_lce_args &a = p.c.a;
     const lk_vocab_parallel &v = a.parallel;
     if (!p.c.split || !a.dx || job->mode == LK_CUBLAS_RESOLVE || q.first_row + q.rows < p.c.rows) return LK_OK;
-    a.dweight = a.dbias = NULL;
-    const int64_t blocks = lk_lce_min(lk_ceil_div(a.tokens, LK_LCE_THREADS), 2 * job->device.sms);
-    const lk_status status = lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p); /* dx of bad and ignored tokens */
+    p.c.a.dweight = p.c.a.dbias = NULL;
+    const lk_status status = lk_lce_finish(job, p); /* dx of bad and ignored tokens */
     return status || !v.reduce ? status : v.reduce(v.user, a.dx, a.tokens, job->stream);
 }
 
@@ -2704,7 +2719,8 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     if (!c.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
-        status = lk_lce_panel_gradient<T, L>(job, q);
+        status = lk_lce_logits<T>(job, q); /* again; then dZ */
+        if (!status) status = lk_lce_launch(job, lk_lce_gradient_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
         if (!status) status = lk_lce_dbias<T>(job, q);
         if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
         if (!status && a.dx) status = lk_lce_dx<T>(job, q);
@@ -2833,13 +2849,13 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
     for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
         lk_lce_job panel = *job; /* its arrays are those of these columns */
         lk_lce_workspace &of = panel.p.w;
-        q.cols = lk_lce_fused_cols(&c, &plan, q.first_col);
-        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
+        const bool kept = q.first_col < plan.kept_vocab;
+        q.cols = kept ? plan.kept_vocab - q.first_col : lk_lce_min(plan.panel_vocab, a.vocab - q.first_col);
         for (const lk_lce_loan &loan : w.loans)
-            if (loan.cols && q.first_col == loan.first) of.logits = loan.at, of.logits_stride = loan.cols;
-        if (q.first_col >= plan.kept_vocab) of.scale = NULL, of.scaled_x = NULL;
-        q.p = panel.p;
-        if (q.first_col >= plan.kept_vocab) status = lk_lce_fused_dz<T>(&panel, q);
+            if (loan.cols && q.first_col == loan.first) q.cols = loan.cols, of.logits = loan.at, of.logits_stride = loan.cols;
+        if (!kept) of.scale = NULL, of.scaled_x = NULL;
+        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab, q.p = panel.p;
+        if (!kept) status = lk_lce_fused_dz<T>(&panel, q);
         if (!status) status = lk_lce_dbias<T>(&panel, q);
         if (!status && (a.dx || sums)) status = lk_lce_run_gradients(&panel, q, sums);
         if (!status && q.last) status = lk_lce_hand_over(job, q);
@@ -2874,11 +2890,9 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
     else if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;
-    int64_t blocks = lk_ceil_div(a.tokens > a.vocab ? a.tokens : a.vocab, LK_LCE_THREADS);
-    if (blocks > 2 * job->device.sms) blocks = 2 * job->device.sms;
     lk_lce_work rest = job->p;
     if (c.split) rest.c.a.dx = NULL; /* it has been handed over */
-    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, rest);
+    return lk_lce_finish(job, rest);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
@@ -2907,15 +2921,14 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     const lk_vocab_parallel &v = a.parallel;
     lk_cross_entropy_call p = {};
     p.a = lk_lce_finish_args(&a);
-    p.a.states = a.states, p.a.lse = (float *)c.saved_lse;
+    p.a.states = a.states, p.a.lse = (float *)c.saved_lse, p.a.class_weight = c.weights;
     if (a.tokens == 0) return LK_OK;
     if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<T>(op, &job->device, p, false, stream);
     const lk_status status = a.bad_targets ? lk_cross_entropy_slice<T>(op, &job->device, p, true, stream) : LK_OK;
     if (status || !a.dx) return status;
-    const cudaError_t error = cudaMemset2DAsync(a.dx, (size_t)a.dx_stride * sizeof(T), 0, (size_t)a.hidden * sizeof(T),
-                                                (size_t)a.tokens, stream);
-    if (error) return lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
-    return v.reduce ? v.reduce(v.user, a.dx, a.tokens, stream) : LK_OK;
+    const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
+    const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));
+    return set || !v.reduce ? set : v.reduce(v.user, a.dx, a.tokens, stream);
 }
 
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. */
@@ -2957,11 +2970,16 @@ typedef struct {
     size_t saved, least_saving; /* the bytes of exponentials, and the smallest workspace with them; 0: they cannot be kept */
 } lk_lce_ranks;
 
-/* The smallest workspace of a step. */
-template <class T> LK_HOST lk_status lk_lce_step_least(const char *op, const lk_lce_args *args, int direction, size_t *least)
+/* The smallest workspace of these steps; backward: NULL where there is none. */
+template <class T>
+LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward, const lk_lce_args *backward, size_t *least)
 {
     lk_lce_call c;
-    return lk_lce_check<T>(op, args, direction, true, &c, least);
+    size_t other = 0;
+    lk_status status = lk_lce_check<T>(op, forward, LK_LCE_FORWARD, true, &c, least);
+    if (!status && backward) status = lk_lce_check<T>(op, backward, LK_LCE_BACKWARD, true, &c, &other);
+    if (*least < other) *least = other;
+    return status;
 }
 
 /* Divides the workspace. */
@@ -2972,36 +2990,35 @@ LK_HOST lk_status lk_lce_divide(const char *op, const lk_lce_args *args, int dir
     const int64_t tokens = args->tokens;
     lk_lce_call c;
     lk_lce_workspace w;
-    size_t used = 0, terms = 0, forward = 0, backward = 0;
-    char *const base = lk_lce_base(args->workspace);
+    size_t terms = 0, least = 0;
+    lk_lce_room room = {lk_lce_base(args->workspace), 0};
     *r = {};
-    lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &forward);
+    lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &least);
     if (status) return status;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
     if (!both) f.dentropy = NULL; /* forward has none */
-    if (both && !f.lse) b.lse = f.lse = (float *)lk_lce_take(base, &used, true, tokens, 4);
-    if (both && !f.others) b.others = f.others = (float *)lk_lce_take(base, &used, true, tokens, 4);
-    if (both && f.dentropy && !f.entropy) b.entropy = f.entropy = (float *)lk_lce_take(base, &used, true, tokens, 4);
-    const int64_t bytes = lk_ce_state_bytes(&f);
-    r->states = (char *)lk_lce_take(base, &used, true, tokens, (size_t)bytes);
-    r->all_states = (char *)lk_lce_take(base, &used, true, tokens * f.parallel.ranks, (size_t)bytes);
+    if (both && !f.lse) lk_lce_take(&f.lse, &room, true, tokens);
+    if (both && !f.others) lk_lce_take(&f.others, &room, true, tokens);
+    if (both && f.dentropy && !f.entropy) lk_lce_take(&f.entropy, &room, true, tokens);
+    b.lse = f.lse, b.others = f.others, b.entropy = f.entropy;
+    const int64_t bytes = tokens * lk_ce_state_bytes(&f);
+    lk_lce_take(&r->states, &room, true, bytes);
+    lk_lce_take(&r->all_states, &room, true, bytes * f.parallel.ranks);
     r->finish = lk_lce_finish_args(&f);
     status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &terms);
-    r->finish.workspace = lk_lce_take(base, &used, terms > 0, 1, terms), r->finish.workspace_bytes = terms;
+    r->finish.workspace = lk_lce_take_bytes(&room, terms > 0, (int64_t)terms), r->finish.workspace_bytes = terms;
     r->finish.all_states = r->all_states, f.states = r->states, b.bad_targets = NULL;
     f.saved = both ? NULL : args->saved, b.saved = NULL;
-    r->fixed = used ? used + 256 : 0;
-    if (!status) status = lk_lce_step_least<T>(op, &f, LK_LCE_FORWARD, &forward);
-    if (!status && both && c.gradient) status = lk_lce_step_least<T>(op, &b, LK_LCE_BACKWARD, &backward);
-    r->least = r->fixed + (forward > backward ? forward : backward);
+    r->fixed = room.used ? room.used + 256 : 0;
+    if (!status) status = lk_lce_steps_least<T>(op, &f, both && c.gradient ? &b : NULL, &least);
+    r->least = r->fixed + least;
     if (status || !both || !c.fused || !lk_lce_keeps(&c) || args->vocab == 0 || tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
     r->saved = lk_lce_lay_out_saved(&c, NULL, &w);
-    kept_f.saved = kept_b.saved = base + used;
-    status = lk_lce_step_least<T>(op, &kept_f, LK_LCE_FORWARD, &forward);
-    if (!status) status = lk_lce_step_least<T>(op, &kept_b, LK_LCE_BACKWARD, &backward);
-    r->least_saving = r->fixed + r->saved + (forward > backward ? forward : backward);
+    kept_f.saved = kept_b.saved = room.base + room.used;
+    status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, &least);
+    r->least_saving = r->fixed + r->saved + least;
     return status;
 }
 
@@ -3023,12 +3040,8 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     lk_lce_ranks r;
     lk_lce_call c;
     size_t least = 0;
-    if (!args || !args->parallel.vocab_total || direction == LK_LCE_BACKWARD ||
-        (direction == LK_LCE_FORWARD && !args->parallel.all_gather))
-        return lk_lce_step<T>(op, args, direction, stream);
+    if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, stream);
     const lk_vocab_parallel &v = args->parallel;
-    if (!v.all_gather)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     lk_status status = lk_lce_check<T>(op, args, direction, false, &c, &least);
     if (!status) status = lk_lce_divide<T>(op, args, direction, &r);
     if (!status) status = lk_check_workspace(op, args->workspace, args->workspace_bytes, r.least);
@@ -3067,8 +3080,6 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
     lk_lce_call c;
     lk_lce_plan of[2] = {};
     size_t each[2] = {0, 0};
-    if (!args->parallel.all_gather && direction == LK_LCE_FORWARD_BACKWARD)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     lk_status status = lk_lce_divide<T>(op, args, direction, &r);
     if (status) return status;
     if (budget < r.least && !least)
@@ -3098,8 +3109,7 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     lk_lce_call c;
     size_t smallest = 0;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    const bool forward = direction == LK_LCE_FORWARD && args && args->parallel.all_gather;
-    if (args && args->parallel.vocab_total && (forward || direction == LK_LCE_FORWARD_BACKWARD))
+    if (args && lk_lce_in_steps(args, direction))
         return lk_lce_query_ranks<T>(op, args, direction, budget, least, plan);
     const lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &smallest);
     if (status) return status;

@@ -971,6 +971,8 @@ def modules():
     made = [("RMSNorm", nn.RMSNorm(16), (x,)),
             ("RMSNorm, no weight", nn.RMSNorm((16,), eps=1e-5, elementwise_affine=False), (x,)),
             ("AddRMSNorm", nn.AddRMSNorm(16), (x, r)), ("SRMSNorm", nn.SRMSNorm(), (x,)),
+            ("RMSNorm, weight_offset", nn.RMSNorm(16, weight_offset=1), (x,)),
+            ("AddRMSNorm, weight_offset", nn.AddRMSNorm(16, weight_offset=1), (x, r)),
             ("CrossEntropyLoss", nn.CrossEntropyLoss(label_smoothing=0.125), (x[:, :12], target)),
             ("CrossEntropyLoss, weights", nn.CrossEntropyLoss(weight=weight, reduction="sum"), (x[:, :12], target)),
             ("LinearCrossEntropyLoss", nn.LinearCrossEntropyLoss(16, 12), (x, target)),
@@ -1002,6 +1004,12 @@ def modules():
     ours, theirs = nn.RMSNorm(16, eps=1e-5).to(D), torch.nn.RMSNorm(16, eps=1e-5).to(D)
     theirs.load_state_dict(ours.state_dict())
     compare("RMSNorm takes torch.nn.RMSNorm's state_dict", ("y", ours(x), theirs(x), 1e-5))
+    shifted, both = nn.RMSNorm(16, eps=1e-5, weight_offset=1).to(D), nn.AddRMSNorm(16, eps=1e-5, weight_offset=1).to(D)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.rand(16, generator=generator).to(D) + 0.5)
+        shifted.weight.add_(theirs.weight - 1), both.weight.add_(theirs.weight - 1)  # they begin at 0, where the factor is 1
+    compare("RMSNorm and AddRMSNorm with weight_offset 1 beside torch.nn.RMSNorm's weight", ("y", shifted(x), theirs(x), 1e-5),
+            ("y of the sum", both(x, r)[0], theirs(x + r), 1e-5))
     ours, theirs = nn.CrossEntropyLoss(weight).to(D), torch.nn.CrossEntropyLoss(weight).to(D)
     compare("CrossEntropyLoss beside torch.nn's", ("loss", ours(x[:, :12], target), theirs(x[:, :12], target), 1e-5))
     half = nn.RMSNorm(16).to(D).to(BF16)

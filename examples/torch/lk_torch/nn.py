@@ -8,17 +8,28 @@ from . import functional as LF
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm, computed by lk."""
+    """torch.nn.RMSNorm, computed by lk. The factor is weight_offset + weight; Gemma's weight_offset is 1, and its weight begins at 0."""
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, weight_offset=0.0):
+        self.weight_offset = float(weight_offset)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self):
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x):
-        return LF.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return LF.rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
+
+    def extra_repr(self):
+        return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")
 
 
-class AddRMSNorm(torch.nn.RMSNorm):
+class AddRMSNorm(RMSNorm):
     """s = x + residual; returns (RMSNorm(s), s)."""
 
     def forward(self, x, residual):
-        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps)
+        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
 
 
 class SRMSNorm(torch.nn.Module):
