@@ -131,9 +131,9 @@
  *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
  *                FUSED with panels of fewer than 2048 columns
  *                PANELS of about 256 columns, of any chunks
- *            FUSED takes all tokens at once. If many columns would be made again, it takes chunks of tokens instead, with all
- *            their exponentials, which cost sums of dweight. With panel_vocab it keeps none and has panels of that width.
- *            It ignores chunk_tokens where it keeps none.
+ *            FUSED takes all tokens at once, or, if that is faster, chunks of tokens whose exponentials are all kept. Chunks cost
+ *            sums of dweight. With panel_vocab nothing is kept, and panels have that width. chunk_tokens counts only where
+ *            exponentials are kept.
  *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
  *            the current device; plan.text says if there is none, or if an sm_90 device runs code that was not made for sm_90a.
  *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
@@ -361,8 +361,8 @@ typedef struct {
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
     lk_lce_counts *counts;
-    int32_t *target;       /* [rows], -1: ignored, or no token; LK_LCE_ELSEWHERE: another rank's; 0 for a bad one, whose factor
-                              is 0, elsewhere where there are ranks */
+    int32_t *target;       /* [rows], the target's column here; -1: ignored, or no token; LK_LCE_ELSEWHERE: another rank has it;
+                              a bad one: 0, with ranks LK_LCE_ELSEWHERE, and its factor is 0 */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
     float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
@@ -474,13 +474,13 @@ LK_DEVICE int lk_lce_exponent(float x)
 
 /* Every block counts all targets, which is faster than a second launch. Then it writes what its own tokens' rows need.
  *
- * A mean's divisor and a single upstream are the same for all rows. In 16-bit dZ they would round all rows alike, and no sum
- * over rows makes that error smaller. So alpha has them, with which the matmuls scale. There are two exceptions: alpha would be
- * zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse or dentropy, which they do not
- * scale.
+ * A mean's divisor and a single upstream are the same for all rows. Rounded into 16-bit dZ, they would give every row the same
+ * error, which no sum over rows makes smaller. So they go into alpha, which the matmuls multiply by. There are two exceptions:
+ * alpha would be zero, subnormal, infinite or NaN (then ignored rows would not give zeros), or there is dlse or dentropy, which
+ * they do not scale.
  *
- * factor has everything else, and everything in true float. f16 has too small a range for that: there factor also has
- * 2^(power - e), and alpha takes it back. 2^e is the first power of two above all other |factor|. */
+ * factor has the rest; where dZ is f32 it has everything. f16 has too small a range: there factor is also multiplied by
+ * 2^(power - e), and alpha divides by it. 2^e is the first power of two above the largest |factor|. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.c.a;
@@ -868,10 +868,9 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
  * error. It stays in float: lk_lce_gradients_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
  * row of x to dweight.
  *
- * A row of exponentials has one reference, which must be known before the row. It is guessed from the first tile, whose maximum
- * and mean say how far the largest of all columns may be. bf16 has float's range, so the guess may be wrong by 2^40 upwards and
- * 2^90 downwards. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel
- * rescales it. */
+ * A row's exponentials have one reference, chosen before the row is known. It is guessed from the first tile, whose maximum and
+ * mean say how far the largest of all columns may be. bf16 has float's range, so a tile may be 2^40 above the guess or 2^90 below
+ * it. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales it. */
 
 /* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
 #define LK_LCE_GROUP 12
@@ -897,7 +896,7 @@ LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
     return a.softcap > 0.0f ? 1.0f : a.logit_scale;
 }
 
-/* The end of a row of a tile and its target, in columns after that of the thread's first sum. */
+/* Columns counted from that of the thread's first sum: left, up to the row's end; hit, the target's. */
 typedef struct {
     int left, hit;
 } lk_lce_window;
@@ -1368,8 +1367,8 @@ LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, in
 }
 
 /* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. An item of dx has a step per 64
- * columns, one of dweight a step per 64 rows. Where the last items of dx keep some clusters busy, the other clusters have
- * `early` items of dweight each by then. */
+ * columns, one of dweight a step per 64 rows. In the last round of dx some clusters have no item of it. Meanwhile they do `early`
+ * items of dweight each. */
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
 {
     const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
@@ -1731,7 +1730,7 @@ LK_HOST int64_t lk_lce_bytes_of(int type)
 }
 
 /* Arrays begin at multiples of 256 wherever the memory begins, since cuBLASLt's algorithms depend on alignment. 256 bytes more
- * are enough. NULL says that an array is not there, or as the memory that only the sizes are asked for. */
+ * are enough. memory is NULL where only sizes are asked for; arrays then begin at 256, since NULL says that one is not there. */
 LK_HOST char *lk_lce_base(void *memory)
 {
     return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
@@ -1871,9 +1870,9 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
     return c->a.hidden / 16 > 64 ? c->a.hidden / 16 : 64;
 }
 
-/* The memory of dweight that FUSED borrows. The rows of dweight of some columns can be written when those rows hold no
- * exponentials any more. So the first loan lies behind the rows of its own columns; those of the second loan may be where the
- * first one was, and so on: each loan is `times` as large as the one before. Returns all their columns. */
+/* The memory of dweight that FUSED borrows. Rows of dweight may be written once the exponentials in them have been used. So the
+ * first loan lies behind the rows of its own columns. The rows of the second loan's columns may be where the first loan was, and
+ * so on: each loan is `times` as large as the one before. Returns all their columns. */
 LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_LOANS])
 {
     const lk_lce_args &a = c->a;
@@ -2237,7 +2236,7 @@ LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk
 }
 
 /* The plan within the budget, which is at least `least`. cuBLASLt gets what is left. A plan may need less than the budget, and
- * that may have another plan, so the search is repeated until a plan is also that of its own bytes. */
+ * with those bytes the search may find another plan. So it is repeated until a plan is also that of its own bytes. */
 LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab;
