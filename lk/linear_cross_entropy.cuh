@@ -65,9 +65,9 @@
  *            copy of saved must have an address that is the same modulo 256.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
- * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones are
- *            this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are of
- *            its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
+ * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones
+ *            are this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are
+ *            of its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
  *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as under
  *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and
@@ -131,8 +131,8 @@
  *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
  *                FUSED with panels of fewer than 2048 columns
  *                PANELS of about 256 columns, of any chunks
- *            FUSED takes all tokens at once, or, if that is faster, chunks of tokens whose exponentials are all kept. Chunks cost
- *            sums of dweight. With panel_vocab nothing is kept, and panels have that width. chunk_tokens counts only where
+ *            FUSED takes all tokens at once, or, if that is faster, chunks of tokens whose exponentials are all kept. Chunks
+ *            cost sums of dweight. With panel_vocab nothing is kept, and panels have that width. chunk_tokens counts only where
  *            exponentials are kept.
  *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
  *            the current device; plan.text says if there is none, or if an sm_90 device runs code that was not made for sm_90a.
@@ -869,8 +869,9 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
  * row of x to dweight.
  *
  * A row's exponentials have one reference, chosen before the row is known. It is guessed from the first tile, whose maximum and
- * mean say how far the largest of all columns may be. bf16 has float's range, so a tile may be 2^40 above the guess or 2^90 below
- * it. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales it. */
+ * mean say how far the largest of all columns may be. bf16 has float's range, so a tile may be 2^40 above the guess or 2^90
+ * below it. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales
+ * it. */
 
 /* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
 #define LK_LCE_GROUP 12
@@ -1214,8 +1215,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
     lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
 }
 
-/* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not matter.
- * One thread calls. */
+/* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
+ * matter. One thread calls. */
 LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, float hit)
 {
     if (y == LK_LCE_ELSEWHERE) hit = 0.0f;
@@ -1367,8 +1368,8 @@ LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, in
 }
 
 /* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. An item of dx has a step per 64
- * columns, one of dweight a step per 64 rows. In the last round of dx some clusters have no item of it. Meanwhile they do `early`
- * items of dweight each. */
+ * columns, one of dweight a step per 64 rows. In the last round of dx some clusters have no item of it. Meanwhile they do
+ * `early` items of dweight each. */
 LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
 {
     const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
@@ -1730,7 +1731,7 @@ LK_HOST int64_t lk_lce_bytes_of(int type)
 }
 
 /* Arrays begin at multiples of 256 wherever the memory begins, since cuBLASLt's algorithms depend on alignment. 256 bytes more
- * are enough. memory is NULL where only sizes are asked for; arrays then begin at 256, since NULL says that one is not there. */
+ * are enough. memory is NULL where only sizes are asked for. Arrays then begin at 256: NULL says that one is not there. */
 LK_HOST char *lk_lce_base(void *memory)
 {
     return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
@@ -1871,8 +1872,8 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
 }
 
 /* The memory of dweight that FUSED borrows. Rows of dweight may be written once the exponentials in them have been used. So the
- * first loan lies behind the rows of its own columns. The rows of the second loan's columns may be where the first loan was, and
- * so on: each loan is `times` as large as the one before. Returns all their columns. */
+ * first loan lies behind the rows of its own columns. The rows of the second loan's columns may be where the first loan was,
+ * and so on: each loan is `times` as large as the one before. Returns all their columns. */
 LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_LOANS])
 {
     const lk_lce_args &a = c->a;
@@ -2671,8 +2672,8 @@ LK_HOST lk_status lk_lce_finish(const lk_lce_job *job, const lk_lce_work &p)
     return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p);
 }
 
-/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all of
- * dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
+/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
+ * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
 LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
 {
     lk_lce_work p = job->p;
