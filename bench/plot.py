@@ -8,6 +8,9 @@
     plot.py --ladder CSV README
                            writes what `make bench-ladder` measured: tables into README, between two marks, and a plot beside
                            CSV, `make ladder-plots`
+    plot.py --scaling CSV REAL
+                           a plot beside CSV of what `make bench-parallel` measured: a GPU that plays one rank of P (CSV), and
+                           that many GPUs (REAL), `make scaling-plots`
 
 CSV is <gpu>-compare.csv. Calls from Python are those of <gpu>-calls.csv beside it, as far as that has them. The plots of time
 against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
@@ -435,6 +438,58 @@ def ladder(path, readme):
         sys.exit(f"no plot: {missing}; pip install matplotlib, or run this where it is: it needs the CSV and no GPU")
 
 
+# ---- Several GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def draw_scaling(plt, local, real, theme, path):
+    """1/P of one GPU's time over a rank's, against P: a rank's own work as lines, GPUs with their collectives as hollow marks."""
+    ink, dark = theme["ink"], theme is THEMES["-dark"]
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
+                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    plot, panel = plt.subplots(figsize=(6.6, 3.8), facecolor=theme["background"])
+    for case, style in zip(unique(row["case"] for row in local), ("lk", "torch.compile", "liger", "quack")):
+        colour, mark = STYLES[style][dark], STYLES[style][2]
+        points = [(int(row["ranks"]), number(row["efficiency"])) for row in local if row["case"] == case and row["efficiency"]]
+        panel.plot(*zip(*points), "-", marker=mark, color=colour, linewidth=1.6, markersize=5, label=case.replace("=", " "))
+        points = [(0.94 * int(row["ranks"]), number(row["efficiency"])) for row in real if row["case"] == case and row["efficiency"]]
+        if points:
+            panel.plot(*zip(*points), mark, color=colour, markersize=7, fillstyle="none")
+    panel.set_facecolor(theme["background"])
+    ranks = sorted({int(row["ranks"]) for row in local if row["efficiency"]})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(ranks, [str(rank) for rank in ranks])
+    panel.set_xlabel("ranks P")
+    panel.set_ylim(0.75, 1.05)
+    panel.set_ylabel("1/P of one GPU's time, over a rank's")
+    panel.set_title(f"linear_cross_entropy, {TITLE['forward_backward']}, bf16, {local[0]['gpu'].upper()}\n"
+                    f"lines: a rank's own work; hollow: {real[-1]['ranks']} GPUs with NCCL", color=ink, fontsize=10)
+    panel.grid(True, color=theme["grid"], linewidth=0.7)
+    panel.set_axisbelow(True)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    panel.legend(loc="lower left", frameon=False, labelcolor=ink)
+    plot.tight_layout()
+    save(plot, path, theme)
+    plt.close(plot)
+
+
+def scaling(*paths):
+    found = []
+    for path in paths:
+        with open(path, newline="") as file:
+            found.append([row for row in csv.DictReader(file) if row["direction"] == "forward_backward"])
+    if not all(found):
+        sys.exit(f"{' or '.join(paths)} has no rows of forward_backward")
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        sys.exit(f"no plot: {error}; pip install matplotlib, or run this where it is: it needs the CSVs and no GPU")
+    for suffix, theme in THEMES.items():
+        draw_scaling(plt, *found, theme, f"{os.path.splitext(paths[0])[0]}{suffix}")
+
+
 # ---- Tables -----------------------------------------------------------------------------------------------------------------
 
 
@@ -664,6 +719,9 @@ def readme(rows, path):
 def main():
     if len(sys.argv) == 4 and sys.argv[1] == "--ladder":
         ladder(*sys.argv[2:])
+        return
+    if len(sys.argv) == 4 and sys.argv[1] == "--scaling":
+        scaling(*sys.argv[2:])
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
     if len(arguments) != 1:
