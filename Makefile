@@ -315,6 +315,6 @@ $(out)/%.o: %.c
 	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC $(nccl) -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: bench-ladder ladder-plots bench-parallel engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: bench-ladder ladder-plots scaling-plots bench-parallel engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:
