@@ -264,10 +264,6 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int
     const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < classes;
     return {counted && good ? (int)y : -1, counted, counted && !good};
 }
-template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of(const Args &a, int64_t y)
-{
-    return lk_ce_label_among(a, y, a.vocab);
-}
 
 template <class Args> LK_DEVICE int64_t lk_ce_target_at(const Args &a, int64_t row)
 {
@@ -275,7 +271,7 @@ template <class Args> LK_DEVICE int64_t lk_ce_target_at(const Args &a, int64_t r
 }
 template <class Args> LK_DEVICE lk_ce_label lk_ce_look_up(const Args &a, int64_t row)
 {
-    return lk_ce_label_of(a, lk_ce_target_at(a, row));
+    return lk_ce_label_among(a, lk_ce_target_at(a, row), a.vocab);
 }
 
 /* The same in two steps, so that code between them does not wait for the target: load its words (0 where there is no such row),
@@ -297,7 +293,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of_word(const Args &a, i
 {
     if (row >= a.rows) return {-1, false, false};
     const int64_t wide = (int64_t)((uint64_t)word.high << 32 | word.low);
-    return lk_ce_label_of(a, a.target_dtype == LK_TARGET_INT64 ? wide : (int64_t)(int32_t)word.low);
+    return lk_ce_label_among(a, a.target_dtype == LK_TARGET_INT64 ? wide : (int64_t)(int32_t)word.low, a.vocab);
 }
 
 /* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
@@ -341,11 +337,11 @@ typedef struct {
     float keep, share;         /* with target_prob: 1 - label_smoothing, and label_smoothing / vocab */
 } lk_cross_entropy_call;
 
-/* Collects one state per warp in the block with rank 0. Who calls: every thread of a block of THREADS, or of a cluster of at
- * most MOST such blocks, once per kernel, with the state of its warp. Unless MOST is 1, lk_cluster_begin() comes anywhere
- * before. Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. A peer may end
- * after the call. */
-template <int THREADS, int MOST = 8, class State> LK_DEVICE const State *lk_ce_collect(State s)
+/* Collects one state per warp in the block with rank 0.
+ * Called by: every thread of a block of THREADS, or of a cluster of at most MOST such blocks, once per kernel, with the state of
+ * its warp. Unless MOST is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
+ * Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. */
+template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
     constexpr int WARPS = THREADS / 32;
     LK_SHARED(State, inbox, [MOST * WARPS]);
@@ -381,7 +377,7 @@ LK_DEVICE void lk_ce_kahan_add(float *sum, float *lost, float x)
     *sum = total;
 }
 
-/* The sums over all threads. Returns true for the threads that get the states of lk_ce_collect, false for the others. */
+/* The sums over all threads. Returns true for the threads that get the states of lk_ce_collect. */
 template <int THREADS, int MOST>
 LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce_sums<int64_t> *all)
 {
@@ -440,7 +436,7 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const
         float w[U] = {}, sum = 0.0f;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            const lk_ce_label label = lk_ce_label_of(a, y[u]);
+            const lk_ce_label label = lk_ce_label_among(a, y[u], a.vocab);
             if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
         }
 #pragma unroll
@@ -601,9 +597,7 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
 #pragma unroll
     for (int j = 0; j < LK_VEC<T>; j++)
         if (share.count > 0) reference = fmaxf(reference, x[j]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
+    reference = lk_max_warp(reference, team);
     const float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
     const T *next = share.first + U * step;
@@ -690,10 +684,7 @@ template <int THREADS> LK_DEVICE lk_lse lk_ce_plain_merge(lk_ce_plain_inbox<THRE
         s.max = fmaxf(s.max, part[k].max);
     }
     const int team = blocks > 1 ? 32 : WARPS;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) s.max = fmaxf(s.max, __shfl_xor_sync(0xffffffffu, s.max, offset));
-    s.sum = 0.0f;
+    s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
     return {s.max, lk_sum_warp(s.sum, team)};
@@ -1052,9 +1043,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call 
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, offset));
+    reference = lk_max_warp(reference, team);
     const float base = rate * reference;
     float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
     if (t.read && more) sum += lk_ce_gather_more<T>(p, t.row, t.y, rate, base);
@@ -1765,9 +1754,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         lk_unpack(v, most);
 #pragma unroll
         for (int j = 0; j < N; j++) top = fmaxf(top, v[j]);
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2)
-            if (offset < team) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+        top = lk_max_warp(top, team);
         all.max = top, low = lk_lse_reference(top), base = rate * low;
         if (fabsf(base) < LK_LSE_BASE) {
             missed = lk_ex2(-fmaf(rate, low, -base));
@@ -1857,7 +1844,7 @@ template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
 
 #define LK_CE_SLICE_BLOCKS 3 /* per SM: as many as registers allow without spills */
 
-typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_state_inbox;
+typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_row_inbox;
 
 /* The states of a rank's rows. A warp or a block owns a row. */
 template <class T, int KIND, bool plain>
@@ -1870,7 +1857,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
         lk_row_of<KIND, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows, p.cols);
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     const int start = (int)a.parallel.vocab_start;
-    LK_SHARED(lk_ce_state_inbox, inbox, [1]);
+    LK_SHARED(lk_ce_row_inbox, inbox, [1]);
     lk_inbox_begin<KIND>(inbox);
     lk_griddepcontrol_wait();
     lk_ce_label label = {-1, false, false};
@@ -2030,7 +2017,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
  * mostly from the caches. */
 #define LK_CE_PROB_BYTES 32768 /* of a row per block where it is read twice: those of an SM's blocks fit in its L1 */
 #define LK_CE_PROB_BLOCKS (LK_ARCH >= 1200 ? 2 : 3) /* per SM: as many as registers allow without spills */
-using lk_ce_prob_inbox = lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS>;
 
 /* What a thread reads at once: vectors of logits, and the probabilities of their columns. */
 template <class T, class Q> constexpr int LK_CE_PROB_LOADS = sizeof(T) == sizeof(Q) ? 2 : 1;
@@ -2106,7 +2092,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_take(lk_ce_row s, float (&x)[n], const float (&w)
 /* The state of a row, for all its threads. */
 template <bool given, class T, class Q>
 LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob,
-                                    lk_ce_prob_inbox *inbox, float scale)
+                                    lk_ce_row_inbox *inbox, float scale)
 {
     constexpr bool exact = sizeof(T) == 4;
     constexpr int U = LK_CE_PROB_LOADS<T, Q>;
@@ -2214,7 +2200,7 @@ template <class T, class Q, bool given>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
     lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    LK_SHARED(lk_ce_prob_inbox, inbox, [1]);
+    LK_SHARED(lk_ce_row_inbox, inbox, [1]);
     const lk_cross_entropy_args &a = p.a;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows,
@@ -2238,73 +2224,57 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-#define LK_CROSS_ENTROPY_ROWS ((int64_t)1 << 27) /* the most rows of the paths whose rows have blocks of their own */
-
 /* The calls. */
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
 
-/* Whether a reduced loss is wanted. */
+/* Whether a reduced loss is wanted; and whether max and sum of a row are enough for what forward gives. */
 LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
 {
     return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
 }
-
-/* The floats between the arrays of terms. */
-LK_HOST int64_t lk_cross_entropy_terms_stride(int64_t rows)
+LK_HOST bool lk_cross_entropy_is_plain(const lk_cross_entropy_args *a)
 {
-    const int64_t most = (int64_t)1 << 58; /* more rows than there can be */
-    return lk_ceil_div(rows < most ? rows : most, 64) * 64;
+    return a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy;
 }
 
-/* Where the columns are split over ranks: what lies in the workspace behind the terms of a reduced loss. */
+/* What lies in the workspace of a call. */
 typedef struct {
-    char *states, *all_states;
     lk_ce_tally *tally;
-    float *lse, *lse_low, *entropy, *others; /* of forward_backward */
-    size_t bytes;                            /* of all of the workspace */
-} lk_ce_exchange_space;
+    lk_ce_terms terms;                       /* of a reduced loss */
+    char *states, *all_states;               /* where the columns are split over ranks */
+    float *lse, *lse_low, *entropy, *others; /* then, in forward_backward */
+    size_t bytes;                            /* of all */
+} lk_ce_space;
 
-LK_HOST char *lk_ce_carve(char *base, size_t *used, size_t bytes)
+/* *array becomes the next of the workspace's arrays, if it is wanted. */
+template <class Element> LK_HOST void lk_ce_carve(Element **array, uintptr_t *next, bool wanted, int64_t bytes)
 {
-    char *const at = base + *used;
-    *used += (bytes + LK_WORKSPACE_ALIGNMENT - 1) / LK_WORKSPACE_ALIGNMENT * LK_WORKSPACE_ALIGNMENT;
-    return at;
+    if (wanted) *array = (Element *)*next, *next += bytes;
 }
 
-LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call);
-LK_HOST lk_ce_exchange_space lk_cross_entropy_exchange_space(const lk_cross_entropy_args *a, int call)
+LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int call)
 {
-    lk_ce_exchange_space x = {};
-    const size_t most = (size_t)1 << 38, rows = a->rows < (int64_t)most ? (size_t)a->rows : most; /* more than there can be */
-    const size_t row = 4 * rows, states = rows * (size_t)lk_ce_state_bytes(a);
-    char *const base = (char *)a->workspace;
-    x.bytes = lk_cross_entropy_bytes(a, LK_CE_FINISH);
-    x.states = lk_ce_carve(base, &x.bytes, states);
-    x.all_states = lk_ce_carve(base, &x.bytes, states * (size_t)a->parallel.ranks);
-    if (call != LK_CE_BOTH) return x;
-    x.tally = (lk_ce_tally *)lk_ce_carve(base, &x.bytes, sizeof *x.tally);
-    x.lse = (float *)lk_ce_carve(base, &x.bytes, row), x.lse_low = (float *)lk_ce_carve(base, &x.bytes, row);
-    x.entropy = (float *)lk_ce_carve(base, &x.bytes, row), x.others = (float *)lk_ce_carve(base, &x.bytes, row);
-    return x;
-}
-
-/* The bytes of workspace: for the terms of a reduced loss, and for the counts that a mean's gradients need before the rows. */
-LK_HOST size_t lk_cross_entropy_bytes(const lk_cross_entropy_args *a, int call)
-{
-    if (a->parallel.vocab_total && (call == LK_CE_FORWARD || call == LK_CE_BOTH) && a->rows > 0)
-        return a->parallel.all_gather ? lk_cross_entropy_exchange_space(a, call).bytes : 0;
-    const bool terms = lk_cross_entropy_reduced(a) && a->rows > 0;
-    if (call == LK_CE_BACKWARD || (!terms && !(call == LK_CE_BOTH && a->reduction == LK_REDUCTION_MEAN))) return 0;
-    const int kinds = terms ? 1 + (a->z_loss > 0.0f) + (a->class_weight || a->weight_sum) : 0;
-    return sizeof(lk_ce_tally) + (size_t)kinds * (size_t)lk_cross_entropy_terms_stride(a->rows) * sizeof(float);
-}
-
-/* The arrays of terms of a reduced loss, after the tally. */
-LK_HOST lk_ce_terms lk_cross_entropy_terms(const lk_cross_entropy_args *a)
-{
-    const int64_t stride = lk_cross_entropy_terms_stride(a->rows);
-    float *const loss = (float *)((lk_ce_tally *)a->workspace + 1), *const z = a->z_loss > 0.0f ? loss + stride : NULL;
-    return {loss, z, a->class_weight || a->weight_sum ? (z ? z : loss) + stride : NULL};
+    lk_ce_space s = {};
+    const bool split = a->parallel.vocab_total && (call == LK_CE_FORWARD || call == LK_CE_BOTH), gradient = call == LK_CE_BOTH;
+    if (call == LK_CE_BACKWARD || (split && !a->parallel.all_gather)) return s;
+    const bool terms = lk_cross_entropy_reduced(a), counts = gradient && a->reduction == LK_REDUCTION_MEAN;
+    const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
+    const int64_t rows = a->rows > most ? most : a->rows > 0 ? lk_ceil_div(a->rows, 64) * 64 : 0;
+    const int64_t states = rows * lk_ce_state_bytes(a);
+    uintptr_t next = (uintptr_t)a->workspace;
+    lk_ce_carve(&s.tally, &next, true, sizeof *s.tally);
+    lk_ce_carve(&s.terms.loss, &next, terms, 4 * rows);
+    lk_ce_carve(&s.terms.z, &next, terms && a->z_loss > 0.0f, 4 * rows);
+    lk_ce_carve(&s.terms.weight, &next, terms && (a->class_weight || a->weight_sum), 4 * rows);
+    lk_ce_carve(&s.states, &next, split, states);
+    lk_ce_carve(&s.all_states, &next, split, states * a->parallel.ranks);
+    lk_ce_carve(&s.lse, &next, split && gradient, 4 * rows);
+    lk_ce_carve(&s.lse_low, &next, split && gradient, 4 * rows);
+    lk_ce_carve(&s.entropy, &next, split && gradient, 4 * rows);
+    lk_ce_carve(&s.others, &next, split && gradient, 4 * rows);
+    s.bytes = next - (uintptr_t)a->workspace;
+    if (s.bytes == sizeof *s.tally && !counts) s.bytes = 0;
+    return s;
 }
 
 /* The values that linear_cross_entropy has too. Products of scales with log2 e, and under a softcap their quotient, stay far
@@ -2314,14 +2284,21 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char
     const float scale = a->logit_scale, cap = a->softcap, z = a->z_loss, e = a->label_smoothing;
     const float quotient = (scale == 0.0f ? 1.0f : scale) / cap, least = 0x1p-100f, most = 0x1p100f;
     const bool capped = cap != 0.0f;
-    lk_status status = lk_check_number(op, "logit_scale", scale, scale >= 0.0f && scale <= 0x1p127f, "0 to 2^127");
-    if (!status)
-        status = lk_check_number(op, "softcap", cap, !capped || (cap >= least && cap <= most), "0 or 2^-100 to 2^100");
-    if (!status) status = lk_check_number(op, "z_loss", z, z >= 0.0f && z <= FLT_MAX, "finite and at least 0");
-    if (!status)
-        status = lk_check_number(op, "logit_scale over softcap", quotient, !capped || (quotient >= least && quotient <= most),
-                                 "2^-100 to 2^100");
-    if (!status) status = lk_check_number(op, "label_smoothing", e, e >= 0.0f && e <= 1.0f, "0 to 1");
+    const struct {
+        const char *name;
+        float number;
+        bool good;
+        const char *rule;
+    } checks[] = {
+        {"logit_scale", scale, scale >= 0.0f && scale <= 0x1p127f, "0 to 2^127"},
+        {"softcap", cap, !capped || (cap >= least && cap <= most), "0 or 2^-100 to 2^100"},
+        {"z_loss", z, z >= 0.0f && z <= FLT_MAX, "finite and at least 0"},
+        {"logit_scale over softcap", quotient, !capped || (quotient >= least && quotient <= most), "2^-100 to 2^100"},
+        {"label_smoothing", e, e >= 0.0f && e <= 1.0f, "0 to 1"},
+    };
+    lk_status status = LK_OK;
+    for (int i = 0; i < LK_COUNT(checks) && !status; i++)
+        status = lk_check_number(op, checks[i].name, checks[i].number, checks[i].good, checks[i].rule);
     if (!status) status = lk_check_enum(op, "reduction", a->reduction, LK_REDUCTION_SUM, "LK_REDUCTION_*");
     return status ? status : lk_check_enum(op, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
 }
@@ -2401,12 +2378,10 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
-    if (split) { /* before sizes are computed of them */
-        const lk_status wrong = lk_cross_entropy_check_slice(op, a);
-        if (wrong) return wrong;
-    }
+    lk_status status = split ? lk_cross_entropy_check_slice(op, a) : LK_OK; /* before sizes are computed of it */
+    if (status) return status;
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
-    const size_t bytes = lk_cross_entropy_bytes(a, call);
+    const size_t bytes = lk_ce_space_of(a, call).bytes;
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
@@ -2435,7 +2410,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_status status = query ? LK_OK : lk_check_null(op, list, count - 1);
+    if (!query) status = lk_check_null(op, list, count - 1);
     if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
     if (!status && !split) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
     if (!status) status = lk_check_shapes(op, list, count, query);
@@ -2456,7 +2431,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (status) return status;
     if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
         return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_CROSS_ENTROPY_ROWS)
+    if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_TEAM_ROWS)
         return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
@@ -2465,45 +2440,14 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     return status ? status : lk_check_allocations(op, list, count);
 }
 
-/* The first steps of a call: which device it is for, and the checks. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int call, lk_device *device,
-                                         lk_cross_entropy_args *a)
-{
-    const cudaError_t error = lk_current_device(device);
-    const lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device->arch, a);
-    return status ? status : lk_asked_device(op, error);
-}
-
 /* The bytes of workspace that a call needs. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int call, size_t *bytes)
 {
     lk_cross_entropy_args a = {};
     const lk_status status = lk_cross_entropy_check<T>(op, args, call, LK_QUERY, &a);
-    if (!status && bytes) *bytes = lk_cross_entropy_bytes(&a, call);
+    if (!status && bytes) *bytes = lk_ce_space_of(&a, call).bytes;
     return status;
-}
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
-{
-    return lk_cross_entropy_query<T>(op, args, LK_CE_FORWARD, bytes);
-}
-template <class T>
-LK_HOST lk_status lk_cross_entropy_backward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
-{
-    return lk_cross_entropy_query<T>(op, args, LK_CE_BACKWARD, bytes);
-}
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_backward_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
-{
-    return lk_cross_entropy_query<T>(op, args, LK_CE_BOTH, bytes);
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_finish_workspace(const char *op, const lk_cross_entropy_args *args, size_t *bytes)
-{
-    return lk_cross_entropy_query<T>(op, args, LK_CE_FINISH, bytes);
 }
 
 /* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
@@ -2517,8 +2461,8 @@ LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device
                                          cudaStream_t stream)
 {
     const int cluster = lk_cross_entropy_adders(device, p.a.rows, p.a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_count_kernel<256, 1>;
-    if (cluster > 1) kernel = lk_cross_entropy_count_kernel<256, 8>;
+    void (*const kernel)(lk_cross_entropy_call) =
+        cluster > 1 ? lk_cross_entropy_count_kernel<256, 8> : lk_cross_entropy_count_kernel<256, 1>;
     return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, p);
 }
 
@@ -2532,48 +2476,46 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, p);
 }
 
-/* Whether 16-bit gradients lie where f32 logits are read; and the end of the padding. */
-template <class T> LK_HOST bool lk_cross_entropy_ordered(const lk_cross_entropy_args *a)
+/* The launch of forward's rows that are plain. Lanes of a warp until each has two vectors. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
 {
-    return a->dlogits == a->logits && a->dlogits_dtype != lk_dtype<T>;
-}
-template <class T> LK_HOST int64_t lk_cross_entropy_padded_end(const lk_cross_entropy_args *a)
-{
-    return !a->zero_padding ? a->vocab : lk_cross_entropy_ordered<T>(a) ? a->logits_stride : a->dlogits_stride;
-}
-
-/* log2 of the lanes of a row where rows share blocks of LK_CROSS_ENTROPY_SHARED threads; -1: they do not. */
-#define LK_CROSS_ENTROPY_SHARED 128
-template <class T> LK_HOST int lk_cross_entropy_gradient_lanes(const lk_cross_entropy_args *a)
-{
-    const int64_t lanes = lk_ceil_div(a->vocab / LK_VEC<T>, LK_CROSS_ENTROPY_FEW);
-    const bool fits = lanes <= 32 || a->rows > LK_CROSS_ENTROPY_ROWS;
-    if (a->path != LK_CROSS_ENTROPY_WARP && !(a->path == LK_CROSS_ENTROPY_AUTO && fits)) return -1;
-    int team_log2 = lk_cross_entropy_ordered<T>(a) ? 3 : 0; /* single elements are read at once then, one per thread */
-    while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
-    return team_log2;
+    lk_cross_entropy_args &a = p.a;
+    const int64_t bytes = a.vocab * (int64_t)sizeof(T);
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes); /* LK_TEAM_* are the numbers of the paths */
+    const bool lanes = path == LK_CROSS_ENTROPY_WARP;
+    const int cluster = path == LK_CROSS_ENTROPY_CLUSTER ? lk_team_cluster(device, a.rows) : 1;
+    const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
+    const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
+    p.team_log2 = team.size_log2;
+    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
+    if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
+    else if (lanes && bytes > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
+    else if (lanes) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
+    return lk_launch_pdl(op, device, kernel, team.grid, cluster, threads, 0, stream, p);
 }
 
 /* Whether rows are short and plain. */
 template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_args *a)
 {
-    const bool plain = a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy && !a->dentropy;
     const bool padded = a->zero_padding && a->dlogits_stride > a->vocab;
     const bool whole = (uintptr_t)a->logits % 16 == 0 && (uintptr_t)a->dlogits % 16 == 0 && a->vocab % LK_VEC<T> == 0 &&
                        (a->rows < 2 || (a->logits_stride % LK_VEC<T> == 0 && a->dlogits_stride % LK_VEC<T> == 0));
-    return a->path <= LK_CROSS_ENTROPY_WARP && a->vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && plain && !padded &&
-           whole && a->dlogits_dtype == lk_dtype<T>;
+    return a->path <= LK_CROSS_ENTROPY_WARP && a->vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole && !padded &&
+           lk_cross_entropy_is_plain(a) && !a->dentropy && a->dlogits_dtype == lk_dtype<T>;
 }
 
-/* How a row is spread, and the launch. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In
- * forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it gets a cluster,
- * and last as many slots as there is room for. */
+/* The launch of gradients, and of forward's rows that are not plain. Short rows have a kernel of their own. Another row gets
+ * threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY
+ * slots, so that three blocks fit on an SM. Then it gets a cluster, and last as many slots as there is room for. */
+#define LK_CROSS_ENTROPY_SHARED 128 /* threads of a block where rows share it */
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
                                             cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
-    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
     const bool is_short = lk_cross_entropy_short<T>(&a);
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     if (is_short) {
@@ -2589,14 +2531,17 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
     const int64_t blocks = lk_ceil_div(vecs, full * LK_CROSS_ENTROPY_BLOCK_MOST);
+    const bool shared = a.path ? a.path == LK_CROSS_ENTROPY_WARP : lanes <= 32 || a.rows > LK_TEAM_ROWS;
     const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
     int cluster = 1, threads = LK_CROSS_ENTROPY_SHARED;
-    p.team_log2 = lk_cross_entropy_gradient_lanes<T>(&a);
-    if (p.team_log2 < 0) {
+    if (shared) {
+        p.team_log2 = p.ordered ? 3 : 0; /* single elements are read at once then, one per thread */
+        while (p.team_log2 < 5 && 1 << p.team_log2 < lanes) p.team_log2++;
+    } else {
         if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && few))
             for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
         for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < lanes;) threads *= 2;
-        for (p.team_log2 = 6; 1 << p.team_log2 < threads * cluster;) p.team_log2++;
+        p.team_log2 = lk_log2(threads * cluster);
     }
     const int rows = threads >> p.team_log2 > 1 ? threads >> p.team_log2 : 1; /* a block's */
     const int64_t spills = rows * (int64_t)sizeof(lk_ce_gradient_spill);
@@ -2605,8 +2550,8 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     p.slots = (int)(slots < most ? slots : most);
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
     p.more = !whole || slots > most || p.padded_end > a.vocab || p.ordered;
-    bool plain = a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f);
-    if (!given) plain = plain && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
+    const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f)
+                             : lk_cross_entropy_is_plain(&a) && !a.dentropy;
     const int64_t bytes = p.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
@@ -2617,47 +2562,48 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
                          lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
 }
 
-/* The threads of a row, 1 << the result, and the blocks of its cluster. Lanes until each has two vectors. */
-template <class T>
-LK_HOST int lk_cross_entropy_team(const lk_device *device, const lk_cross_entropy_args *a, int *cluster)
+/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
+ * still hold it the second time. */
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
 {
-    const int64_t lanes = lk_ceil_div(a->vocab, 2 * LK_VEC<T>);
-    int path = a->path, team_log2 = 0;
-    if (path == LK_CROSS_ENTROPY_AUTO) {
-        if (a->vocab * (int64_t)sizeof(T) <= 16384 || a->rows > LK_CROSS_ENTROPY_ROWS) path = LK_CROSS_ENTROPY_WARP;
-        else path = a->rows < 2 * device->sms && device->arch >= 90 ? LK_CROSS_ENTROPY_CLUSTER : LK_CROSS_ENTROPY_BLOCK;
-    }
-    *cluster = 1;
-    if (path == LK_CROSS_ENTROPY_WARP) {
-        while (team_log2 < 5 && 1 << team_log2 < lanes) team_log2++;
-        return team_log2;
-    }
-    if (path == LK_CROSS_ENTROPY_CLUSTER)
-        for (*cluster = 2; *cluster < 8 && a->rows * *cluster < 2 * device->sms;) *cluster *= 2;
-    for (team_log2 = LK_CROSS_ENTROPY_THREADS_LOG2; LK_CROSS_ENTROPY_THREADS * *cluster > 1 << team_log2;) team_log2++;
-    return team_log2;
+    const lk_cross_entropy_args &a = p.a;
+    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
+    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
+    p.keep = 1.0f - a.label_smoothing, p.share = a.label_smoothing / (float)a.vocab;
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
+    int64_t wanted = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
+    if (p.ordered && wanted < 8) wanted = 8; /* single elements are read at once then, one per thread */
+    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
+    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
+        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
+    if (path != LK_CROSS_ENTROPY_WARP) wanted = cluster * LK_CROSS_ENTROPY_THREADS;
+    p.team = lk_team_of(a.rows, wanted, path == LK_CROSS_ENTROPY_WARP ? 32 : wanted, LK_CROSS_ENTROPY_THREADS);
+    return lk_launch_pdl(op, device,
+                         f32 ? lk_cross_entropy_prob_kernel<T, lk_f32, given> : lk_cross_entropy_prob_kernel<T, T, given>,
+                         p.team.grid, p.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
 }
 
-/* The launch of forward's rows that are plain. */
+/* A kernel of a rank's rows, for its states or for its gradients: a warp owns a row, or a block a long one. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_slice(const char *op, const lk_device *device, lk_cross_entropy_call p, bool gradient,
+                                         cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
-    int cluster;
-    p.team_log2 = lk_cross_entropy_team<T>(device, &a, &cluster);
-    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
-    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
-    if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
-    else if (p.team_log2 <= 5 && a.vocab * (int64_t)sizeof(T) > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
-    else if (p.team_log2 <= 5) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-    const int threads = p.team_log2 <= 5 ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS;
-    const int64_t size = (int64_t)1 << p.team_log2; /* of a team */
-    const int64_t blocks = size > threads ? a.rows * (size / threads) : lk_ceil_div(a.rows, threads / size);
-    return lk_launch_pdl(op, device, kernel, blocks, cluster, threads, 0, stream, p);
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, a.vocab * (int64_t)sizeof(T));
+    const bool blocks = path != LK_CROSS_ENTROPY_WARP;
+    const int threads = LK_CROSS_ENTROPY_THREADS, kind = gradient ? 2 : lk_cross_entropy_is_plain(&a);
+    void (*const kernels[3][2])(lk_cross_entropy_call) = {
+        {lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, false>, lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, false>},
+        {lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, true>, lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, true>},
+        {lk_cross_entropy_slice_kernel<T, LK_TEAM_WARP>, lk_cross_entropy_slice_kernel<T, LK_TEAM_BLOCK>}};
+    p.state_bytes = lk_ce_state_bytes(&a), p.cols = a.vocab, a.vocab = a.parallel.vocab_total;
+    p.team = lk_team_of(a.rows, blocks ? threads : 32, threads, threads);
+    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
+    return a.rows > 0 ? lk_launch_pdl(op, device, kernels[kind][blocks], p.team.grid, 1, threads, 0, stream, p) : LK_OK;
 }
 
-/* The rest of forward where columns are split over ranks: from the states of all ranks to the results. */
+/* From the states of all ranks to the results. */
 LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call p, cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
@@ -2665,7 +2611,6 @@ LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device
     const bool reduced = lk_cross_entropy_reduced(&a);
     p.state_bytes = lk_ce_state_bytes(&a), a.vocab = a.parallel.vocab_total;
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, p, stream);
-    if (reduced) p.terms = lk_cross_entropy_terms(&a);
     const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
     if (!status && blocks > 0)
         status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
@@ -2673,49 +2618,30 @@ LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device
     return status;
 }
 
-/* A kernel of a rank's rows: a warp owns a row, or a block a long one. */
+/* backward. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_slice(const char *op, const lk_device *device, lk_cross_entropy_call p, bool gradient,
-                                         cudaStream_t stream)
-{
-    lk_cross_entropy_args &a = p.a;
-    const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    const int64_t threads = LK_CROSS_ENTROPY_THREADS;
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, a.vocab * (int64_t)sizeof(T));
-    const bool blocks = path != LK_CROSS_ENTROPY_WARP;
-    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
-    p.state_bytes = lk_ce_state_bytes(&a), p.cols = a.vocab, a.vocab = a.parallel.vocab_total;
-    p.team = lk_team_of(a.rows, blocks ? threads : 32, threads, LK_CROSS_ENTROPY_THREADS);
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
-    void (*kernel)(lk_cross_entropy_call) = NULL;
-    if (gradient && blocks) kernel = lk_cross_entropy_slice_kernel<T, LK_TEAM_BLOCK>;
-    else if (gradient) kernel = lk_cross_entropy_slice_kernel<T, LK_TEAM_WARP>;
-    else if (plain && blocks) kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, true>;
-    else if (plain) kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, true>;
-    else if (blocks) kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, false>;
-    else kernel = lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, false>;
-    return a.rows > 0 ? lk_launch_pdl(op, device, kernel, p.team.grid, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, p) : LK_OK;
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_slice_gradient(const char *op, const lk_device *device, lk_cross_entropy_call p,
-                                                  cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device *device, lk_cross_entropy_call &p,
+                                                cudaStream_t stream)
 {
     const lk_cross_entropy_args &a = p.a;
-    p.valid_rows = a.valid_rows, p.valid = 1;
-    p.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
-    return lk_cross_entropy_slice<T>(op, device, p, true, stream);
+    if (a.rows == 0) return LK_OK;
+    p.valid = a.rows, p.over = a.denominator;
+    if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, p, stream);
+    p.valid_rows = a.valid_rows;
+    if (!a.denominator && a.class_weight) p.over = a.weight_sum;
+    return a.parallel.vocab_total ? lk_cross_entropy_slice<T>(op, device, p, true, stream)
+                                  : lk_cross_entropy_gradient<T, true>(op, device, p, stream);
 }
 
 /* forward and forward_backward where columns are split over ranks: the states, their exchange, the results; then the gradients
  * as in backward. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_exchange(const char *op, const lk_device *device, lk_cross_entropy_call p, int call,
+LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &p, int call,
                                             cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
     const lk_vocab_parallel v = a.parallel;
-    const lk_ce_exchange_space x = lk_cross_entropy_exchange_space(&a, call);
+    const lk_ce_space x = lk_ce_space_of(&a, call);
     if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
     if (call == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
         const bool counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
@@ -2734,106 +2660,71 @@ LK_HOST lk_status lk_cross_entropy_exchange(const char *op, const lk_device *dev
     if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
     if (status || call != LK_CE_BOTH) return status;
     a.bad_targets = NULL; /* they are counted */
-    return lk_cross_entropy_slice_gradient<T>(op, device, p, stream);
+    return lk_cross_entropy_run_backward<T>(op, device, p, stream);
 }
 
-/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
- * still hold it the second time. */
-template <class T, bool given>
-LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
-    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
-    p.ordered = lk_cross_entropy_ordered<T>(&a), p.padded_end = lk_cross_entropy_padded_end<T>(&a);
-    p.keep = 1.0f - a.label_smoothing, p.share = a.label_smoothing / (float)a.vocab;
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
-    int64_t wanted = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
-    if (p.ordered && wanted < 8) wanted = 8; /* single elements are read at once then, one per thread */
-    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
-    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
-        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
-    if (path != LK_CROSS_ENTROPY_WARP) wanted = cluster * LK_CROSS_ENTROPY_THREADS;
-    p.team = lk_team_of(a.rows, wanted, path == LK_CROSS_ENTROPY_WARP ? 32 : wanted, LK_CROSS_ENTROPY_THREADS);
-    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_prob_kernel<T, T, given>;
-    if (f32) kernel = lk_cross_entropy_prob_kernel<T, lk_f32, given>;
-    return lk_launch_pdl(op, device, kernel, p.team.grid, p.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
-}
-
-/* Rows are read where an output per row or a reduced loss is wanted. */
+/* forward and forward_backward of all columns. Rows are read where an output per row or a reduced loss is wanted. A mean's
+ * gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_forward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &p, int call,
+                                        cudaStream_t stream)
 {
-    lk_cross_entropy_call p = {};
     lk_cross_entropy_args &a = p.a;
-    lk_device device = {};
-    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FORWARD, &device, &a);
-    if (status) return status;
-    if (a.parallel.vocab_total) return lk_cross_entropy_exchange<T>(op, &device, p, LK_CE_FORWARD, stream);
-    const bool reduced = lk_cross_entropy_reduced(&a), prob = a.target_prob && a.rows > 0; /* whose kernel writes the counts */
-    if (!prob && !reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, &device, p, stream);
-
-    if (reduced) p.terms = lk_cross_entropy_terms(&a);
-    const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    const bool plain = a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.argmax && !a.entropy;
-    if (prob) status = lk_cross_entropy_prob<T, false>(op, &device, p, stream);
-    if (!prob && !status && a.rows > 0 && rowwise)
-        status = plain ? lk_cross_entropy_plain<T>(op, &device, p, stream)
-                       : lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
-    return status;
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
-{
-    lk_cross_entropy_call p = {};
-    lk_cross_entropy_args &a = p.a;
-    lk_device device = {};
-    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BACKWARD, &device, &a);
-    if (status || a.rows == 0) return status;
-    if (a.parallel.vocab_total) return lk_cross_entropy_slice_gradient<T>(op, &device, p, stream);
-    p.valid = a.rows, p.over = a.denominator;
-    if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, &device, p, stream);
-    p.valid_rows = a.valid_rows;
-    if (!a.denominator && a.class_weight) p.over = a.weight_sum;
-    return lk_cross_entropy_gradient<T, true>(op, &device, p, stream);
-}
-
-/* A mean's gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_forward_backward(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
-{
-    lk_cross_entropy_call p = {};
-    lk_cross_entropy_args &a = p.a;
-    lk_device device = {};
-    lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_BOTH, &device, &a);
-    if (status) return status;
-    if (a.parallel.vocab_total) return lk_cross_entropy_exchange<T>(op, &device, p, LK_CE_BOTH, stream);
-    const bool mean = a.reduction == LK_REDUCTION_MEAN, reduced = lk_cross_entropy_reduced(&a);
-    const bool prob = a.target_prob && a.rows > 0, asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
+    lk_status status = LK_OK;
+    const bool gradient = call == LK_CE_BOTH, mean = gradient && a.reduction == LK_REDUCTION_MEAN;
+    const bool prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
+    const bool reduced = lk_cross_entropy_reduced(&a), asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
     const bool known = mean && (prob || a.denominator || (!a.use_ignore_index && !a.class_weight));
-    p.valid = known ? a.rows : 1;
+    const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
     const bool before = mean && !known;
+    p.valid = known ? a.rows : 1;
     if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
-    p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
-    if (reduced) p.terms = lk_cross_entropy_terms(&a);
-    if (before || asked) status = lk_cross_entropy_count(op, &device, p, stream);
-    if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, &device, p, stream);
-    if (!status && !prob && a.rows > 0) status = lk_cross_entropy_gradient<T, false>(op, &device, p, stream);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, &device, p, stream);
+    if (mean) p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
+    if (before || asked) status = lk_cross_entropy_count(op, device, p, stream);
+    if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, p, stream);
+    if (!status && !prob && a.rows > 0 && (gradient || rowwise))
+        status = !gradient && lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, p, stream)
+                                                            : lk_cross_entropy_gradient<T, false>(op, device, p, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, device, p, stream);
     return status;
 }
 
-/* The results from the states of all ranks, which the caller has gathered. */
+/* A call: the checks, and what all kernels get. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_finish(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_args *args, int call, cudaStream_t stream)
 {
     lk_cross_entropy_call p = {};
+    lk_cross_entropy_args &a = p.a;
     lk_device device = {};
-    const lk_status status = lk_cross_entropy_begin<T>(op, args, LK_CE_FINISH, &device, &p.a);
-    return status ? status : lk_cross_entropy_merge(op, &device, p, stream);
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device.arch, &a);
+    if (!status) status = lk_asked_device(op, error);
+    if (status) return status;
+    p.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
+    p.padded_end = !a.zero_padding ? a.vocab : p.ordered ? a.logits_stride : a.dlogits_stride;
+    p.terms = lk_ce_space_of(&a, call).terms;
+    if (call == LK_CE_FINISH) return lk_cross_entropy_merge(op, &device, p, stream);
+    if (call == LK_CE_BACKWARD) return lk_cross_entropy_run_backward<T>(op, &device, p, stream);
+    return a.parallel.vocab_total ? lk_cross_entropy_run_ranks<T>(op, &device, p, call, stream)
+                                  : lk_cross_entropy_run_rows<T>(op, &device, p, call, stream);
 }
+
+/* The functions that LK_EMIT calls. */
+#define LK_CE_ENTRY(direction, call)                                                                                           \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_cross_entropy_##direction(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)     \
+    {                                                                                                                          \
+        return lk_cross_entropy_run<T>(op, args, call, stream);                                                                \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_cross_entropy_##direction##_workspace(const char *op, const lk_cross_entropy_args *args, size_t *n)   \
+    {                                                                                                                          \
+        return lk_cross_entropy_query<T>(op, args, call, n);                                                                   \
+    }
+LK_CE_ENTRY(forward, LK_CE_FORWARD)
+LK_CE_ENTRY(backward, LK_CE_BACKWARD)
+LK_CE_ENTRY(forward_backward, LK_CE_BOTH)
+LK_CE_ENTRY(finish, LK_CE_FINISH)
 
 #define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \
