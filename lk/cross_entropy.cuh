@@ -37,11 +37,10 @@
  *                args.reduction = LK_REDUCTION_MEAN, args.valid_rows = valid_rows;    // with class_weight weight_sum too
  *                lk_cross_entropy_forward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;                                      // that many bytes, aligned to 128
- *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call. It needs no lse, valid_rows or
- *            weight_sum, and has a workspace function of its own.
- *            A reduced loss needs 4 bytes of workspace per row, 4 more with z_loss, 4 more with class_weight or weight_sum; a
- *            mean in forward_backward needs 128 more, even without loss. The workspace functions read shapes, options and
- *            which outputs are wanted. logits and target may be NULL there.
+ *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call, without lse, valid_rows or
+ *            weight_sum. It has a workspace function of its own. A reduced loss takes 4 bytes of workspace per row, 4 more with
+ *            z_loss, 4 more with class_weight or weight_sum; a mean in forward_backward takes 128 more, even without loss. The
+ *            workspace functions read shapes, options and which outputs are wanted; logits and target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with upstream NULL. When upstream is
  *            known, one number without dlse, multiply dlogits in place by it with lk_scale_bf16 of lk_scale.cuh.
  *            lk_ce_row in lk_row.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
@@ -49,20 +48,20 @@
  * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.
  *            Ignored row (use_ignore_index and target = ignore_index): its values are not used and it counts nowhere. Its loss,
  *            z-loss, lse and entropy are 0, argmax is -1, dlogits exactly 0, even where the row or its upstream is NaN.
- *            Bad target (outside [0, vocab), not ignored): loss and dlogits of the row are NaN, and so is a reduced loss. lse,
- *            z-loss, entropy and argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum. Without
- *            class weights weight_sum is the number of rows with a good target. The call still returns LK_OK; bad_targets
- *            counts such rows. -100 is a bad target where use_ignore_index is 0.
- *            Expanded tensors of PyTorch, whose stride is 0, cannot be given, since 0 means packed. For an expanded upstream
- *            pass one value and upstream_per_row 0. A NULL upstream is 1, not 0; a NULL dlse or dentropy is 0.
+ *            Bad target (outside [0, vocab), not ignored; so is -100 where use_ignore_index is 0): the call returns LK_OK, and
+ *            bad_targets counts the row. Its loss and dlogits are NaN, and so is a reduced loss; lse, z-loss, entropy and
+ *            argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum, which without class weights is
+ *            the number of rows with a good target.
+ *            For an expanded upstream of PyTorch, whose stride is 0, pass one value and upstream_per_row 0. A NULL upstream is
+ *            1, not 0; a NULL dlse or dentropy is 0.
  *            Mean over nothing (D is 0, since all rows are ignored or all weights are 0): loss and z-loss are NaN. With
  *            zero_when_empty they are 0, unless a row's loss is NaN. f and h are 0; dlse and dentropy are still added.
  *            denominator: for a mean over several calls (micro-batches, devices), the sum of their valid_rows or weight_sum.
- *            Then the losses of the calls add up to the mean of all. Calls without a row to count give 0. valid_rows and
- *            weight_sum stay the counts of the call; backward does not need them. 0 is a mean over nothing, as above. Any
- *            other number is divided by, NaN and infinities too. It is used with LK_REDUCTION_MEAN alone.
- *            dentropy: the gradient of each row's entropy, which is added, like dlse. It is not divided by D. backward also
- *            needs the entropy of forward, in the field entropy; forward_backward does not.
+ *            Then the losses of the calls add up to the mean of all; a call without a row to count gives 0. valid_rows and
+ *            weight_sum stay the counts of the call; backward does not need them. 0 is a mean over nothing, as above. Any other
+ *            number is divided by, NaN and infinities too. Only LK_REDUCTION_MEAN uses it.
+ *            dentropy: the gradient of each row's entropy, added like dlse and not divided by D. backward also needs the
+ *            entropy of forward, in the field entropy; forward_backward does not.
  *            target_prob: class probabilities as in PyTorch's cross_entropy, with target NULL. A row need not add up to 1.
  *            Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
  *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss, which is
@@ -88,8 +87,8 @@
  *            gathers the slices first and names holes and overlaps.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
- *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23; the reference is at most 60 below the
- *            largest z. The relative error of p[j] is the sum's plus (4 + |z - lse|) 2^-23.
+ *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 60 below the
+ *            largest z; that of p[j] is the sum's plus (4 + |z - lse|) 2^-23.
  *            dz[y] is built from S and not from p[y] - 1, so it is as good where p[y] is almost 1. With z_loss, dlse or
  *            smoothing its terms may cancel; the error is then relative to the largest term.
  *            Backward uses the lse that it is given. Its rounding is a relative error of |lse| 2^-24 in each p[j]: 1e-6 at 16,
@@ -104,8 +103,6 @@
  *            40. 1 - (z / softcap)^2 has one of (5 + |logit_scale logits / softcap|) 2^-22.
  *            Where an exponential is below 2^-126 it counts as 0, and so does p[j].
  *            Where the largest z is beyond float's range lse is infinite and backward's dlogits are NaN.
- *            Measured against float64 (PyTorch 2.11 in brackets), bf16, mean, 1024 to 151936 columns: the loss's relative error
- *            is up to 1.0e-7 (3.4e-3); that of dlogits, relative Frobenius, 7.3e-4 (9.6e-4).
  *            Target at -inf: the loss is +inf, the gradient finite. -inf in another column: as if the column were not there, 0
  *            in the entropy. With smoothing the loss is then +inf, or NaN where that column's class weight is 0, as in PyTorch.
  *            Under a softcap -inf becomes -softcap, so it masks nothing; +inf becomes softcap. A counted row whose z are all
@@ -211,14 +208,11 @@ typedef struct {
  *                     logits is NULL, or both target and target_prob are; B: lse, dlogits, entropy where there is dentropy, or
  *                     valid_rows or weight_sum where mean needs it; FB: dlogits; F: all outputs are
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank not
- *                     within ranks; finish without ranks; a stride that is not 0 and below vocab; a tensor of more than
- *                     2^62 elements, gaps included; dlogits = logits with other strides; tensors that overlap
+ *                     within ranks; finish without ranks
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
  *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
- *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
- *   LK_ERR_WORKSPACE  the workspace is NULL, too small or not aligned to 128 bytes
  * Rows of any alignment run at full speed, in B and FB where rows of dlogits and logits start at one offset modulo 16 bytes
  * (16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element. The same holds of
  * target_prob, which is read so then. */
@@ -237,21 +231,6 @@ typedef struct {
 
 #define LK_CROSS_ENTROPY_THREADS_LOG2 8
 #define LK_CROSS_ENTROPY_THREADS (1 << LK_CROSS_ENTROPY_THREADS_LOG2)
-
-/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. */
-LK_DEVICE float lk_ce_tanh(float u, float *slope)
-{
-    const float e = lk_exp(-2.0f * fabsf(u)), inverse = __fdividef(1.0f, 1.0f + e), square = u * u;
-    *slope = 4.0f * e * inverse * inverse;
-    const float p = fmaf(fmaf(fmaf(0.019268046f, square, -0.0537151214f), square, 0.133325321f), square, -0.333333293f);
-    return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
-}
-
-/* z of logit x under a softcap. */
-LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
-{
-    return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
-}
 
 /* What a row's target means. */
 typedef struct {
@@ -298,11 +277,9 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of_word(const Args &a, i
 
 /* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
 
-/* A reduced loss takes a launch of its own after the rows, which leave their terms in the workspace. In forward_backward that
- * is faster than a sum by the block that ends last. */
-
-/* The terms of the rows. Each kind is an array [rows] at a multiple of 128 bytes. An ignored row leaves -0 for its class term,
- * which adds nothing to a sum. No other row leaves -0, so the count of the others is valid_rows. */
+/* The terms of the rows, which a launch after the rows adds up. Each kind is an array [rows] at a multiple of 128 bytes. An
+ * ignored row leaves -0 for its class term, which adds nothing to a sum. No other row leaves -0, so the count of the others is
+ * valid_rows. */
 typedef struct {
     float *loss;   /* the class terms; NULL: no reduced loss is wanted */
     float *z;      /* the z-losses; NULL without z_loss */
@@ -541,8 +518,9 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Plain rows are read as lk_lse_read reads them, and their states are merged as by lk_lse_team. These are functions of their own
- * since forward was slower with lk_row's teams of any kind: bench/results/choices.md. */
+/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take forward_backward's kernel,
+ * which keeps a running maximum and writes no gradient then. Plain rows are read as by lk_row_of and lk_lse_read, but with
+ * functions of their own: forward was slower with those (bench/results/choices.md). */
 
 /* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
  * every size-th; and the single elements rank, rank + size, ... of both ends. All zero: nothing. */
@@ -576,10 +554,8 @@ template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<
         if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
 }
 
-/* The state of the shares of `team` lanes; each lane reads its own. U loads are always in flight: raw holds the share's first U
- * vectors (lk_ce_plain_start); each one is used, and the next one is loaded into its registers. The lanes agree on a reference
- * early, while they wait for loads anyway, so that at the end they only have to add.
- * The state's values are x: lk_lse's functions are given the scale, which is positive.
+/* The state of the shares of `team` lanes, as lk_lse_read makes it; raw: from lk_ce_plain_start. The state's values are x:
+ * lk_lse's functions are given the scale, which is positive.
  * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
  * team with a row. */
 template <class T, int U>
@@ -688,23 +664,6 @@ template <int THREADS> LK_DEVICE lk_lse lk_ce_plain_merge(lk_ce_plain_inbox<THRE
 #pragma unroll
     for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
     return {s.max, lk_sum_warp(s.sum, team)};
-}
-
-/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. They are read by lk_ce_plain_read. All
- * others take forward_backward's kernel, which keeps a running maximum and writes no gradient then. */
-
-/* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
-template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
-{
-    float most = x[0];
-    bool nan = false;
-#pragma unroll
-    for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
-    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
-#pragma unroll
-        for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
-    }
-    return s;
 }
 
 /* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
@@ -1821,26 +1780,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
 /* A rank has some of the columns. Here p.a.vocab is the number of columns of all ranks, and targets and class weights are
  * theirs; p.cols columns of logits and dlogits are the rank's, from column a.parallel.vocab_start on. */
-
-/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. The target, which one
- * rank has, is not in the sums. */
-LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
-{
-    if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
-    else ((lk_ce_row *)states)[row] = s;
-}
-LK_DEVICE lk_ce_row lk_ce_unpack_state(const void *states, int bytes, int64_t row)
-{
-    if (bytes != 16) return ((const lk_ce_row *)states)[row];
-    const float4 packed = ((const float4 *)states)[row];
-    lk_ce_row s = lk_ce_row_empty();
-    s.max = packed.x, s.sum = packed.y, s.target = packed.z;
-    return s;
-}
-template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
-{
-    return a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy ? (int)sizeof(lk_ce_row) : 16;
-}
 
 #define LK_CE_SLICE_BLOCKS 3 /* per SM: as many as registers allow without spills */
 

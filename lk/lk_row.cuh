@@ -671,6 +671,20 @@ LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
     return s;
 }
 
+/* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
+template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
+{
+    float most = x[0];
+    bool nan = false;
+#pragma unroll
+    for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
+    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+#pragma unroll
+        for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
+    }
+    return s;
+}
+
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
 {
     const float max = fmaxf(a.max, b.max);
@@ -726,6 +740,43 @@ template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce
         }
     }
     return s;
+}
+
+/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. The target, which one
+ * rank has, is not in the sums. */
+LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
+{
+    if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
+    else ((lk_ce_row *)states)[row] = s;
+}
+LK_DEVICE lk_ce_row lk_ce_unpack_state(const void *states, int bytes, int64_t row)
+{
+    if (bytes != 16) return ((const lk_ce_row *)states)[row];
+    const float4 packed = ((const float4 *)states)[row];
+    lk_ce_row s = lk_ce_row_empty();
+    s.max = packed.x, s.sum = packed.y, s.target = packed.z;
+    return s;
+}
+template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
+{
+    return a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy ? (int)sizeof(lk_ce_row) : 16;
+}
+
+/* ---- The softcap --------------------------------------------------------------------------------------------------------- */
+
+/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. */
+LK_DEVICE float lk_ce_tanh(float u, float *slope)
+{
+    const float e = lk_exp(-2.0f * fabsf(u)), inverse = __fdividef(1.0f, 1.0f + e), square = u * u;
+    *slope = 4.0f * e * inverse * inverse;
+    const float p = fmaf(fmaf(fmaf(0.019268046f, square, -0.0537151214f), square, 0.133325321f), square, -0.333333293f);
+    return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
+}
+
+/* z of logit x under a softcap. */
+LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
+{
+    return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
 }
 
 #endif /* CUDA or the simulator */
