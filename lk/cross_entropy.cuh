@@ -76,7 +76,7 @@
  *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish makes the
  *            results of them.
  *            backward reads lse, others and, if given, lse_low:
- *                args.parallel = {.vocab_start = first, .vocab_total = all, .rank = rank, .ranks = ranks}; args.states = states;
+ *                args.parallel = {.vocab_start = first, .vocab_total = all, .rank = i, .ranks = n}, args.states = states;
  *                lk_cross_entropy_forward_bf16(&args, stream);
  *                ...                                                        // gathers states into all_states
  *                args.all_states = all_states, args.others = others;
@@ -150,7 +150,8 @@ typedef struct {
 } lk_vocab_parallel;
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
- * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. */
+ * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. An output that is
+ * NULL is skipped. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
@@ -160,23 +161,21 @@ typedef struct {
     const float *dlse;         /* B FB in          f32 [rows], a gradient of lse from elsewhere, which is added; NULL: none */
     const float *dentropy;     /* B FB in          f32 [rows], the gradient of entropy, likewise; NULL: none */
     const float *denominator;  /* F B FB in        f32 [1], what a mean divides by instead; NULL: its own counts */
-    float *loss;               /* F FB out         f32 [rows], or [1] when reduced; NULL to skip */
-    float *z_loss_out;         /* F FB out         f32, the part of loss that z_loss adds, shaped as loss; NULL to skip */
-    float *lse;                /* F FB out, B in   f32 [rows]; F FB: NULL to skip */
-    float *lse_low;            /* F FB out, B in   f32 [rows], the exact lse minus lse; NULL: skip in F FB, 0 in B */
-    float *entropy;            /* F FB out, B in   f32 [rows], in nats; F FB: NULL to skip; B: required with dentropy */
-    int64_t *argmax;           /* F FB out         int64 [rows], the smallest column of the largest logit, NaN above all; NULL
-                                                   to skip */
-    int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; F FB: NULL to skip; B: required for
-                                                   mean without denominator, with class weights only where z_loss is not 0 */
-    float *weight_sum;         /* F FB out, B in   f32 [1], the sum of class_weight[target] over good targets; F FB: NULL to
-                                                   skip; B: required for mean with class weights, without denominator */
+    float *loss;               /* F FB out         f32 [rows], or [1] when reduced */
+    float *z_loss_out;         /* F FB out         f32, the part of loss that z_loss adds, shaped as loss */
+    float *lse;                /* F FB out, B in   f32 [rows]; B: required */
+    float *lse_low;            /* F FB out, B in   f32 [rows], the exact lse minus lse; B: NULL means 0 */
+    float *entropy;            /* F FB out, B in   f32 [rows], in nats; B: required with dentropy */
+    int64_t *argmax;           /* F FB out         int64 [rows], the smallest column of the largest logit, NaN above all */
+    int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; B: required for mean without
+                                                   denominator, with class weights only where z_loss is not 0 */
+    float *weight_sum;         /* F FB out, B in   f32 [1], the sum of class_weight[target] over good targets; B: required for
+                                                   mean with class weights, without denominator */
     void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
-    int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
+    int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count */
     void *states;              /* F out            without all_gather: the states of this rank's columns, see Ranks */
     const void *all_states;    /* finish in        the states of all ranks, in their order */
-    float *others;             /* F FB out, B in   f32 [rows], sum_{j != y} p[j] over all ranks; F FB: NULL to skip; only with
-                                                   ranks, then B requires it */
+    float *others;             /* F FB out, B in   f32 [rows], sum_{j != y} p[j] over all ranks, only with them; B: required */
     void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;    /* F FB */
     lk_vocab_parallel parallel; /* zeroed: the columns are not split over ranks */
@@ -194,8 +193,8 @@ typedef struct {
     int reduction;             /* LK_REDUCTION_* */
     int zero_when_empty;       /* F FB: not 0: a mean over nothing is 0 instead of NaN */
     int upstream_per_row;      /* B FB: not 0: upstream is [rows], packed, with any reduction; 0: one number for all rows */
-    int zero_padding;          /* B FB: not 0: columns vocab to dlogits_stride - 1 of each row of dlogits become 0, of a single
-                                  row too; in place to logits_stride - 1 */
+    int zero_padding;          /* B FB: not 0: columns vocab to dlogits_stride - 1 of every row of dlogits become 0, in place to
+                                  logits_stride - 1 */
     int dlogits_dtype;         /* B FB: LK_DTYPE_*; 0: T. When T is f32 also f16 or bf16, in place then in the first half of
                                   each row */
     int target_dtype;          /* LK_TARGET_*; 0: int64 */
@@ -207,8 +206,8 @@ typedef struct {
  *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
  *                     logits is NULL, or both target and target_prob are; B: lse, dlogits, entropy where there is dentropy, or
  *                     valid_rows or weight_sum where mean needs it; FB: dlogits; F: all outputs are
- *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank not
- *                     within ranks; finish without ranks
+ *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank
+ *                     not within ranks; finish without ranks
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
  *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given
@@ -315,8 +314,8 @@ typedef struct {
 } lk_cross_entropy_call;
 
 /* Collects one state per warp in the block with rank 0.
- * Called by: every thread of a block of THREADS, or of a cluster of at most MOST such blocks, once per kernel, with the state of
- * its warp. Unless MOST is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
+ * Called by: every thread of a block of THREADS, or of a cluster of at most MOST such blocks, with the state of its warp, once
+ * per kernel. Unless MOST is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
  * Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. */
 template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
@@ -1337,8 +1336,8 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     lk_cp_async_commit_group();
 }
 
-/* Finds the owner of the target's element, from its index among the vectors or among the single elements, and loads the target's
- * logit and the thread's first single element. */
+/* Finds the owner of the target's element, from its index among the vectors or the single elements, and loads the target's logit
+ * and the thread's first single element. */
 template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
 {
     constexpr int N = LK_VEC<T>;
@@ -1395,8 +1394,8 @@ LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float
         const float v[1] = {logit}, w[1] = {weight};
         all = lk_ce_row_add(*rest, v, w, scale);
     }
-    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be above
-     * 2^-126 where the factor is not. */
+    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be
+     * above 2^-126 where the factor is not. */
     if (plain) *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, 0.5f * rest->max + 0.5f * logit), scale);
     *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
     if (plain) {
@@ -2263,21 +2262,19 @@ LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, in
 #if defined(LK_CHECK)
     const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) ||
-        capture != cudaStreamCaptureStatusNone)
-        return LK_OK;
+    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) || capture) return LK_OK;
     int64_t of[1024][4], sum = 0;
     cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
     const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
     if (status) return status;
-    if (!error)
-        error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
+    if (!error) error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
     if (!error) error = cudaStreamSynchronize(stream);
     if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
     for (int i = 0; i < v->ranks; i++) {
         sum += of[i][1];
         if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
-            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i, v->rank);
+            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
+                           v->rank);
         for (int k = 0; k < i; k++)
             if (of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
                 return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
@@ -2312,8 +2309,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool in_place = !query && a->dlogits == a->logits;
     const int saved = back ? LK_IN : LK_OUT; /* what forward writes and backward reads */
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
-    /* The columns of dlogits with its padding. A stride says where that ends, even of a single row, which has no other use for
-     * it. */
+    /* The columns of dlogits with its padding, which ends where the stride says, even of a single row. */
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
@@ -2436,16 +2432,6 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, kernel, team.grid, cluster, threads, 0, stream, p);
 }
 
-/* Whether rows are short and plain. */
-template <class T> LK_HOST bool lk_cross_entropy_short(const lk_cross_entropy_args *a)
-{
-    const bool padded = a->zero_padding && a->dlogits_stride > a->vocab;
-    const bool whole = (uintptr_t)a->logits % 16 == 0 && (uintptr_t)a->dlogits % 16 == 0 && a->vocab % LK_VEC<T> == 0 &&
-                       (a->rows < 2 || (a->logits_stride % LK_VEC<T> == 0 && a->dlogits_stride % LK_VEC<T> == 0));
-    return a->path <= LK_CROSS_ENTROPY_WARP && a->vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole && !padded &&
-           lk_cross_entropy_is_plain(a) && !a->dentropy && a->dlogits_dtype == lk_dtype<T>;
-}
-
 /* The launch of gradients, and of forward's rows that are not plain. Short rows have a kernel of their own. Another row gets
  * threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY
  * slots, so that three blocks fit on an SM. Then it gets a cluster, and last as many slots as there is room for. */
@@ -2455,9 +2441,12 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
                                             cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
-    const bool is_short = lk_cross_entropy_short<T>(&a);
+    const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
     if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
-    if (is_short) {
+    const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
+    const bool whole_out = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0;
+    const bool fits = a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T>;
+    if (fits && simple && whole && whole_out && !padded && a.dlogits_dtype == lk_dtype<T>) {
         while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
         p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
         void (*const kernels[4])(lk_cross_entropy_call) = {
@@ -2487,10 +2476,8 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - spills;
     const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << p.team_log2), most = room / (threads * 16);
     p.slots = (int)(slots < most ? slots : most);
-    const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
-    p.more = !whole || slots > most || p.padded_end > a.vocab || p.ordered;
-    const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f)
-                             : lk_cross_entropy_is_plain(&a) && !a.dentropy;
+    p.more = !whole || slots > most || padded || p.ordered;
+    const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
     const int64_t bytes = p.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
