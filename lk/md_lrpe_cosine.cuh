@@ -1106,7 +1106,7 @@ LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T> 
 
 /* A thread owns an item, N features of a head, and loads U tokens at a time. WRITE: the third kernel; otherwise the first. */
 template <class T, int N, bool BACKWARD, bool WRITE>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOCKS : 4)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DTHETA_BLOCKS : 4)
     lk_lrpe_columns_kernel(const __grid_constant__ lk_lrpe_columns_plan c)
 {
     constexpr int U = BACKWARD ? 2 : 4;
