@@ -7,16 +7,20 @@
  *              Heads may share one row of theta, and features one column: theta[0,j], theta[head,0] or theta[0,0].
  *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi)
  *   backward   g[f] = dy[f] cos(phi) + dy[dim + f] sin(phi)
- *              dx = g act'(x);  softmax: dx = act(x) (g - sum_f g[f] act(x[f]))
+ *              dx = g act'(x);  softmax: dx = act(x) (g - sum g act(x)), summed as in the softmax
  *              dtheta[head,j] = sum s_a act(x[f]) (dy[dim + f] cos(phi) - dy[f] sin(phi))
  *                               over the batch, the tokens of the grid, all features f with f % e = j, and all heads and
  *                               features that share this theta
+ *   softmax    over dim: act(x[f]) = exp(x[f]) / sum_f exp(x[f]). Over tokens: the sum is over all tokens of a batch, head and
+ *              feature, those of the prefix too.
  *   prefix     phi = 0 exactly: y = (act(x), 0) and g = dy[0:dim]; dy[dim:2 dim] is not read.
  *
  * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape[0] to
  * shape[axes - 1]. The strides of batch, head and token are free. For x of [batch, tokens, heads, dim] set all three: tokens *
  * heads * dim, dim and heads * dim. The dot product of y of two grid tokens depends on their positions only through the
  * difference, as an attention without softmax needs it. To decode one token, set shape to ones and `offset` to its position.
+ * To rotate only the first features, set e and append axes of length 1 with offset 0, until e * axes is at least dim: their
+ * features have the angle 0. With dim = 128, e = 64, axes = 2 and shape = {4096, 1} these are the last 64.
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
@@ -28,13 +32,14 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
  *            With dtheta: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes) says how much memory
- *            args.workspace must have.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dtheta needs a workspace: about 2 MiB on an H200, more with very many
- *            heads. Its size depends on the device's number of SMs, so that function needs a device.
- * Options    activation: relu, sigmoid, silu, or softmax over dim. theta_dtype: f32 or T. theta_heads, theta_features: 1 where
- *            all heads or all features share a theta, and dtheta. accumulate: the new dtheta is added to its old contents. In
- *            backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0 means packed, so an expanded
- *            tensor, whose stride is 0, must be made contiguous first.
+ *            args.workspace must have. With softmax over tokens forward has a workspace too, and such a function.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Two options need a workspace. dtheta: about 2 MiB on an H200, more with
+ *            very many heads. Softmax over tokens: at most 13 MiB on an H200, and 12 bytes for each batch, head and feature.
+ *            The size depends on the device's number of SMs, so its function needs a device then.
+ * Options    activation: relu, sigmoid, silu, or softmax over dim or over tokens. theta_dtype: f32 or T. theta_heads,
+ *            theta_features: 1 where all heads or all features share a theta, and dtheta. accumulate: the new dtheta is added
+ *            to its old contents. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0
+ *            means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
@@ -42,17 +47,18 @@
  *            1.2e-8. Beyond 2^24 each doubling of theta loses a bit.
  *            So |y error| <= 8e-7 |act(x)| and |g error| <= 8e-7 (|dy[f]| + |dy[dim + f]|), in f32 too, plus the error of act
  *            and the rounding to T.
- *            Relative errors: sigmoid and silu (|x| + 8) 2^-23, softmax (max - x + log dim + 8) 2^-23. Sums of dtheta are
- *            compensated: they err by 16 * 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act in
- *            each term.
- *            A theta that is not finite makes its features of y and dx NaN, except in the prefix. Infinities and NaN of x and
- *            dy follow the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN for a row with +inf or
- *            NaN, and for a row of only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then
- *            NaN.
+ *            Relative errors: sigmoid and silu (|x| + 8) 2^-23, softmax (max - x + log dim + 8) 2^-23, softmax over tokens
+ *            (max - x + 2 log tokens + 18) 2^-23. Sums over tokens and those of dtheta are compensated. Those of dtheta err by
+ *            16 * 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act in each term.
+ *            A theta that is not finite makes its features of y and dx NaN, except in the prefix. With softmax over tokens dx
+ *            is NaN there too, since it has a sum over all tokens. Infinities and NaN of x and dy follow the formulas, as in
+ *            PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN where what it sums over has +inf or NaN, or only -inf. An
+ *            angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
  *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
  *            angles. Over 3 and more, four threads compute a vector's angles together and exchange them. Each then processes
- *            every fourth batch.
+ *            every fourth batch. Softmax over tokens has kernels of its own, which read x, and in backward dy, twice: one sums
+ *            over tokens, one merges sums, and one writes y or dx.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -65,7 +71,7 @@
 enum {
     LK_MD_LRPE_COSINE_AUTO = 0,
     LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features. dim and strides must be multiples of 16 bytes, and
-                                     tensors must start on 16 bytes; softmax: dim is at most 512 bytes */
+                                     tensors must start on 16 bytes; softmax over dim: dim is at most 512 bytes */
     LK_MD_LRPE_COSINE_ROW = 2     /* a warp owns a row, element by element: any dim, stride and alignment */
 };
 
@@ -75,7 +81,8 @@ enum {
     LK_MD_LRPE_COSINE_RELU = 1,
     LK_MD_LRPE_COSINE_SIGMOID = 2,
     LK_MD_LRPE_COSINE_SILU = 3,
-    LK_MD_LRPE_COSINE_SOFTMAX = 4 /* over dim */
+    LK_MD_LRPE_COSINE_SOFTMAX = 4,       /* over dim */
+    LK_MD_LRPE_COSINE_SOFTMAX_TOKENS = 5 /* over tokens, those of the prefix too, for each batch, head and feature */
 };
 
 /* One struct for both calls: a training step fills it once. F: forward, B: backward; no letter: both. A call ignores the fields
@@ -87,8 +94,8 @@ typedef struct {
     const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out     T [batch, heads, tokens, dim], not in place; NULL to skip */
     float *dtheta;           /* B out     f32 [theta_heads, theta_features] packed; NULL to skip */
-    void *workspace;         /* B         scratch for dtheta, aligned to LK_WORKSPACE_ALIGNMENT; without dtheta not used */
-    size_t workspace_bytes;  /* B         at least what lk_md_lrpe_cosine_backward_workspace_bytes_<T> says */
+    void *workspace;         /* F B       scratch for softmax over tokens, B: and dtheta; aligned to LK_WORKSPACE_ALIGNMENT */
+    size_t workspace_bytes;  /* F B       at least what lk_md_lrpe_cosine_<direction>_workspace_bytes_<T> says */
     int64_t batch;           /* at least 0 */
     int64_t heads;           /* at least 0 */
     int64_t dim;             /* features of x, 1 to 2^30 */
@@ -112,7 +119,7 @@ typedef struct {
     int64_t dx_head_stride;  /* B */
     int64_t dx_token_stride; /* B */
     int theta_dtype;         /* LK_DTYPE_*: T or f32; 0 means T */
-    int activation;          /* LK_MD_LRPE_COSINE_NONE to SOFTMAX */
+    int activation;          /* LK_MD_LRPE_COSINE_NONE to SOFTMAX_TOKENS */
     int accumulate;          /* B: not 0: the new dtheta is added to the old one; 0: it replaces it */
     int path;                /* LK_MD_LRPE_COSINE_VECTOR or ROW; 0 chooses */
 } lk_md_lrpe_cosine_args;
@@ -123,8 +130,10 @@ typedef struct {
  *                     theta_heads is not 0, 1 or heads; theta_features is not 0, 1 or e; a tensor that spans more than 2^62
  *                     elements; a workspace of more than 2^62 bytes; elements of y or dx that overlap (those of x and dy may)
  *   LK_ERR_VALUE      a position outside (-2^31, 2^31); theta_dtype is neither T nor f32; activation or path is not in its enum
- *   LK_ERR_PATH       VECTOR, but dim, a stride or a pointer is not a multiple of 16 bytes, or softmax has dim above 512 bytes
- *   LK_ERR_WORKSPACE  with dtheta: workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes
+ *   LK_ERR_PATH       VECTOR, but dim, a stride or a pointer is not a multiple of 16 bytes, or softmax over dim has dim above
+ *                     512 bytes
+ *   LK_ERR_WORKSPACE  with dtheta or softmax over tokens: workspace is NULL, too small or not aligned to
+ *                     LK_WORKSPACE_ALIGNMENT bytes
  * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there.
  * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
 
@@ -994,6 +1003,188 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
     p.dtheta[at] = p.accumulate ? p.dtheta[at] + partial[element] : partial[element];
 }
 
+/* ---- Softmax over tokens ------------------------------------------------------------------------------------------------- */
+
+/* A column is all tokens of a batch, head and feature. The first kernel splits its tokens among threads, which add them up. The
+ * second one merges the splits. The third one writes y, or dx and dtheta's partial sums. */
+
+/* exps are exp(x - max). max is a reference: the largest x, or an earlier one at most LK_LRPE_LAZY below. It is raised only
+ * beyond that, since the sums are rescaled then: in a column that rises slowly those errors would add up. */
+typedef struct {
+    float max;
+    float sum; /* of exps; merged: its inverse, and NaN where the softmax is NaN */
+    float dot; /* sum g exps; merged: sum g p */
+} lk_lrpe_column;
+
+#define LK_LRPE_LAZY 2.0f
+
+typedef struct {
+    lk_lrpe_plan p;
+    lk_lrpe_column *columns; /* [batch, split, head, feature]; split 0 has the merged ones in the end */
+    int64_t splits;
+} lk_lrpe_columns_plan;
+
+/* Accesses to N features: a vector, or N = 1 element, as a float, at any address. */
+template <int N, class T> LK_DEVICE lk_vec<T> lk_lrpe_load(const T *at)
+{
+    if constexpr (N > 1) return lk_load_vec_ca(at);
+    else return {make_uint4(__float_as_uint(lk_to_float(*at)), 0, 0, 0)};
+}
+template <class T, int N> LK_DEVICE void lk_lrpe_unpack(float (&x)[N], lk_vec<T> raw)
+{
+    if constexpr (N > 1) lk_unpack(x, raw);
+    else x[0] = __uint_as_float(raw.raw.x);
+}
+template <class T, int N> LK_DEVICE void lk_lrpe_store(T *to, const float (&x)[N])
+{
+    if constexpr (N > 1) {
+        lk_vec<T> out;
+        lk_pack(&out, x);
+        lk_store_vec_wb(to, out);
+    } else {
+        lk_put(to, x[0]);
+    }
+}
+
+/* u, v and g of a token. */
+template <class T, int N>
+LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T> &step,
+                                 const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
+{
+    lk_lrpe_unpack(u, step.first), lk_lrpe_unpack(v, step.second);
+#pragma unroll
+    for (int j = 0; j < N && !p.read_dy; j++) u[j] = v[j] = 1.0f;
+    lk_lrpe_rotate_back(g, angles, u, v);
+}
+
+/* Adds U tokens to the states of N columns. An x of -inf with g = 0 adds nothing. */
+template <bool BACKWARD, int U, int N>
+LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost)[N], const float (&x)[U][N],
+                                  const float (&g)[U][N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float most = x[0][j], sum = 0.0f, dot = 0.0f;
+#pragma unroll
+        for (int u = 1; u < U; u++) most = fmaxf(most, x[u][j]);
+        const float max = most > to[j].max + LK_LRPE_LAZY ? most : to[j].max, reference = lk_lse_reference(max);
+        const float factor = lk_exp(to[j].max - reference); /* 1, unless max is raised */
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const float e = lk_exp(x[u][j] - reference);
+            sum += e;
+            if (BACKWARD) dot = fmaf(g[u][j], e, dot);
+        }
+        to[j].max = max, to[j].sum *= factor, lost[j].sum *= factor;
+        lk_lrpe_add(&to[j].sum, &lost[j].sum, sum);
+        if (!BACKWARD) continue;
+        to[j].dot *= factor, lost[j].dot *= factor;
+        lk_lrpe_add(&to[j].dot, &lost[j].dot, dot);
+    }
+}
+
+/* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). */
+template <bool BACKWARD, class T, int N>
+LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T> &step, const lk_lrpe_column (&of)[N],
+                                   const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_plan &p)
+{
+    float u[N], v[N], g[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) x[j] = of[j].sum * lk_exp(x[j] - of[j].max);
+    if (BACKWARD) {
+        lk_lrpe_unpack_dy(u, v, g, step, angles, p);
+        if (p.partial) lk_lrpe_add_dtheta(sums, angles, x, u, v);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] = x[j] * (g[j] - of[j].dot);
+        if (p.write_dx) lk_lrpe_store(out, g);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
+        lk_lrpe_store(out, u), lk_lrpe_store(out + p.dim, v);
+    }
+}
+
+/* A thread owns an item, N features of a head, and loads U tokens at a time. WRITE: the third kernel; otherwise the first. */
+template <class T, int N, bool BACKWARD, bool WRITE>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DTHETA_BLOCKS : 4)
+    lk_lrpe_columns_kernel(const __grid_constant__ lk_lrpe_columns_plan c)
+{
+    constexpr int U = BACKWARD ? 2 : 4;
+    const lk_lrpe_plan &p = c.p;
+    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    if (!item.owner) return;
+    const int feature = item.lane * N;
+    lk_lrpe_turns<N> turns;
+    lk_lrpe_angles<N> angles;
+    lk_lrpe_sums<N> sums = {};
+    if (BACKWARD || WRITE) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
+#pragma unroll 1
+    for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
+        const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, item.token) + feature, *x = in;
+        if (BACKWARD) x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, item.token) + feature;
+        T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, item.token) + feature;
+        const int64_t row = (batch * c.splits + (WRITE ? 0 : item.token)) * p.heads + item.head;
+        lk_lrpe_column column[N], lost[N] = {};
+#pragma unroll
+        for (int j = 0; j < N; j++) column[j] = WRITE ? c.columns[row * p.dim + feature + j] : lk_lrpe_column{-INFINITY, 0, 0};
+        int64_t token = item.token;
+#pragma unroll 1
+        for (int i = 0; i < item.tokens; i += U) {
+            lk_lrpe_step<T> step[U] = {};
+            float value[U][N], g[U][N] = {};
+#pragma unroll
+            for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
+                if (i + u >= item.tokens) continue;
+                step[u].x = lk_lrpe_load<N>(x);
+                if (!BACKWARD || !p.read_dy) continue;
+                step[u].first = lk_lrpe_load<N>(in);
+                if (token + u * p.token_step >= p.grid.prefix) step[u].second = lk_lrpe_load<N>(in + p.dim);
+            }
+#pragma unroll
+            for (int u = 0; u < U; u++, token += p.token_step, out += p.out_stride[3]) {
+                const bool there = i + u < item.tokens;
+                float first[N], second[N];
+                lk_lrpe_unpack(value[u], step[u].x);
+                if ((BACKWARD || WRITE) && there) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
+                if (WRITE && there) lk_lrpe_write_token<BACKWARD>(out, value[u], step[u], column, angles, &sums, p);
+                if (BACKWARD && !WRITE && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, p);
+#pragma unroll
+                for (int j = 0; j < N; j++) value[u][j] = there ? value[u][j] : -INFINITY;
+            }
+            if (!WRITE) lk_lrpe_add_tokens<BACKWARD>(column, lost, value, g);
+        }
+#pragma unroll
+        for (int j = 0; j < N && !WRITE; j++) c.columns[row * p.dim + feature + j] = column[j];
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (BACKWARD && WRITE && p.partial) p.partial[(item.slot * p.heads + item.head) * p.dim + feature + j] = sums.of[j];
+}
+
+/* A thread owns a column and merges its splits. */
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __grid_constant__ lk_lrpe_columns_plan c)
+{
+    const int64_t row = c.p.heads * c.p.dim, at = (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x, batch = at / row;
+    lk_lrpe_column *const first = c.columns + batch * c.splits * row + (at - batch * row);
+    lk_lrpe_column all = {-INFINITY, 0.0f, 0.0f}, lost = {};
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    if (batch >= c.p.batch) return;
+    for (int64_t split = 0; split < c.splits; split++) all.max = fmaxf(all.max, first[split * row].max);
+    const float reference = lk_lse_reference(all.max);
+    for (int64_t split = 0; split < c.splits; split++) {
+        const lk_lrpe_column part = first[split * row];
+        const float factor = lk_exp(part.max - reference);
+        lk_lrpe_add(&all.sum, &lost.sum, factor * part.sum);
+        lk_lrpe_add(&all.dot, &lost.dot, factor * part.dot);
+    }
+    all.sum = lk_is_finite(all.max) ? __frcp_rn(all.sum) : NAN;
+    all.dot *= all.sum;
+    *first = all;
+}
+
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 /* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that run at once. A loop over the
@@ -1015,10 +1206,11 @@ LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
 }
 
 /* The work of an item with dtheta: many tokens and batches of a head, so that there are few partial sums. These are dim floats
- * for each of a head's `slots`. */
+ * for each of a head's `slots`. splits: of a column's tokens, for softmax over tokens. */
 typedef struct {
-    int64_t token_step, stretch, slots;
-    size_t bytes; /* of the partial sums: the workspace */
+    int64_t token_step, stretch, slots, splits;
+    size_t columns; /* where these begin in the workspace, behind the partial sums */
+    size_t bytes;   /* of the workspace */
 } lk_lrpe_split;
 
 LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
@@ -1040,6 +1232,26 @@ LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_a
     return LK_OK;
 }
 
+/* The same, and the splits of columns: as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so
+ * that states are few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
+LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
+{
+    const int64_t tokens = lk_lrpe_tokens(a), columns = lk_count(lk_count(a->batch, a->heads), a->dim);
+    const lk_status status = lk_lrpe_split_dtheta(op, a, sms, split);
+    if (status || a->activation != LK_MD_LRPE_COSINE_SOFTMAX_TOKENS || columns == 0 || tokens == 0) return status;
+    const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
+    const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
+    const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
+    split->splits = wanted < most ? wanted : most;
+    if (split->splits < least) split->splits = least;
+    if (columns > ((int64_t)1 << 57) / split->splits)
+        return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
+                       (long long)split->splits);
+    split->columns = split->bytes;
+    split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
+    return LK_OK;
+}
+
 #define LK_LRPE_TENSOR(name, use, width)                                                                                       \
     {#name, a->name, sizeof(T), use, width,                                                                                    \
      {{a->batch, &a->name##_batch_stride, #name "_batch_stride"}, {a->heads, &a->name##_head_stride, #name "_head_stride"},    \
@@ -1053,7 +1265,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = sms == LK_QUERY;
+    const bool query = sms == LK_QUERY, over_tokens = a->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
     a->axes = a->axes < 1 ? 1 : a->axes > 8 ? 8 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
     if (a->theta_heads == 0) a->theta_heads = a->heads;
@@ -1070,7 +1282,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
         LK_LRPE_TENSOR(dy, backward ? LK_MAY_OVERLAP : LK_UNUSED, wide),
         LK_LRPE_TENSOR(dx, backward ? LK_OUT : LK_UNUSED, a->dim),
         {"dtheta", a->dtheta, 4, backward ? LK_OUT : LK_UNUSED, theta},
-        {"workspace", a->workspace, 1, backward ? LK_IN : LK_UNUSED, 0}, /* its size is known below */
+        {"workspace", a->workspace, 1, backward || over_tokens ? LK_IN : LK_UNUSED, 0}, /* its size is known below */
     };
     static const char *const shape[8] = {"shape[0]", "shape[1]", "shape[2]", "shape[3]",
                                          "shape[4]", "shape[5]", "shape[6]", "shape[7]"};
@@ -1097,7 +1309,8 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
                              (long long)a->offset[i], i, (long long)a->shape[i]);
     if (!status) status = lk_check_dtype<T>(op, "theta_dtype", a->theta_dtype);
     if (!status)
-        status = lk_check_enum(op, "activation", a->activation, LK_MD_LRPE_COSINE_SOFTMAX, "LK_MD_LRPE_COSINE_NONE to SOFTMAX");
+        status = lk_check_enum(op, "activation", a->activation, LK_MD_LRPE_COSINE_SOFTMAX_TOKENS,
+                               "LK_MD_LRPE_COSINE_NONE to SOFTMAX_TOKENS");
     if (!status) status = lk_check_enum(op, "path", a->path, LK_MD_LRPE_COSINE_ROW, "LK_MD_LRPE_COSINE_*");
     if (status) return status;
     const bool softmax = a->activation == LK_MD_LRPE_COSINE_SOFTMAX;
@@ -1111,13 +1324,13 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
-    if (!status) status = lk_lrpe_split_dtheta(op, a, sms, split);
+    if (!status) status = lk_lrpe_split_work(op, a, sms, split);
     if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, split->bytes);
     if (status) return status;
     lk_check_warn(op, a->batch == 0, "batch is 0; nothing is computed");
     lk_check_warn(op, a->heads == 0, "heads is 0; nothing is computed");
     lk_check_warn(op, tokens == 0, "there are no tokens; nothing is computed");
-    if (backward) list[count - 1].width = (int64_t)split->bytes;
+    if (backward || over_tokens) list[count - 1].width = (int64_t)split->bytes;
     return lk_check_allocations(op, list, count);
 }
 
@@ -1160,6 +1373,25 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
 }
 
+/* Numbers the items of a plan that has token_step and stretch. */
+LK_HOST void lk_lrpe_number_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int64_t lanes, bool walk_tokens, int groups)
+{
+    const int64_t tokens = p->tokens, cells = p->grid.stride[p->walk_axis].size;
+    p->tokens_each = (int)lk_ceil_div(tokens, p->token_step);
+    p->heads_inner = p->in_stride[1] < p->in_stride[2];
+    p->lanes = lk_lrpe_make_divisor(lanes);
+    p->inner = lk_lrpe_make_divisor(p->heads_inner ? a.heads : p->token_step);
+    p->outer = lk_lrpe_make_divisor(p->heads_inner ? p->token_step : a.heads);
+    p->items = lanes * a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch);
+    p->grid.small = p->items < 1 << 30 && tokens + cells < 1 << 30;
+    p->steps = walk_tokens ? p->tokens_each : (int)lk_ceil_div(p->stretch, groups);
+    p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
+    int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
+    for (int i = 0; i < 3; i++) /* unsigned: it may overflow where there is no second step */
+        strides[i][3] = walk_tokens ? (int64_t)((uint64_t)p->token_step * (uint64_t)strides[i][2])
+                                    : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
+}
+
 /* The fields of a plan for its items. groups: of a block over the batch, else 1. split: of dtheta. */
 template <class T>
 LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int sms, bool walk_tokens,
@@ -1194,19 +1426,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
             while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
                 p->token_step = lk_ceil_div(p->token_step, 2);
     }
-    p->tokens_each = (int)lk_ceil_div(tokens, p->token_step);
-    p->heads_inner = p->in_stride[1] < p->in_stride[2];
-    p->lanes = lk_lrpe_make_divisor(lanes);
-    p->inner = lk_lrpe_make_divisor(p->heads_inner ? a.heads : p->token_step);
-    p->outer = lk_lrpe_make_divisor(p->heads_inner ? p->token_step : a.heads);
-    p->items = lanes * a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch);
-    p->grid.small = p->items < 1 << 30 && tokens + cells < 1 << 30;
-    p->steps = walk_tokens ? p->tokens_each : (int)lk_ceil_div(p->stretch, groups);
-    p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
-    int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
-    for (int i = 0; i < 3; i++) /* unsigned: it may overflow where there is no second step */
-        strides[i][3] = walk_tokens ? (int64_t)((uint64_t)p->token_step * (uint64_t)strides[i][2])
-                                    : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
+    lk_lrpe_number_items(p, a, lanes, walk_tokens, groups);
 }
 
 /* The kernel of the vector path. */
@@ -1218,12 +1438,44 @@ template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward,
     return backward ? lk_lrpe_backward_kernel<T, ACT, false> : lk_lrpe_forward_kernel<T, ACT, false>;
 }
 
+/* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
+ * dtheta those of its slots. */
+template <class T, int N>
+LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
+                                         bool backward, const lk_lrpe_split &split, cudaStream_t stream)
+{
+    lk_lrpe_columns_plan c = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
+    const int64_t lanes = a.dim / N, columns = a.batch * a.heads * a.dim;
+    lk_lrpe_start_plan<T>(&c.p, a, backward);
+    c.p.vecs = (int)lanes, c.p.token_step = split.splits, c.p.stretch = 1;
+    lk_lrpe_number_items(&c.p, a, lanes, true, 1);
+    lk_status status = lk_launch_pdl(
+        op, device, backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>,
+        lk_ceil_div(c.p.items, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0, stream, c);
+    if (!status)
+        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(columns, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0,
+                               stream, c);
+    if (status) return status;
+    int64_t each = lk_count(columns / N, c.p.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
+    each = each < 1 ? 1 : each > LK_LRPE_TOKENS_MOST ? LK_LRPE_TOKENS_MOST : each;
+    c.p.token_step = a.dtheta ? split.token_step : lk_ceil_div(c.p.tokens, each);
+    c.p.stretch = a.dtheta ? split.stretch : 1;
+    lk_lrpe_number_items(&c.p, a, lanes, true, 1);
+    return lk_launch_pdl(
+        op, device, backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>,
+        lk_ceil_div(c.p.items, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0, stream, c);
+}
+
 /* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
  * of one token. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
 {
+    if (a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS)
+        return a.path == LK_MD_LRPE_COSINE_VECTOR
+                   ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
+                   : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
     lk_lrpe_plan p = {};
     lk_lrpe_start_plan<T>(&p, a, backward);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
@@ -1271,24 +1523,29 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_co
 }
 
 template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_forward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
+LK_HOST lk_status lk_lrpe_workspace(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, size_t *bytes)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
-    return lk_no_workspace(lk_md_lrpe_cosine_check<T>(op, args, false, LK_QUERY, &a, &split), bytes);
+    lk_device device = {};
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, backward, LK_QUERY, &a, &split);
+    if (!status && (a.dtheta || a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS))
+        status = lk_asked_device(op, lk_current_device(&device));
+    if (!status) status = lk_lrpe_split_work(op, &a, device.sms, &split);
+    if (!status && bytes) *bytes = split.bytes;
+    return status;
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_forward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
+{
+    return lk_lrpe_workspace<T>(op, args, false, bytes);
 }
 
 template <class T>
 LK_HOST lk_status lk_md_lrpe_cosine_backward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
 {
-    lk_md_lrpe_cosine_args a = {};
-    lk_lrpe_split split = {};
-    lk_device device = {};
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, LK_QUERY, &a, &split);
-    if (!status && a.dtheta) status = lk_asked_device(op, lk_current_device(&device));
-    if (!status) status = lk_lrpe_split_dtheta(op, &a, device.sms, &split);
-    if (!status && bytes) *bytes = split.bytes;
-    return status;
+    return lk_lrpe_workspace<T>(op, args, true, bytes);
 }
 
 #define LK_DEFINE_MD_LRPE_COSINE(T)                                                                                            \

@@ -7,8 +7,9 @@
  * strided rows, the inputs) must not change.
  *
  * Limits are those of the header, besides half an ulp of T: 8e-7 |act(x)| for y, 8e-7 (|u| + |v|) for g, u and v the halves of
- * dy; act errs by (|x| + 8) 2^-23 relative, softmax by (|x - max| + log dim + 8) 2^-23, and dx by what follows of it; dtheta by
- * 16 2^-24 of the sum of its terms' magnitudes |s act(x)| (|u| + |v|), and what cos, sin and act err in each.
+ * dy; act errs by (|x| + 8) 2^-23 relative, softmax by (|x - max| + log dim + 8) 2^-23, softmax over tokens by
+ * (|x - max| + 2 log tokens + 18) 2^-23, and dx by what follows of it; dtheta by 16 2^-24 of the sum of its terms' magnitudes
+ * |s act(x)| (|u| + |v|), and what cos, sin and act err in each.
  */
 #include "lk/md_lrpe_cosine.cuh"
 
@@ -40,8 +41,8 @@ static const query query_of[2][TEST_TYPES] = {
 enum { FORWARD, BACKWARD };
 static const char *const direction_name[] = {"forward", "backward"};
 static const char *const path_name[] = {"auto", "vector", "row"};
-static const char *const activation_name[] = {"none", "relu", "sigmoid", "silu", "softmax"};
-enum { ACTIVATIONS = 5 };
+static const char *const activation_name[] = {"none", "relu", "sigmoid", "silu", "softmax", "softmax over tokens"};
+enum { ACTIVATIONS = 6 };
 
 /* How a tensor [batch, heads, tokens, width] lies in memory. */
 enum { PACKED, TOKENS_FIRST, ODD_GAPS, ALIGNED_GAPS, BATCH_INSIDE, OVERLAPPING, LAYOUTS };
@@ -197,8 +198,8 @@ static const char *const did_name[DIDS] = {
     "x overlaps", "y [b,n,h,d]", "y odd gaps", "y aligned gaps", "y [n,h,b,d]", "dy overlaps", "x off", "y off other",
     "theta off", "theta of type T", "theta of all heads", "theta of all features",
     "theta 0", "theta up to 1e6", "theta tiny", "theta beyond 2^24", "theta wild", "relu",
-    "sigmoid", "silu", "softmax", "prefix wild", "-inf", "+inf", "nan", "1e4", "x = 0", "dtheta", "accumulate", "dx NULL",
-    "dy NULL"};
+    "sigmoid", "silu", "softmax", "softmax tokens", "prefix wild", "-inf", "+inf", "nan", "1e4", "x = 0", "dtheta",
+    "accumulate", "dx NULL", "dy NULL"};
 static const char *const counted_paths[] = {"fwd auto", "vector", "row", "bwd auto", "vector", "row"};
 enum { COUNTED = 6 };
 static const int counted_direction[] = {FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD};
@@ -301,8 +302,15 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* a = act(x) of a row and how much it may err; slope of the elementwise ones likewise. */
-static void activate(int activation, const double *x, int64_t dim, double *a, double *err, double *slope, double *slope_err)
+/* Softmax over tokens: of the tokens of a batch, head and feature, the largest x, sum exp(x - max) and sum a g. */
+typedef struct {
+    double max, sum, dot, dot_slack;
+    int64_t tokens;
+} column;
+
+/* a = act(x) of a row and how much it may err; slope of the elementwise ones likewise. c: the row's columns. */
+static void activate(int activation, const double *x, const column *c, int64_t dim, double *a, double *err, double *slope,
+                     double *slope_err)
 {
     double max = -INFINITY, sum = 0;
     for (int64_t f = 0; f < dim; f++) max = fmax(max, x[f]);
@@ -323,6 +331,10 @@ static void activate(int activation, const double *x, int64_t dim, double *a, do
         if (activation == LK_MD_LRPE_COSINE_SOFTMAX) {
             a[f] = isfinite(max) ? exp(v - max) / sum : NAN;
             err[f] = a[f] * ((isfinite(v) ? max - v : 0) + log((double)dim) + 8) * 0x1p-23 + 0x1p-126;
+        }
+        if (activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
+            a[f] = isfinite(c[f].max) ? exp(v - c[f].max) / c[f].sum : NAN;
+            err[f] = a[f] * ((isfinite(v) ? c[f].max - v : 0) + 2 * log((double)c[f].tokens) + 18) * 0x1p-23 + 0x1p-126;
         }
     }
 }
@@ -348,6 +360,43 @@ static double *table(int which, int64_t count)
     static size_t bytes[16];
     tables[which] = (double *)room(tables[which], &bytes[which], (size_t)(count > 0 ? count : 1) * sizeof(double));
     return tables[which];
+}
+
+/* The columns of x [batch, heads, tokens, dim], packed; those of a row begin at columns_of. */
+static column *columns;
+
+static column *columns_of(const problem *p, int64_t batch, int64_t head)
+{
+    return columns ? columns + (batch * p->heads + head) * p->dim : NULL;
+}
+
+static void make_columns(const problem *p, const double *x)
+{
+    static size_t bytes;
+    const int64_t tokens = tokens_of(p), count = p->batch * p->heads * p->dim;
+    if (p->activation != LK_MD_LRPE_COSINE_SOFTMAX_TOKENS || tokens == 0) return;
+    columns = (column *)room(columns, &bytes, (size_t)(count + 1) * sizeof(column));
+    for (int64_t i = 0; i < count; i++) {
+        const double *const at = x + i / p->dim * tokens * p->dim + i % p->dim;
+        column c = {-INFINITY, 0, 0, 0, tokens};
+        for (int64_t n = 0; n < tokens; n++) c.max = fmax(c.max, at[n * p->dim]);
+        for (int64_t n = 0; n < tokens; n++) c.sum += exp(at[n * p->dim] - c.max);
+        columns[i] = c;
+    }
+}
+
+/* The same of the x in x_buffer. */
+static void read_columns(const problem *p, const placing *xs)
+{
+    if (p->activation != LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) return;
+    const int64_t tokens = tokens_of(p), rows = p->batch * p->heads * tokens;
+    double *const x = table(15, rows * p->dim);
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t at = at_of(xs, row / tokens / p->heads, row / tokens % p->heads, row % tokens);
+        for (int64_t f = 0; f < p->dim; f++)
+            x[row * p->dim + f] = (double)test_get(p->type, test_buffer_host(&x_buffer), at + f);
+    }
+    make_columns(p, x);
 }
 
 static bool is_special(const problem *p, int64_t row, int64_t f)
@@ -434,6 +483,28 @@ static lk_md_lrpe_cosine_args args_of(const problem *p)
     return args;
 }
 
+/* Gives a call the workspace that the query asks for, poisoned. */
+static bool give_workspace(const problem *p, lk_md_lrpe_cosine_args *args, int poison)
+{
+    size_t needed = 12345;
+    const lk_status query = query_of[p->direction][p->type](args, &needed);
+    const bool wanted = p->dtheta || p->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+    if (!test_that(query == LK_OK && (needed > 0) == (wanted && p->batch * p->heads * tokens_of(p) > 0)))
+        test_detail("the query says %s, %zu bytes; %s", lk_status_string(query), needed, describe(p));
+    if (query) return false;
+    test_buffer_size(&work_buffer, needed, 0, poison);
+    test_buffer_upload(&work_buffer);
+    if (needed) args->workspace = test_buffer_device(&work_buffer), args->workspace_bytes = needed;
+    return true;
+}
+
+static void check_workspace(const problem *p)
+{
+    test_buffer_download(&work_buffer);
+    for (size_t i = 0; i < work_buffer.bytes; i++) test_buffer_accept(&work_buffer, (int64_t)i, 1);
+    test_buffer_untouched(&work_buffer, "workspace", describe(p));
+}
+
 static void prepare_theta(const problem *p, int poison)
 {
     const int bytes = p->theta_t ? test_type_bytes[p->type] : 4;
@@ -481,10 +552,13 @@ static void check_forward(const problem *p)
         prepare_theta(p, run ? 0x7f : 0xff);
         test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
         if (run == 0) make_angles(p, cos_of, sin_of, s_of);
-        const lk_md_lrpe_cosine_args args = args_of(p);
+        if (run == 0) read_columns(p, &xs);
+        lk_md_lrpe_cosine_args args = args_of(p);
+        if (!give_workspace(p, &args, run ? 0xff : 0x5a)) return;
         const bool ran = launched(p, call_of[FORWARD][p->type](&args, test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&y_buffer), test_buffer_download(&theta_buffer);
         if (!ran) return;
+        check_workspace(p);
 
         const void *y = test_buffer_back(&y_buffer);
         kept = (unsigned char *)room(kept, &kept_bytes, y_buffer.bytes);
@@ -499,7 +573,7 @@ static void check_forward(const problem *p)
                     } else {
                         for (int64_t f = 0; f < dim; f++)
                             x[f] = (double)test_get(p->type, test_buffer_host(&x_buffer), at_of(&xs, b, h, n) + f);
-                        activate(p->activation, x, dim, a, err, slope, slope_err);
+                        activate(p->activation, x, columns_of(p, b, h), dim, a, err, slope, slope_err);
                         memcpy(kept + row * bytes, (const char *)y + row * bytes, (size_t)(2 * dim * bytes));
                     }
                     for (int64_t f = 0; f < dim && run == 0; f++) {
@@ -532,28 +606,46 @@ typedef struct {
     double *x, *a, *err, *slope, *slope_err, *g, *g_slack;
     const double *cos_of, *sin_of, *s_of; /* of this row */
     double *sum, *limit;                  /* dtheta */
-    int64_t head;
+    int64_t batch, head;
+    column *columns; /* whose dots the row belongs to; NULL once they are complete */
 } backward_row;
 
-static void check_dx(const problem *p, const backward_row *r, const void *dx, int64_t at, const double *u, const double *v,
-                     bool still)
+/* g of a row, and what it adds to the dots of its columns. Returns sum_f a g. */
+static double row_gradient(const problem *p, const backward_row *r, const double *u, const double *v, bool still,
+                           double *dot_slack)
 {
-    double dot = 0, dot_slack = 0;
+    double dot = 0;
+    *dot_slack = 0;
     for (int64_t f = 0; f < p->dim; f++) {
         const double extra = angle_extra(p, r->s_of[f]);
         r->g[f] = still ? u[f] : u[f] * r->cos_of[f] + v[f] * r->sin_of[f];
         r->g_slack[f] = still ? 0 : (ROTATION + extra) * (fabs(u[f]) + fabs(v[f]));
-        dot += r->a[f] * r->g[f];
-        dot_slack += r->a[f] * r->g_slack[f] + r->err[f] * fabs(r->g[f]) + 16 * 0x1p-24 * fabs(r->a[f] * r->g[f]);
+        const double term = r->a[f] * r->g[f];
+        const double slack = r->a[f] * r->g_slack[f] + r->err[f] * fabs(r->g[f]) + 16 * 0x1p-24 * fabs(term);
+        dot += term, *dot_slack += slack;
+        if (r->columns) r->columns[f].dot += term, r->columns[f].dot_slack += slack;
+    }
+    return dot;
+}
+
+static void check_dx(const problem *p, const backward_row *r, const void *dx, int64_t at, const double *u, const double *v,
+                     bool still)
+{
+    double dot_slack, dot = row_gradient(p, r, u, v, still, &dot_slack);
+    for (int64_t f = 0; f < p->dim; f++) {
         if (!r->sum || still) continue;
-        const double s = r->s_of[f], w = v[f] * r->cos_of[f] - u[f] * r->sin_of[f], size = fabs(u[f]) + fabs(v[f]);
+        const double s = r->s_of[f], extra = angle_extra(p, s);
+        const double w = v[f] * r->cos_of[f] - u[f] * r->sin_of[f], size = fabs(u[f]) + fabs(v[f]);
         r->sum[theta_at(p, r->head, f)] += s * (r->a[f] * w);
         r->limit[theta_at(p, r->head, f)] += fabs(s) * size * (fabs(r->a[f]) * (16 * 0x1p-24 + ROTATION + extra) + r->err[f]);
     }
     for (int64_t f = 0; f < p->dim && dx; f++) {
         double want = r->g[f] * r->slope[f], slack = r->g_slack[f] * fabs(r->slope[f]) + fabs(r->g[f]) * r->slope_err[f];
         if (p->activation == LK_MD_LRPE_COSINE_RELU && r->slope[f] == 0) want = slack = 0; /* whatever g is */
-        if (p->activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+        const bool over_tokens = p->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+        const column *const c = over_tokens ? columns_of(p, r->batch, r->head) + f : NULL;
+        if (c) dot = c->dot, dot_slack = c->dot_slack;
+        if (over_tokens || p->activation == LK_MD_LRPE_COSINE_SOFTMAX) {
             want = r->a[f] * (r->g[f] - dot);
             slack =
                 r->a[f] * (r->g_slack[f] + dot_slack + 0x1p-23 * (fabs(r->g[f]) + fabs(dot))) + r->err[f] * fabs(r->g[f] - dot);
@@ -564,6 +656,22 @@ static void check_dx(const problem *p, const backward_row *r, const void *dx, in
             test_detail("dx feature %lld is %.9g, want %.9g +- %.3g (x %.9g, u %.9g, v %.9g, position %.0f); %s", (long long)f,
                         (double)got, want, slack, r->x[f], u[f], v[f], r->s_of[f], describe(p));
     }
+}
+
+/* x, act(x) and the halves of dy of a row, and where its angles are. */
+static void load_backward_row(const problem *p, backward_row *r, const placing *xs, const placing *ys, int64_t batch,
+                              int64_t head, int64_t token, double *u, double *v)
+{
+    const int64_t x_at = at_of(xs, batch, head, token), dy_at = at_of(ys, batch, head, token), dim = p->dim;
+    const int64_t angle = (head * tokens_of(p) + token) * dim, angles = p->heads * tokens_of(p) * dim;
+    r->batch = batch, r->head = head;
+    r->cos_of = table(5, angles) + angle, r->sin_of = table(6, angles) + angle, r->s_of = table(7, angles) + angle;
+    for (int64_t f = 0; f < dim; f++) {
+        r->x[f] = reads_x(p) ? (double)test_get(p->type, test_buffer_host(&x_buffer), x_at + f) : 0;
+        u[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), dy_at + f);
+        v[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), dy_at + dim + f);
+    }
+    activate(p->activation, r->x, columns_of(p, batch, head), dim, r->a, r->err, r->slope, r->slope_err);
 }
 
 static float initial_dtheta(int64_t at)
@@ -592,50 +700,40 @@ static void check_backward(const problem *p)
             test_put(TEST_F32, test_buffer_host(&dtheta_buffer), i, initial_dtheta(i));
         prepare_theta(p, run ? 0x7f : 0xff);
         if (run == 0) make_angles(p, cos_of, sin_of, s_of);
+        if (run == 0) read_columns(p, &xs);
         lk_md_lrpe_cosine_args args = args_of(p);
-        size_t needed = 12345;
-        const lk_status query = query_of[BACKWARD][p->type](&args, &needed);
-        if (!test_that(query == LK_OK && (needed > 0) == (p->dtheta && p->batch * p->heads * tokens > 0)))
-            test_detail("the query says %s, %zu bytes; %s", lk_status_string(query), needed, describe(p));
-        if (query) return;
-        test_buffer_size(&work_buffer, needed, 0, run ? 0xff : 0x5a);
-        args.workspace = needed ? test_buffer_device(&work_buffer) : NULL, args.workspace_bytes = needed;
-        test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &dtheta_buffer, &work_buffer, &theta_buffer};
-        for (int i = 0; i < 5; i++) test_buffer_upload(buffers[i]);
+        if (!give_workspace(p, &args, run ? 0xff : 0x5a)) return;
+        test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &dtheta_buffer, &theta_buffer};
+        for (int i = 0; i < 4; i++) test_buffer_upload(buffers[i]);
         const bool ran = launched(p, call_of[BACKWARD][p->type](&args, test.stream));
-        for (int i = 0; i < 6; i++) test_buffer_download(buffers[i]);
+        for (int i = 0; i < 5; i++) test_buffer_download(buffers[i]);
         if (!ran) return;
+        check_workspace(p);
 
         const void *dx = p->no_dx ? NULL : test_buffer_back(&dx_buffer);
         kept = (unsigned char *)room(kept, &kept_bytes, dx_buffer.bytes);
         kept_dtheta = (unsigned char *)room(kept_dtheta, &kept_dtheta_bytes, dtheta_buffer.bytes + 4);
         for (int64_t i = 0; i < thetas; i++) sum[i] = limit[i] = 0;
+        backward_row r = {};
+        r.x = table(0, dim), r.a = table(1, dim), r.err = table(2, dim), r.slope = table(3, dim), r.slope_err = table(4, dim);
+        r.g = table(10, dim), r.g_slack = table(11, dim);
+        r.sum = p->dtheta ? sum : NULL, r.limit = limit;
+        const bool over_tokens = p->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+        for (int64_t b = 0; b < p->batch && run == 0 && over_tokens; b++)
+            for (int64_t h = 0; h < p->heads; h++)
+                for (int64_t n = 0; n < tokens; n++) {
+                    double slack;
+                    r.columns = columns_of(p, b, h);
+                    load_backward_row(p, &r, &xs, &ys, b, h, n, u, v);
+                    row_gradient(p, &r, u, v, n < p->prefix, &slack);
+                }
+        r.columns = NULL;
         for (int64_t b = 0; b < p->batch; b++)
             for (int64_t h = 0; h < p->heads; h++)
                 for (int64_t n = 0; n < tokens; n++) {
-                    const int64_t row = at_of(&ds, b, h, n), angle = (h * tokens + n) * dim;
+                    const int64_t row = at_of(&ds, b, h, n);
                     if (run == 0) {
-                        backward_row r = {table(0, dim),
-                                          table(1, dim),
-                                          table(2, dim),
-                                          table(3, dim),
-                                          table(4, dim),
-                                          table(10, dim),
-                                          table(11, dim),
-                                          cos_of + angle,
-                                          sin_of + angle,
-                                          s_of + angle,
-                                          p->dtheta ? sum : NULL,
-                                          limit,
-                                          h};
-                        for (int64_t f = 0; f < dim; f++) {
-                            const int64_t at = at_of(&ys, b, h, n) + f;
-                            const int64_t x_at = at_of(&xs, b, h, n) + f;
-                            r.x[f] = reads_x(p) ? (double)test_get(p->type, test_buffer_host(&x_buffer), x_at) : 0;
-                            u[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), at);
-                            v[f] = p->no_dy ? 1 : (double)test_get(p->type, test_buffer_host(&y_buffer), at + dim);
-                        }
-                        activate(p->activation, r.x, dim, r.a, r.err, r.slope, r.slope_err);
+                        load_backward_row(p, &r, &xs, &ys, b, h, n, u, v);
                         check_dx(p, &r, dx, row, u, v, n < p->prefix);
                         if (dx) memcpy(kept + row * bytes, (const char *)dx + row * bytes, (size_t)(dim * bytes));
                     } else if (dx &&
@@ -657,13 +755,11 @@ static void check_backward(const problem *p)
                 test_detail("a second run gives other bits for dtheta[%lld]; %s", (long long)i, describe(p));
             test_buffer_accept(&dtheta_buffer, i, 4);
         }
-        for (size_t i = 0; i < needed; i++) test_buffer_accept(&work_buffer, (int64_t)i, 1);
         test_buffer_untouched(&x_buffer, "x", describe(p));
         test_buffer_untouched(&y_buffer, "dy", describe(p));
         test_buffer_untouched(&dx_buffer, "dx", describe(p));
         test_buffer_untouched(&theta_buffer, "theta", describe(p));
         test_buffer_untouched(&dtheta_buffer, "dtheta", describe(p));
-        test_buffer_untouched(&work_buffer, "workspace", describe(p));
     }
 }
 
@@ -748,7 +844,7 @@ static void dims(int type, int direction, int path)
     const int64_t v = 16 / test_type_bytes[type];
     const int64_t sizes[] = {1, v - 1, v, v + 1, 31, 33, 12 * v, 128, 127, 129, 256, 257, 300, 40 * v, 130 * v};
     for (int i = 0; i < LENGTH_OF(sizes) - (test.small ? 1 : 0); i++)
-        for (int activation = 0; activation < ACTIVATIONS; activation += LK_MD_LRPE_COSINE_SOFTMAX) {
+        for (int activation = 0; activation < ACTIVATIONS; activation += activation ? 1 : LK_MD_LRPE_COSINE_SOFTMAX) {
             problem p = plain(type, direction, path, 3, test.small ? 1 : 2, 3, sizes[i]);
             p.activation = activation, p.axes = 1 + i % 2, p.shape[1] = 2;
             check_both(p);
@@ -804,6 +900,33 @@ static void activations(int type, int direction, int path)
                 p.no_dy = direction == BACKWARD;
                 if (p.no_dy) check_both(p);
             }
+}
+
+/* Softmax over tokens: of any number, in one split and in several, with strides, prefixes and columns of special values. */
+static void token_softmax(int type, int direction, int path)
+{
+    const int64_t vec = 16 / test_type_bytes[type], lengths[] = {1, 2, 3, 5, 15, 17, 31, 33, 100, 301};
+    const bool vector = path == LK_MD_LRPE_COSINE_VECTOR;
+    int several = 0;
+    for (int i = 0; i < LENGTH_OF(lengths) - (test.small ? 1 : 0); i++)
+        for (int k = 0; k < 4; k++) {
+            if (test.small && i % 2 && k % 2) continue;
+            problem p = plain(type, direction, path, 1 + (i + k) % 3, 1 + i % 2, lengths[i], k == 1 && !vector ? 13 : 2 * vec);
+            p.activation = LK_MD_LRPE_COSINE_SOFTMAX_TOKENS, p.prefix = (i + k) % 3;
+            if (k == 1) p.axes = 2, p.shape[1] = 2, p.no_dy = direction == BACKWARD && i % 2;
+            if (k == 2) p.x_layout = TOKENS_FIRST, p.y_layout = BATCH_INSIDE, p.dx_layout = ALIGNED_GAPS, p.accumulate = true;
+            if (k == 3 && !vector) p.x_layout = p.y_layout = p.dx_layout = ODD_GAPS, p.x_at = 1;
+            if (k == 3) p.special = MINUS_INF + i / 2 % 3, p.where = EVEN, p.prefix = i % 2;
+            check_both(p);
+            p.dtheta = direction == BACKWARD;
+            if (p.dtheta && k == 2) p.no_dx = true, check(&p);
+            lk_md_lrpe_cosine_args args = args_of(&p), filled = {};
+            lk_lrpe_split split = {};
+            const bool back = direction == BACKWARD;
+            const lk_status status = lk_md_lrpe_cosine_check<lk_f32>("", &args, back, LK_QUERY, &filled, &split);
+            if (!status && !lk_lrpe_split_work("", &filled, test.sms, &split)) several += split.splits > 2;
+        }
+    if (!test_that(several > 2)) test_detail("%d cases with more than two splits", several);
 }
 
 static void layouts(int type, int direction, int path)
@@ -898,7 +1021,7 @@ static void specials(int type, int direction, int path)
             for (int i = 0; i < LENGTH_OF(sizes); i++) {
                 if (test.small && (i + special + where) % 4) continue;
                 problem p = plain(type, direction, path, 2 + where % 2 * 2, test.small ? 1 : 2, 3, sizes[i]);
-                p.special = special, p.where = where, p.activation = (special + where + i) % ACTIVATIONS;
+                p.special = special, p.where = where, p.activation = (special + 2 * where + i) % ACTIVATIONS;
                 p.prefix = 1;
                 check_both(p);
             }
@@ -967,6 +1090,7 @@ static void all_themes(void)
                                    {"batches", batches},
                                    {"prefix", prefixes},
                                    {"activations", activations},
+                                   {"softmax over tokens", token_softmax},
                                    {"layouts", layouts},
                                    {"off by elements", misaligned},
                                    {"positions and thetas", thetas},
@@ -1107,6 +1231,49 @@ static void divisions(void)
     }
 }
 
+/* Long columns of a thread: values that float sums would lose behind a first one, and values that rise slowly, so that a sum
+ * against the largest would be rescaled at each step. g is 1, so dot is the sum as well. */
+typedef struct {
+    lk_lrpe_column *out;
+    int count;
+} long_plan;
+
+static __host__ __device__ float long_value(int lane, int i)
+{
+    return lane % 2 ? 1e-3f * (float)i + (float)lane : i == 0 ? 0.0f : -18.5f - 0.1f * (float)lane;
+}
+
+LK_KERNEL void long_kernel(long_plan p)
+{
+    lk_lrpe_column to[1] = {{-INFINITY, 0.0f, 0.0f}}, lost[1] = {};
+    const float one[4][1] = {{1.0f}, {1.0f}, {1.0f}, {1.0f}};
+    for (int i = 0; i < p.count; i++) {
+        const float value = long_value((int)threadIdx.x, i), x[4][1] = {{value}, {value}, {value}, {value}};
+        lk_lrpe_add_tokens<true>(to, lost, x, one);
+    }
+    p.out[threadIdx.x] = to[0];
+}
+
+static void long_columns(void)
+{
+    const int count = 8192;
+    test_buffer_size(&y_buffer, 32 * sizeof(lk_lrpe_column), 0, 0x5a);
+    test_buffer_upload(&y_buffer);
+    const long_plan plan = {(lk_lrpe_column *)test_buffer_device(&y_buffer), count};
+    TEST_CUDA(lk_launch(long_kernel, 1, 32, 0, test.stream, plan));
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    test_buffer_download(&y_buffer);
+    for (int lane = 0; lane < 32; lane++) {
+        const lk_lrpe_column got = ((const lk_lrpe_column *)test_buffer_back(&y_buffer))[lane];
+        double want = 0;
+        for (int i = 0; i < count; i++) want += 4 * exp((double)long_value(lane, i) - (double)got.max);
+        const double slack = want * (2 * log(4.0 * count) + 18) * 0x1p-23;
+        if (!test_near(TEST_F32, got.sum, want, slack) || !test_near(TEST_F32, got.dot, want, slack))
+            test_detail("lane %d has sum %.9g and dot %.9g against %.9g, want %.9g +- %.3g", lane, (double)got.sum,
+                        (double)got.dot, (double)got.max, want, slack);
+    }
+}
+
 /* Where items stand in grids that no buffer of a test has room for, on both sides of what ints count. */
 typedef struct {
     lk_lrpe_plan plan;
@@ -1207,6 +1374,7 @@ static void all_angles(void)
         }
     if (test_begin("division by multiplication")) divisions(), test_finish();
     if (test_begin("places in large grids")) places(), test_finish();
+    if (test_begin("long columns")) long_columns(), test_finish();
 }
 
 /* ---- Decoding, differences, graphs --------------------------------------------------------------------------------------- */
@@ -1245,9 +1413,10 @@ static double weighed(const problem *p, const double *x, const double *theta, co
 {
     const int64_t tokens = tokens_of(p), dim = p->dim;
     double total = 0, *a = table(1, dim), *err = table(2, dim), *slope = table(3, dim), *slope_err = table(4, dim);
+    make_columns(p, x);
     for (int64_t row = 0; row < p->batch * p->heads * tokens; row++) {
         const int64_t n = row % tokens, h = row / tokens % p->heads;
-        activate(p->activation, x + row * dim, dim, a, err, slope, slope_err);
+        activate(p->activation, x + row * dim, columns_of(p, 0, row / tokens), dim, a, err, slope, slope_err);
         for (int64_t f = 0; f < dim; f++) {
             const double phi = n < p->prefix ? 0 : (double)position_of(p, n - p->prefix, f) * theta[theta_at(p, h, f)];
             total += a[f] * (dy[row * 2 * dim + f] * cos(phi) + (n < p->prefix ? 0 : dy[row * 2 * dim + dim + f] * sin(phi)));
@@ -1350,16 +1519,16 @@ static void compensated(int type, int path, int which)
 }
 
 /* Captured once, replayed twice over poison: the bits of a plain call. */
-static void graphs(int type, int direction, int path)
+static void graphs(int type, int direction, int path, int activation)
 {
     problem p = plain(type, direction, path, 3, 2, 40, 64);
-    p.dtheta = direction == BACKWARD, p.prefix = 2;
+    p.dtheta = direction == BACKWARD, p.prefix = 2, p.activation = activation;
     check(&p);
     test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
     if (direction == FORWARD) test_buffer_size(&y_buffer, y_buffer.bytes, 0, 0x33);
     else test_buffer_size(&dx_buffer, dx_buffer.bytes, 0, 0x33);
     lk_md_lrpe_cosine_args args = args_of(&p);
-    if (direction == BACKWARD) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
+    if (work_buffer.bytes) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
     cudaGraph_t graph;
     cudaGraphExec_t replay;
     TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
@@ -1404,7 +1573,8 @@ static void all_sequences(void)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("%s %s %s: graph", direction_name[counted_direction[at]], test_type_name[type],
                            path_name[counted_path[at]]))
-                graphs(type, counted_direction[at], counted_path[at]), test_finish();
+                graphs(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_NONE),
+                    graphs(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_SOFTMAX_TOKENS), test_finish();
 }
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -1458,10 +1628,11 @@ static void expect_error(const bad_call *bad)
     set_strides(&a.y_batch_stride, &a.y_head_stride, &a.y_token_stride, bad->garbage ? wrong : none);
     set_strides(&a.dy_batch_stride, &a.dy_head_stride, &a.dy_token_stride, bad->garbage ? wrong : none);
     set_strides(&a.dx_batch_stride, &a.dx_head_stride, &a.dx_token_stride, bad->garbage ? wrong : none);
+    if (back || p->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS)
+        a.workspace = moved(&work_buffer, bad->workspace), a.workspace_bytes = (size_t)bad->workspace_bytes;
     if (back) {
         a.dy = moved(&y_buffer, bad->y), a.dx = moved(&dx_buffer, bad->dx);
         a.dtheta = (float *)moved(&dtheta_buffer, bad->dtheta);
-        a.workspace = moved(&work_buffer, bad->workspace), a.workspace_bytes = (size_t)bad->workspace_bytes;
         set_strides(&a.dy_batch_stride, &a.dy_head_stride, &a.dy_token_stride, bad->y_stride);
         set_strides(&a.dx_batch_stride, &a.dx_head_stride, &a.dx_token_stride, bad->dx_stride);
     } else {
@@ -1631,6 +1802,21 @@ static void errors(int type, int direction)
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4 - 1;
         BAD(LK_OK, "just enough")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4;
     }
+    const int states = 2 * 3 * 2 * vec * (int)sizeof(lk_lrpe_column), over_tokens = LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+    BAD(LK_ERR_WORKSPACE, "workspace is NULL")->p.activation = over_tokens;
+    BAD(LK_ERR_WORKSPACE, "aligned")->p.activation = over_tokens, c->workspace = 64, c->workspace_bytes = states;
+    BAD(LK_ERR_WORKSPACE, "bytes")->p.activation = over_tokens, c->workspace = 0, c->workspace_bytes = states - 1;
+    BAD(LK_OK, "just enough")->p.activation = over_tokens, c->workspace = 0, c->workspace_bytes = states;
+    BAD(LK_OK, "no token, no workspace")->p.activation = over_tokens, c->p.shape[0] = 0;
+    BAD(LK_OK, "dim above 512 bytes")->p.activation = over_tokens, c->p.path = LK_MD_LRPE_COSINE_VECTOR, c->p.dim = 34 * vec,
+                     c->workspace = 0, c->workspace_bytes = 17 * states;
+    if (back) {
+        const int sums = 2 * 4 * 3 * 2 * vec * 4;
+        BAD(LK_ERR_WORKSPACE, "bytes")->p.activation = over_tokens, c->dtheta = 0, c->workspace = 0,
+                             c->workspace_bytes = sums + states - 1;
+        BAD(LK_OK, "just enough for both")->p.activation = over_tokens, c->dtheta = 0, c->workspace = 0,
+                   c->workspace_bytes = sums + states;
+    }
     /* Two rules broken at once: the earlier one speaks. */
     BAD(LK_ERR_NULL, "theta")->theta = -1, c->p.batch = -1, c->query = LK_ERR_SHAPE;
     BAD(LK_ERR_SHAPE, "dim")->p.dim = 0, c->p.path = 77;
@@ -1659,6 +1845,15 @@ static void queries(int type)
     bytes = 1;
     const lk_status first = query_of[FORWARD][type](&args, &bytes);
     if (!test_that(first == LK_OK && bytes == 0)) test_detail("forward: %s, %zu bytes", lk_status_string(first), bytes);
+    args.activation = LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+    const lk_status states = query_of[FORWARD][type](&args, &bytes);
+    if (!test_that(states == LK_OK && bytes > 0 && bytes % (2 * 3 * 40 * sizeof(lk_lrpe_column)) == 0))
+        test_detail("softmax over tokens: %s, %zu bytes", lk_status_string(states), bytes);
+    /* y has 2^62 elements, the states more bytes. */
+    args.batch = 1, args.heads = (int64_t)1 << 58, args.dim = 8, args.shape[0] = 1;
+    const lk_status more = query_of[FORWARD][type](&args, &bytes);
+    if (!test_that(more == LK_ERR_SHAPE && strstr(lk_last_error(), "2^62 bytes")))
+        test_detail("states of 2^61 columns: %s: %s", lk_status_string(more), lk_last_error());
 }
 
 #if defined(LK_SIMT)
@@ -1843,17 +2038,17 @@ static void huge(const problem *p)
 }
 
 /* The bits of a call do not depend on how many SMs there are for it. */
-static void busy(int type, int direction, int path)
+static void busy(int type, int direction, int path, int activation)
 {
     problem p = plain(type, direction, path, 4, 6, 300, 64);
-    p.dtheta = direction == BACKWARD;
+    p.dtheta = direction == BACKWARD, p.activation = activation;
     check(&p); /* leaves its bits in kept and kept_dtheta */
     test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
     test_buffer_upload(out); /* the poison again */
     test_buffer_upload(&dtheta_buffer);
     test_hold_sms();
     lk_md_lrpe_cosine_args args = args_of(&p);
-    if (direction == BACKWARD) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
+    if (work_buffer.bytes) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
     launched(&p, call_of[direction][type](&args, test.stream));
     test_release_sms(describe(&p));
     test_buffer_download(out), test_buffer_download(&dtheta_buffer);
@@ -1896,7 +2091,8 @@ static void all_huge(void)
             if (!test_begin("%s %s %s: half of the SMs held", direction_name[counted_direction[at]], test_type_name[type],
                             path_name[counted_path[at]]))
                 continue;
-            busy(type, counted_direction[at], counted_path[at]);
+            busy(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_NONE);
+            busy(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_SOFTMAX_TOKENS);
             test_finish();
         }
 }

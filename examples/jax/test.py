@@ -138,7 +138,8 @@ def exact_norm(x, residual=None, weight=None, eps=1e-6):
 def exact_lrpe(x, theta, shape, prefix=0, activation=None, offset=None, layout="BHTD"):
     x = x if layout == "BHTD" else jnp.swapaxes(x, -3, -2)
     act = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
-           "softmax": functools.partial(jax.nn.softmax, axis=-1)}[activation](x)
+           "softmax": functools.partial(jax.nn.softmax, axis=-1),
+           "softmax_tokens": functools.partial(jax.nn.softmax, axis=-2)}[activation](x)
     e, feature = theta.shape[-1] if theta.shape[-1] > 1 else -(-x.shape[-1] // len(shape)), jnp.arange(x.shape[-1])
     theta = jnp.broadcast_to(theta, (x.shape[-3], e))
     axes = [jnp.arange(n) + first for n, first in zip(shape, offset or (0,) * len(shape))]
@@ -314,7 +315,7 @@ def linear_cross_entropy():
 
 def md_lrpe_cosine():
     cases = [((6,), 0, None, None), ((2, 3), 1, "relu", None), ((3, 2), 0, "sigmoid", (5, -2)), ((2, 2, 2), 2, "silu", None),
-             ((4,), 1, "softmax", (100,)), ((1, 1), 0, None, (7, 9))]
+             ((4,), 1, "softmax", (100,)), ((2, 20), 1, "softmax_tokens", (3, 0)), ((1, 1), 0, None, (7, 9))]
     for dtype in DTYPES:
         for shape, prefix, activation, offset in cases:
             for layout in ("BHTD", "BTHD"):

@@ -835,7 +835,8 @@ def batch_invariant():
 
 # ---- md_lrpe_cosine ---------------------------------------------------------------------------------------------------------
 
-ACTS = {None: lambda v: v, "relu": F.relu, "sigmoid": torch.sigmoid, "silu": F.silu, "softmax": lambda v: v.softmax(-1)}
+ACTS = {None: lambda v: v, "relu": F.relu, "sigmoid": torch.sigmoid, "silu": F.silu, "softmax": lambda v: v.softmax(-1),
+        "softmax_tokens": lambda v: v.softmax(-2)}
 
 
 def lrpe_positions(shape, offset):
@@ -870,14 +871,17 @@ def lrpe_bounds(shape, prefix, activation, wants, offset=()):
             relative = (x.abs() + 8) * 2 * U
         elif activation == "softmax":
             relative = (x.amax(-1, keepdim=True) - x + math.log(d) + 8) * 2 * U
+        elif activation == "softmax_tokens":
+            relative = (x.amax(-2, keepdim=True) - x + 2 * math.log(x.shape[2]) + 18) * 2 * U
         angle = 8e-7
         y = (torch.cat([a, a], -1) * angle + torch.cat([a * relative] * 2, -1))
         if not gradients:
             return [y], []
         g = ups[0][..., :d].abs() + ups[0][..., d:].abs()
-        if activation == "softmax":
-            inner = (g * a).sum(-1, keepdim=True)
-            dx = a * (g + inner) * (angle + 2 * relative.amax(-1, keepdim=True) + 16 * U)
+        if activation in ("softmax", "softmax_tokens"):
+            over = -1 if activation == "softmax" else -2
+            inner = (g * a).sum(over, keepdim=True)
+            dx = a * (g + inner) * (angle + 2 * relative.amax(over, keepdim=True) + 16 * U)
         else:
             size = {None: torch.ones_like(x), "relu": (x > 0).double(), "sigmoid": torch.sigmoid(x),
                     "silu": torch.sigmoid(x) * (1 + x.abs())}[activation]

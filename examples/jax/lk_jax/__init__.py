@@ -16,7 +16,7 @@ from ._ffi import TYPES, call, platform, same_axes
 __all__ = ["logsumexp", "cross_entropy", "linear_cross_entropy", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm",
            "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4}
+ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 _f32 = jnp.float32
 _of = jax.ShapeDtypeStruct
 
@@ -399,7 +399,7 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, *, offset=None, l
     theta [heads, e]: radians per position; e is the number of features of an axis, dim / len(shape) rounded up or more. Heads
     may share a row, features a column: [1, e], [heads, 1] or [1, 1]; so may its gradient.
     shape: of the grid of 1 to 8 axes; tokens = prefix + the product of shape. offset: the position of the grid's first cell.
-    activation: None, "relu", "sigmoid", "silu" or "softmax" over dim.
+    activation: None, "relu", "sigmoid", "silu", "softmax" over dim or "softmax_tokens" over tokens.
     """
     x = _array(x, "x", 3)
     shape = _axes(shape)

@@ -49,7 +49,11 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
     fill(a, in, th, shape, prefix, offset, activation);
     Tensor y = make({x.size(0), x.size(1), x.size(2), 2 * x.size(3)}, x);
     a.theta = th.const_data_ptr(), a.y = y.mutable_data_ptr();
-    if (y.numel()) LK_RUN(lk_md_lrpe_cosine_forward, x, &a, stream);
+    if (!y.numel()) return y;
+    LK_RUN(lk_md_lrpe_cosine_forward_workspace_bytes, x, &a, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_md_lrpe_cosine_forward, x, &a, stream);
     return y;
 }
 

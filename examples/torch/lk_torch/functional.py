@@ -9,7 +9,7 @@ from . import _C
 
 _ops = torch.ops.lk
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-_ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4}
+_ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -181,6 +181,6 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
     """Rotates act(x) [b, h, n, d] by position: [b, h, n, 2 d]. theta is [h, e], n = prefix + the product of shape.
 
     theta may have one row for all heads, [1, e], one angle for all features of a head, [h, 1], or both; its gradient likewise.
-    activation: None, "relu", "sigmoid", "silu" or "softmax". offset, a number per axis of shape, is added to positions: the
-    next token after n others has shape (1,), offset (n,)."""
+    activation: None, "relu", "sigmoid", "silu", "softmax" over d or "softmax_tokens" over n. offset, a number per axis of shape,
+    is added to positions: the next token after n others has shape (1,), offset (n,)."""
     return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, _value(_ACTIVATIONS, "activation", activation))
