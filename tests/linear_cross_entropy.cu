@@ -1754,12 +1754,14 @@ static void some_columns_kept(void)
     }
 }
 
-/* forward leaves its exponentials, and backward makes the gradients from them, twice: it only reads them. */
+/* forward leaves its exponentials, and backward makes the gradients from them, twice: it only reads them. Some calls are those of
+ * one rank, whose backward is given `others`. */
 static void saved_exponentials(void)
 {
     static const int64_t vocab[] = {1, 97, 600, 256};
     static test_buffer saved, before;
     for (int seed = 0; seed < pick(60, 16); seed++) {
+        split_over = seed % 4 == 3;
         problem back = drawn(TEST_BF16, BACKWARD, seed % 3 ? (int)FUSED : 0, 1 + seed % 4 * 9, 8 + 8 * (seed % 2),
                              vocab[seed / 2 % 4], seed);
         leave_open(&back);
@@ -1791,7 +1793,7 @@ static void saved_exponentials(void)
         if (!test_that(!memcmp(test_buffer_host(&before), test_buffer_back(&saved), bytes))) test_detail("backward wrote into saved");
         if (!test_that(plan.path == FUSED && (plan.matmuls == (int)back.has[DX] + (int)back.has[DWEIGHT] || !back.tokens)))
             test_detail("%s", plan.text);
-        saved_now = NULL;
+        saved_now = NULL, split_over = 0;
     }
     alignas(256) static int64_t dummy[32];
     static const char *const said[] = {"label_smoothing", "FUSED", "FUSED", "multiples of 16", "entropy", "argmax", "dentropy"};
