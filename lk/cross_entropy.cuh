@@ -38,9 +38,10 @@
  *                lk_cross_entropy_forward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;                                      // that many bytes, aligned to 128
  *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call, without lse, valid_rows or
- *            weight_sum. It has a workspace function of its own. A reduced loss takes 4 bytes of workspace per row, 4 more with
- *            z_loss, 4 more with class_weight or weight_sum; a mean in forward_backward takes 128 more, even without loss. The
- *            workspace functions read shapes, options and which outputs are wanted; logits and target may be NULL there.
+ *            weight_sum. It has a workspace function of its own. A reduced loss takes 128 bytes of workspace and 4 per row, 4
+ *            more with z_loss, 4 more with class_weight or weight_sum, rows rounded up to 64; a mean in forward_backward takes
+ *            the 128 even without loss. With ranks, the states of all ranks lie there too. The workspace functions read shapes,
+ *            options and which outputs are wanted; logits and target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with upstream NULL. When upstream is
  *            known, one number without dlse, multiply dlogits in place by it with lk_scale_bf16 of lk_scale.cuh.
  *            lk_ce_row in lk_row.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
@@ -82,6 +83,8 @@
  *                args.all_states = all_states, args.others = others;
  *                lk_cross_entropy_finish_bf16(&args, stream);
  *                lk_cross_entropy_backward_bf16(&args, stream);
+ *            entropy and argmax are set in forward too, though finish writes them: they decide how large states are. Only
+ *            finish needs a workspace then.
  *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
  *            bad_targets counts on every rank. path CLUSTER is as BLOCK. Compiled with -DLK_CHECK, a call with all_gather
  *            gathers the slices first and names holes and overlaps.
@@ -202,19 +205,20 @@ typedef struct {
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
 } lk_cross_entropy_args;
 
-/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. With ranks, those of `parallel` come first.
  *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
  *                     logits is NULL, or both target and target_prob are; B: lse, dlogits, entropy where there is dentropy, or
  *                     valid_rows or weight_sum where mean needs it; FB: dlogits; F: all outputs are
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank
- *                     not within ranks; finish without ranks
+ *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total; finish without ranks
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
- *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given
+ *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given, or
+ *                     target_prob with ranks
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  * Rows of any alignment run at full speed, in B and FB where rows of dlogits and logits start at one offset modulo 16 bytes
- * (16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element. The same holds of
- * target_prob, which is read so then. */
+ * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element.
+ * The same holds of target_prob, which is read so then. */
 
 #define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \
     LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
@@ -2241,15 +2245,25 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char
     return status ? status : lk_check_enum(op, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
 }
 
-/* The slice of a rank, which linear_cross_entropy has too. */
+/* The slice of a rank, which linear_cross_entropy has too. vocab_total 0: there are no ranks. */
 template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char *op, const Args *a)
 {
     const lk_vocab_parallel &v = a->parallel;
+    if (!v.vocab_total && (v.ranks > 1 || v.all_gather))
+        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0, but parallel.%s is given",
+                       v.ranks > 1 ? "ranks" : "all_gather");
+    if (!v.vocab_total) return LK_OK;
     lk_status status = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
     if (!status) status = lk_check_size(op, "vocab", a->vocab, 0, v.vocab_total);
     if (!status) status = lk_check_size(op, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
     if (!status) status = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
     return status ? status : lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+}
+
+/* The status of a callback of `parallel`, with a sentence. */
+LK_HOST lk_status lk_called_back(const char *op, const char *name, lk_status status)
+{
+    return status ? lk_fail(status, op, "parallel.%s returned %d", name, (int)status) : LK_OK;
 }
 
 /* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for holes and overlaps, which no rank sees by itself. It
@@ -2266,7 +2280,7 @@ LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, in
     int64_t of[1024][4], sum = 0;
     cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
     const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
-    if (status) return status;
+    if (status) return lk_called_back(op, "all_gather", status);
     if (!error) error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
     if (!error) error = cudaStreamSynchronize(stream);
     if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
@@ -2276,7 +2290,7 @@ LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, in
             return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
                            v->rank);
         for (int k = 0; k < i; k++)
-            if (of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
+            if (of[i][1] && of[k][1] && of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
                 return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
     }
     if (sum != v->vocab_total)
@@ -2313,7 +2327,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
-    lk_status status = split ? lk_cross_entropy_check_slice(op, a) : LK_OK; /* before sizes are computed of it */
+    lk_status status = lk_cross_entropy_check_slice(op, a); /* before sizes are computed of it */
     if (status) return status;
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
     const size_t bytes = lk_ce_space_of(a, call).bytes;
@@ -2582,7 +2596,7 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
     lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
     if (!status) status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
     if (status || !v.all_gather) return status;
-    if (a.rows > 0) status = v.all_gather(v.user, x.states, x.all_states, bytes, stream);
+    if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
     if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
     if (status || call != LK_CE_BOTH) return status;
     a.bad_targets = NULL; /* they are counted */

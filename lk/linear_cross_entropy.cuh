@@ -2333,7 +2333,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
     const lk_vocab_parallel &v = a->parallel;
     c->split = v.vocab_total != 0, c->classes = c->split ? v.vocab_total : a->vocab, c->state_bytes = lk_ce_state_bytes(a);
-    lk_status status = c->split ? lk_cross_entropy_check_slice(op, a) : LK_OK;
+    lk_status status = lk_cross_entropy_check_slice(op, a);
     if (status) return status;
     if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !v.all_gather)
         return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
@@ -2682,7 +2682,8 @@ LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
     if (!p.c.split || !a.dx || job->mode == LK_CUBLAS_RESOLVE || q.first_row + q.rows < p.c.rows) return LK_OK;
     p.c.a.dweight = p.c.a.dbias = NULL;
     const lk_status status = lk_lce_finish(job, p); /* dx of bad and ignored tokens */
-    return status || !v.reduce ? status : v.reduce(v.user, a.dx, a.tokens, job->stream);
+    if (status || !v.reduce) return status;
+    return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
 }
 
 /* One chunk with the logits of the whole vocabulary. */
@@ -2928,7 +2929,7 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     if (status || !a.dx) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
     const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));
-    return set || !v.reduce ? set : v.reduce(v.user, a.dx, a.tokens, stream);
+    return set || !v.reduce ? set : lk_called_back(op, "reduce", v.reduce(v.user, a.dx, a.tokens, stream));
 }
 
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. */
@@ -3050,7 +3051,8 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
     status = lk_check_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
     if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, stream);
-    if (!status && bytes) status = v.all_gather(v.user, r.states, r.all_states, bytes, stream);
+    if (!status && bytes)
+        status = lk_called_back(op, "all_gather", v.all_gather(v.user, r.states, r.all_states, bytes, stream));
     if (!status) status = lk_cross_entropy_finish<T>(op, &r.finish, stream);
     return status || !c.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, stream);
 }

@@ -307,14 +307,16 @@ LK_HOST int64_t lk_span(const lk_tensor *t)
     return span;
 }
 
-/* Fails if a required tensor is NULL, or if a call has work and no output. */
+/* Fails if a required tensor is NULL, or if a call has work and no output. A required output without elements is one, NULL too.
+ * */
 LK_HOST lk_status lk_check_null(const char *op, const lk_tensor *list, int count)
 {
     bool work = false, output = false;
     for (int i = 0; i < count; i++) {
         const bool needed = list[i].use & LK_REQUIRED && lk_has_elements(&list[i]);
         if (needed && !list[i].pointer) return lk_fail(LK_ERR_NULL, op, "%s is NULL", list[i].name);
-        work = work || needed, output = output || (list[i].use & LK_OUT && list[i].pointer);
+        const bool empty = list[i].use & LK_REQUIRED && !needed;
+        work = work || needed, output = output || (list[i].use & LK_OUT && (list[i].pointer || empty));
     }
     return work && !output ? lk_fail(LK_ERR_NULL, op, "every output is NULL") : LK_OK;
 }

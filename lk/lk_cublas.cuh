@@ -4,7 +4,8 @@
  *   d[i,j] = alpha sum_k a[i,k] b[k,j] + bias[i] + beta d[i,j]      i < m, j < n, all column-major, as cuBLASLt has it
  *
  * cuBLASLt has many algorithms for a product, and its heuristic names one first. A context keeps cuBLASLt's handle and the
- * algorithm of each product that it has seen. The same product takes the same algorithm again, so it gives the same bits.
+ * algorithm of each product that it has seen, up to LK_CUBLAS_CHOICES. The same product takes the same algorithm again, so it
+ * gives the same bits.
  *
  * Usage      An op keeps a context inside its own, for one device and one host thread at a time:
  *                lk_cublas_context context;
@@ -35,7 +36,7 @@ typedef struct {
     int32_t factor_type, type;        /* LK_DTYPE_* of a and b, and of d and the bias */
     int32_t transpose_a, transpose_b; /* not 0: stored as k x m, as n x k */
     int32_t tf32;                     /* not 0: f32 factors may be rounded to TF32 */
-    int32_t bias, scalars_on_device;  /* these two, the alignments and the last two: lk_cublas_multiply's */
+    int32_t bias, scalars_on_device;  /* lk_cublas_multiply sets these two, align_*, workspace_bytes and add */
     int32_t align_a, align_b, align_d;
     int64_t m, n, k, lda, ldb, ldd;   /* sizes and strides between columns, in elements */
     int64_t workspace_bytes, add;     /* add: d is read too, which may have another fastest algorithm */

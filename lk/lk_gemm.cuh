@@ -219,7 +219,8 @@ LK_DEVICE void lk_gemm_put_block(lk_bf16 *out, int block, int room, const uint32
     if (out && col < room) *(uint4 *)(out + col) = group;
 }
 
-/* Eight neighbours of a row, read and written. Behind the row's end zeros are read and nothing is written. */
+/* Eight neighbours of a row, read and written. Behind the row's end zeros are read and nothing is written. wide: by one access
+ * of 16 bytes; `left` is then a multiple of 8. */
 LK_DEVICE uint4 lk_gemm_get8(const lk_bf16 *from, int left, bool wide)
 {
     lk_bf16 x[8];

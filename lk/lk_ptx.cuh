@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* lk_ptx.cuh - all inline PTX of lk. Each function is one PTX instruction and has its name.
+/* lk_ptx.cuh - all inline PTX of lk. A function is one PTX instruction and has its name, unless its comment says otherwise.
  *
  * Section numbers are those of the PTX ISA manual, version 9.0. Where the code is compiled for an older GPU, a function of
  * sm_90 has no instruction. The same holds for functions of sm_90a on every other GPU. The launchers never start a kernel there

@@ -340,15 +340,6 @@ LK_DEVICE float lk_log_split(float x, float *k)
     return fmaf(p, f * f, f);
 }
 
-/* The natural logarithm, within 1.3 ulp, near 1 too: of a normal number, 0 or +inf; NaN otherwise. */
-LK_DEVICE float lk_log(float x)
-{
-    if (!(x > 0.0f && lk_is_finite(x))) return x == 0.0f ? -INFINITY : x > 0.0f ? x : NAN;
-    float k;
-    const float log = lk_log_split(x, &k);
-    return fmaf(k, LK_LN2, log);
-}
-
 /* ---- The state of a running log-sum-exp ---------------------------------------------------------------------------------- */
 
 /* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty

@@ -42,16 +42,19 @@
  *            bench/results/choices.md has errors beside PyTorch's.
  *            Special values, where y is without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0
  *            its rstd is +inf, and its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN,
- *            and all of dweight. An infinity in s: rstd = 0, y is NaN there and 0 in the other columns, dx is NaN.
+ *            and all of dweight (with groups: that of the row's group). An infinity in s: rstd = 0, y is NaN there and 0 in the
+ *            other columns, dx is NaN.
  *            The sum of squares is a float. It overflows where the root mean square is 1.8e19 / sqrt(cols) or more. Then rstd =
  *            0, y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and
  *            those below 2^-150 are 0 (with --use_fast_math all below 2^-126). The bounds above hold where the mean square
  *            + eps is at least 2^-100, so with eps = 0 from a root mean square of 2^-50 on. Where all squares are 0 and eps
  *            is 0, rstd is +inf, y is +-inf, or NaN where s is 0, and dx is infinite or NaN.
  * Traffic    forward reads x and residual once and writes y and residual_out once. backward reads s, dy and dresidual_out once
- *            and writes dx and dresidual once. A row that is longer than a cluster holds is read twice: with 16 bits in
- *            forward above 2^18 columns (2^17 with a residual), in backward above about 2^17 (2^16 with weight or dweight);
- *            with 32 bits above half as many.
+ *            and writes dx and dresidual once. A row that is longer than a cluster holds (before sm_90: than a block holds, an
+ *            eighth of that) is read twice: with 16 bits in forward above 2^18 columns (2^17 with a residual, bias, groups,
+ *            weight_offset or a weight of another type), in backward above 2^17 (2^16 with weight or dweight; 24576 with weight
+ *            and a float residual whose sum is not given); with 32 bits above half as many or fewer. So are the elements that
+ *            are read one by one, see below.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
@@ -100,7 +103,7 @@ typedef struct {
     int64_t dresidual_out_stride; /* B             likewise */
     int64_t dx_stride;            /* B             likewise; 0 where dx is dy or dresidual_out: that tensor's */
     int64_t dresidual_stride;     /* B             likewise; 0 where dresidual is dresidual_out: that tensor's */
-    float eps;                    /* F B           finite, at least 0; there is no default; B: not used where rstd is given */
+    float eps;                    /* F B           finite, at least 0; there is no default; B with rstd: only checked */
     float weight_offset;          /* F B           finite; the factor is weight_offset + weight */
     int residual_dtype;           /* F B           LK_DTYPE_*: T or f32; 0 means T; of residual(_out) and gradients */
     int weight_dtype;             /* F B           LK_DTYPE_*, of weight and bias; 0 means T */
@@ -1040,6 +1043,8 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->groups == 0) a->groups = 1;
+    if (backward && a->residual_out && a->residual_out == a->residual && !a->residual_out_stride)
+        a->residual_out_stride = a->residual_stride; /* the struct of a forward in place */
     const bool query = arch == LK_QUERY;
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;

@@ -693,6 +693,7 @@ static lk_cross_entropy_args slice_of(const problem *p, int rank)
         a.dlogits = (char *)args.dlogits + cut[rank] * laid[DLOGITS].bytes, a.dlogits_stride = own;
         if (p->on[ZERO_PADDING]) a.dlogits_stride = args.dlogits_stride;
     }
+    if (a.vocab == 0 && rank % 2) a.logits = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
     a.parallel.vocab_start = cut[rank], a.parallel.vocab_total = p->vocab;
     a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p;
     if (gathers(p)) a.parallel.all_gather = gather;
@@ -2362,9 +2363,11 @@ static void rank_errors(int type)
         const char *word;
     } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
-                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, ""},
-                 {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
-                 {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"}};
+                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"},
+                 {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
+                 {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
+                 {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"},
+                 {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.all_gather"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
@@ -2387,6 +2390,8 @@ static void rank_errors(int type)
         if (i == 10) a.all_states = NULL;
         if (i == 11) *v = {};
         if (i == 13) a.states = (char *)a.states + 8;
+        if (i == 14) v->vocab_total = 0;
+        if (i == 15) v->vocab_total = 0, v->ranks = 0, v->all_gather = broken_gather;
         if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)

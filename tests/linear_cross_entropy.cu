@@ -2323,9 +2323,9 @@ static void rank_errors(int type)
         const char *word;
     } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
-                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, ""},
-                 {FORWARD, (lk_status)77, ""}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"},
-                 {FORWARD, LK_ERR_ALIGNMENT, "states"}};
+                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, "parallel.all_gather returned 77"},
+                 {FORWARD, (lk_status)77, "all_gather"}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"},
+                 {FORWARD, LK_ERR_ALIGNMENT, "states"}, {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 16);
@@ -2348,6 +2348,7 @@ static void rank_errors(int type)
         if (i == 10) a.all_states = NULL;
         if (i == 11) *v = {};
         if (i == 13) a.states = (char *)a.states + 8;
+        if (i == 14) v->vocab_total = 0;
         if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)

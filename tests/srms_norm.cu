@@ -479,14 +479,15 @@ static bool setup(const problem *p, int run)
     if (!p->has[RESIDUAL_OUT]) {
         backward.x = at[X], backward.residual = at[RESIDUAL];
         backward.x_stride = strides[X], backward.residual_stride = strides[RESIDUAL];
-    } else if (p->seed & 1) {
-        backward.residual = at[RESIDUAL_OUT];
+    } else if (p->seed & 1) { /* the struct of a forward in place */
+        backward.residual = at[RESIDUAL_OUT], backward.residual_stride = strides[RESIDUAL_OUT];
     }
     backward.residual_out = at[RESIDUAL_OUT], backward.rstd = (float *)at[RSTD], backward.weight = at[WEIGHT];
     backward.dy = at[DY], backward.dresidual_out = at[DRESIDUAL_OUT], backward.dx = at[DX], backward.dresidual = at[DRESIDUAL];
     backward.dweight = at[DWEIGHT], backward.dbias = at[DBIAS], backward.rows = p->rows, backward.cols = p->cols;
     backward.groups = p->groups, backward.weight_offset = p->weight_offset;
-    backward.residual_out_stride = strides[RESIDUAL_OUT], backward.dy_stride = strides[DY];
+    backward.residual_out_stride = (p->seed & 3) == 3 && p->has[RESIDUAL_OUT] ? 0 : strides[RESIDUAL_OUT];
+    backward.dy_stride = strides[DY];
     backward.dresidual_out_stride = strides[DRESIDUAL_OUT], backward.dx_stride = strides[DX];
     backward.dresidual_stride = strides[DRESIDUAL], backward.eps = p->has[RSTD] ? 3.0f : p->eps;
     backward.residual_dtype = p->residual_dtype, backward.weight_dtype = p->weight_dtype;
@@ -1458,8 +1459,10 @@ static void backward_errors(int type)
                               (i > 0 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
-    /* With residual_out, x and residual are not looked at. They may be what forward had there, or NULL. */
-    BAD(LK_OK, "residual_out beside x", (a.residual_out = (void *)a.residual, a.x_stride = a.residual_stride = -1));
+    /* With residual_out, x and residual are not looked at. They may be what forward had there, or NULL. Where residual_out is
+     * residual and has no stride of its own, it has residual's. */
+    BAD(LK_OK, "residual_out beside x", (a.residual_out = a.dx, a.dx = (void *)a.x, a.x_stride = a.residual_stride = -1));
+    BAD(LK_ERR_SHAPE, "residual_out_stride", (a.residual_out = (void *)a.residual, a.residual_stride = -1));
     BAD(LK_OK, "residual_out beside anything", (a.residual_out = (void *)a.residual, a.x = a.dx, MOVED(a.residual, 1)));
     BAD(LK_OK, "residual_out alone", (a.residual_out = (void *)a.x, a.x = a.residual = NULL));
     BAD(LK_OK, "what backward does not have", (a.y = a.dx, a.y_stride = -1));

@@ -209,8 +209,9 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
         if (!set(args, next_word(list), (void *)4096)) return -2; // any aligned address: a query reads none
     for (int i = 0; i < count; i++)
         if (!set(args, names[i], values[i])) return -2;
-    // XLA may give a slice of a larger tensor, which starts anywhere. Without these two srms_norm answers for any alignment.
+    // XLA may give a slice of a larger tensor, which starts anywhere. Without these two the ops answer for any alignment.
     if constexpr (std::is_same_v<Args, lk_srms_norm_args>) args.x = nullptr, args.residual_out = nullptr;
+    if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) args.x = nullptr, args.weight = nullptr;
     size_t bytes = 0;
     lk_status status;
     if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) {

@@ -416,6 +416,12 @@ def gradients(f):
 
 
 def transforms():
+    x, w, t = normal(1, 4, 9, 16), normal(2, 20, 16), np.stack([integers(i, 20, 9) for i in range(4)])
+    t[:, 5:] = -100  # 5 of 9 tokens of each element count, so max_counted is a bound for each element alone
+    f = lambda v, u: lk.linear_cross_entropy(v, w, u, reduction="none", max_counted=5)
+    near("max_counted vmap", jax.vmap(f)(x, t), jnp.stack([f(x[i], t[i]) for i in range(4)]))
+    g = lambda v, u: jax.grad(lambda v: f(v, u).sum())(v)
+    near("max_counted gradient vmap", jax.vmap(g)(x, t), jnp.stack([g(x[i], t[i]) for i in range(4)]))
     for name, (f, mapped, others) in functions().items():
         slices = [tuple(a[i] for a in mapped) for i in range(4)]
         axes = (0,) * len(mapped) + (None,) * len(others)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* lk_nccl.h - the two functions of lk_vocab_parallel, by NCCL. Copy it into your project.
+/* lk_nccl.h - the two functions of lk_vocab_parallel, by NCCL. Copy it into your project, and include it behind an op's header.
  *
  * all_gather runs on the caller's stream. dx is summed on a stream of its own, beside what follows on the caller's, which is the
  * matmul of dweight. lk_nccl_join makes the caller's stream wait for that sum; call it before dx is read.
@@ -22,7 +22,8 @@ typedef struct {
 static inline lk_status lk_nccl_init(lk_nccl *n, ncclComm_t comm, ncclDataType_t type, size_t hidden)
 {
     int least, most;
-    *n = (lk_nccl){.comm = comm, .type = type, .hidden = hidden};
+    const lk_nccl none = {0};
+    *n = none, n->comm = comm, n->type = type, n->hidden = hidden;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &most);
     if (!error) error = cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, most); /* before the matmul's blocks */
     if (!error) error = cudaEventCreateWithFlags(&n->complete, cudaEventDisableTiming);

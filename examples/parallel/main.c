@@ -37,9 +37,17 @@ static int ranks = 3;
 static void check(const char *what, int status)
 {
     if (status == 0) return;
-    fprintf(stderr, "%s: %s %s\n", what, lk_status_string(status), status < 0 ? lk_last_error() : "");
+    fprintf(stderr, "%s: %s %s\n", what, lk_status_string(status), lk_last_error());
     exit(1);
 }
+#ifdef WITH_NCCL
+static void check_nccl(const char *what, ncclResult_t result)
+{
+    if (result == ncclSuccess) return;
+    fprintf(stderr, "%s: %s\n", what, ncclGetErrorString(result));
+    exit(1);
+}
+#endif
 
 /* ---- Numbers ------------------------------------------------------------------------------------------------------------- */
 
@@ -226,7 +234,7 @@ static int run_rank(int rank, int device)
     ncclComm_t comm;
     cudaStream_t stream;
     check("cudaSetDevice", cudaSetDevice(device));
-    check("ncclCommInitRank", ncclCommInitRank(&comm, ranks, id, rank));
+    check_nccl("ncclCommInitRank", ncclCommInitRank(&comm, ranks, id, rank));
     check("lk_nccl_init", lk_nccl_init(&n, comm, ncclBfloat16, (size_t)hidden));
     check("cudaStreamCreate", cudaStreamCreate(&stream));
     run_whole(&whole);
@@ -244,7 +252,7 @@ static int run_rank(int rank, int device)
     const int failures = compare(rank, &h, &whole, dx);
     pthread_mutex_unlock(&output);
     free(dx), free_head(&h), free_head(&whole), lk_nccl_destroy(&n), cudaStreamDestroy(stream);
-    check("ncclCommDestroy", ncclCommDestroy(comm));
+    check_nccl("ncclCommDestroy", ncclCommDestroy(comm));
     return failures;
 }
 
@@ -258,7 +266,7 @@ static int run_gpus(void)
     pthread_t thread[MOST_RANKS];
     int failures = 0;
     check("cudaGetDeviceCount", cudaGetDeviceCount(&ranks));
-    check("ncclGetUniqueId", ncclGetUniqueId(&id));
+    check_nccl("ncclGetUniqueId", ncclGetUniqueId(&id));
     for (int i = 0; i < ranks; i++) pthread_create(&thread[i], NULL, run_thread, (void *)(intptr_t)i);
     for (int i = 0; i < ranks; i++) {
         void *failed = NULL;
@@ -268,14 +276,14 @@ static int run_gpus(void)
     return failures;
 }
 
-/* Rank 0 writes the id; the others wait until the file has all of it. */
+/* Rank 0 writes the id; the others wait until the file has all of it. In the end it goes, so that the next run does not read it. */
 static int run_process(int rank, const char *path)
 {
     int devices = 0;
     char whole_name[4096];
     snprintf(whole_name, sizeof whole_name, "%s.part", path);
     if (rank == 0) {
-        check("ncclGetUniqueId", ncclGetUniqueId(&id));
+        check_nccl("ncclGetUniqueId", ncclGetUniqueId(&id));
         FILE *const file = fopen(whole_name, "wb");
         if (!file || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) || rename(whole_name, path)) return 1;
     }
@@ -285,7 +293,9 @@ static int run_process(int rank, const char *path)
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     }
     check("cudaGetDeviceCount", cudaGetDeviceCount(&devices));
-    return run_rank(rank, rank % devices);
+    const int failures = run_rank(rank, rank % devices);
+    if (rank == 0) remove(path);
+    return failures;
 }
 #endif
 

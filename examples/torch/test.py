@@ -1091,6 +1091,10 @@ def autograd_of(name, f, leaves):
     same = all(torch.equal(a, b) for a, b in zip(first, kept))
     verdict(f"{name}: earlier gradients are not overwritten", same, "they changed")
     raises(f"{name}: backward through a freed graph", lambda: torch.autograd.grad(out, leaves, up(out, 1.0)), "second time")
+    out = f(*leaves)  # a factor that 16 bits do not have: it is not rounded, whoever scales
+    third = torch.autograd.grad(out, leaves, up(out, 1 / 3), retain_graph=True)
+    same = all(torch.equal(a, b) for a, b in zip(third, torch.autograd.grad(out, leaves, up(out, 1 / 3))))
+    verdict(f"{name}: the same with retain_graph", same, "other bits")
     for t in leaves:
         t.grad = None
     for factor in (1.0, 2.0):  # two graphs into one .grad
@@ -1551,6 +1555,8 @@ def mistakes():
                 ("srms_norm: a 0-d tensor", lambda: LF.srms_norm(a.sum()), "dim", "input"),
                 ("srms_norm: eps", lambda: LF.srms_norm(a, -1.0), "eps"),
                 ("add_rms_norm: shape of residual", lambda: LF.add_rms_norm(a, zeros(3, 8), (8,)), "residual"),
+                ("add_rms_norm: shape of residual, two dimensions",
+                 lambda: LF.add_rms_norm(zeros(2, 3, 4), zeros(2, 2, 6), (3, 4)), "residual"),
                 ("add_rms_norm: type of residual", lambda: LF.add_rms_norm(a, zeros(4, 8, dtype=BF16), (8,)), "residual"),
                 ("cross_entropy: float64", lambda: ce(a.double(), t), "double", "float64"),
                 ("cross_entropy: 0-d input", lambda: ce(a.sum(), t), "input", "dim"),
@@ -1564,6 +1570,8 @@ def mistakes():
                 ("cross_entropy: no classes", lambda: ce(zeros(4, 0), t), "class", "vocab", "input"),
                 ("cross_entropy: length of weight", lambda: ce(a, t, zeros(7)), "weight"),
                 ("cross_entropy: shape of weight", lambda: ce(a, t, zeros(8, 1)), "weight"),
+                ("cross_entropy: gradient of weight", lambda: ce(a, t, zeros(8).requires_grad_()), "weight", "detach"),
+                ("cross_entropy: logit_scale that float has not", lambda: ce(a, t, logit_scale=1e-50), "logit_scale"),
                 ("cross_entropy: type of weight", lambda: ce(a, t, zeros(8, dtype=long)), "weight"),
                 ("cross_entropy: reduction", lambda: ce(a, t, reduction="average"), "reduction", "average"),
                 ("cross_entropy: label_smoothing", lambda: ce(a, t, label_smoothing=1.5), "label_smoothing"),

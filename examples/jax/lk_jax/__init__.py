@@ -9,6 +9,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, same_axes
@@ -112,7 +113,7 @@ def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     a = _array(a, "a")
     dtype = jnp.dtype(a.dtype if dtype is None else dtype)
     _demand(dtype == a.dtype or dtype == _f32, f"dtype is {dtype.name}; it must be {_or_float32(a.dtype)}")
-    _demand(scale != 0, "scale is 0; it must be another number")
+    _demand(np.float32(scale) != 0, "scale is 0; it must be another number")
     axes = range(a.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     for i in axes:
         _demand(-a.ndim <= i < a.ndim, f"axis {i} does not exist in the shape {a.shape}")
@@ -163,7 +164,7 @@ def _logsumexp(scale, dtype):
 
 def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
     """The options that both ops share, as fields."""
-    _demand(logit_scale != 0, "logit_scale is 0; it must be above 0")
+    _demand(np.float32(logit_scale) != 0, "logit_scale is 0; it must be above 0")
     return dict(reduction=_choice(reduction, REDUCTIONS, "reduction"), use_ignore_index=int(ignore_index is not None),
                 ignore_index=int(ignore_index or 0), label_smoothing=float(label_smoothing), z_loss=float(z_loss),
                 softcap=float(softcap or 0), logit_scale=0.0 if logit_scale == 1 else float(logit_scale),

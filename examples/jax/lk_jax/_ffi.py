@@ -88,7 +88,7 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=()):
     """Calls lk_<function>. Returns {field: array} of the outputs.
 
     inputs: {field: array}; outputs: {field: ShapeDtypeStruct}; those that are None are not given. fields: the numbers of the
-    struct. rows: which of them counts the rows. shared: the inputs and outputs that have no dimension of rows, such as weights
+    struct. rows: which of them counts the rows; max_counted, if given, bounds those that count. shared: the inputs and outputs that have no dimension of rows, such as weights
     and reduced losses. alias: pairs of an input and an output in the same memory.
 
     vmap makes the new dimension part of the rows, in one call, where every shared tensor is common to all. Where there is one
@@ -109,7 +109,8 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=()):
             arrays = [a if k in shared or b else jnp.broadcast_to(a, (size, *a.shape))
                       for k, a, b in zip(inputs, arrays, batched)]
             more = {k: jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for k, o in outputs.items()}
-            found = call(function, dict(zip(inputs, arrays)), more, {**fields, rows: fields[rows] * size}, rows, shared, alias)
+            larger = {k: v * size if k in (rows, "max_counted") else v for k, v in fields.items()}
+            found = call(function, dict(zip(inputs, arrays)), more, larger, rows, shared, alias)
             found = tuple(found.values())
         else:
             def one(mapped):

@@ -29,14 +29,15 @@ variable_list LossBackward::apply(variable_list &&upstream)
     for (size_t i = 0; i < d.size(); i++) {
         if (!task_should_compute_output(i)) continue;
         d[i] = gradients[i].unpack();
-        if (keep || traced(d[i]) || traced(upstream[0])) {
-            const Below below;
-            d[i] = at::mul(d[i], upstream[0]);
-        } else {
-            gradients[i].reset_data(); // now .grad can take the memory as its own
-            const Stream stream(d[i]);
-            LK_RUN(lk_scale, d[i], d[i].mutable_data_ptr(), d[i].numel(), upstream[0].const_data_ptr<float>(), stream);
+        const Below below;
+        if (traced(d[i]) || traced(upstream[0])) { // in float, as lk_scale: at::mul alone would round upstream to d's type
+            d[i] = at::mul(d[i].to(at::kFloat), upstream[0]).to(d[i].scalar_type());
+            continue;
         }
+        if (keep) d[i] = d[i].clone();
+        else gradients[i].reset_data(); // now .grad can take the memory as its own
+        const Stream stream(d[i]);
+        LK_RUN(lk_scale, d[i], d[i].mutable_data_ptr(), d[i].numel(), upstream[0].const_data_ptr<float>(), stream);
     }
     return once(std::move(d), "a loss");
 }
@@ -161,11 +162,6 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
     return d;
 }
 
-static void check_target(const Tensor &target)
-{
-    TORCH_CHECK_VALUE(!wants_gradient(target), "lk: target requires a gradient, and gets none; detach it");
-}
-
 // Outputs with a gradient: loss, and lse and entropy of cross_entropy_stats.
 struct CrossEntropyBackward : Node {
     SavedVariable logits, target, weight, lse, entropy, state, divisor;
@@ -208,7 +204,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
 {
     LK_OP(cross_entropy_forward);
     LK_OP(cross_entropy_forward_backward);
-    check_input(logits, "input"), check_target(target);
+    check_input(logits, "input"), check_constants(target, class_weight, denominator);
     if (!wants_gradient(logits)) {
         const Below below;
         return std::get<0>(cross_entropy_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, false));
@@ -238,7 +234,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS)
 {
     LK_OP(cross_entropy_stats_forward);
-    check_input(logits, "input"), check_target(target);
+    check_input(logits, "input"), check_constants(target, class_weight, denominator);
     const bool wanted = wants_gradient(logits);
     const auto node = wanted ? make_node<CrossEntropyBackward>(logits) : nullptr;
     Tensor loss, lse, z, entropy, argmax, state;

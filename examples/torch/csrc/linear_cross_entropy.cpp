@@ -345,7 +345,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
 {
     LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, c10::SymInt));
     LK_OP(linear_cross_entropy_forward_backward);
-    check_input(x, "input");
+    check_input(x, "input"), check_constants(target, class_weight, denominator);
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
         return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
@@ -380,7 +380,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
 tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
 {
     LK_OP(linear_cross_entropy_stats_forward);
-    check_input(x, "input");
+    check_input(x, "input"), check_constants(target, class_weight, denominator);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     Tensor loss, lse, entropy, argmax;
@@ -403,7 +403,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
              tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, RANKS, bool, c10::SymInt));
-    check_input(x, "input");
+    check_input(x, "input"), check_constants(target, class_weight, denominator);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const c10::SymInt bytes =

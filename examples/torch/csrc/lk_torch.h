@@ -74,6 +74,15 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, int64_t activation);
 
+// CUDA's last error, which a positive status leaves set, would be raised again by the next op of PyTorch's.
+inline void clear_cuda_error(lk_status status)
+{
+#ifndef LK_TORCH_CPU
+    if (status > 0) (void)cudaGetLastError();
+#endif
+    (void)status;
+}
+
 // LK_RUN(name, x, arguments): lk's function of x's type. A refused call is an exception with lk's sentence.
 #define LK_RUN(name, x, ...)                                                                                                   \
     do {                                                                                                                       \
@@ -81,6 +90,7 @@ Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef 
         const lk_status status_ = type_ == at::kBFloat16 ? name##_bf16(__VA_ARGS__)                                            \
                                   : type_ == at::kHalf   ? name##_f16(__VA_ARGS__)                                             \
                                                          : name##_f32(__VA_ARGS__);                                            \
+        clear_cuda_error(status_);                                                                                             \
         TORCH_CHECK(status_ == LK_OK, lk_last_error(), " (", lk_status_string(status_), ")");                                  \
     } while (0)
 #define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
@@ -197,7 +207,7 @@ template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &t
 template <class Args>
 void fill_loss(Args &a, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, LK_LOSS_PARAMETERS)
 {
-    TORCH_CHECK_VALUE(logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
+    TORCH_CHECK_VALUE((float)logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
     if (has(weight)) {
         TORCH_CHECK_VALUE(weight->dim() == 1 && weight->size(0) == vocab, "lk: weight has shape ", weight->sizes(),
                           "; one number for each of ", vocab, " classes is needed");
@@ -211,7 +221,6 @@ void fill_loss(Args &a, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d
         TORCH_CHECK_VALUE(denominator->numel() == 1, "lk: denominator has shape ", denominator->sizes(),
                           "; it must be one number");
         TORCH_CHECK_TYPE(!denominator->is_complex(), "lk: denominator must be a real number");
-        TORCH_CHECK_VALUE(!denominator->requires_grad(), "lk: denominator requires a gradient, and gets none; detach it");
         *d = denominator->to(at::kFloat);
         a.denominator = d->const_data_ptr<float>();
     }
@@ -229,6 +238,13 @@ template <class... Tensors> bool wants_gradient(const Tensors &...tensors)
                                 "lk: forward-mode gradients are not supported; use backward");
     return torch::autograd::compute_requires_grad(tensors...) &&
            !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+}
+// What a loss has no gradient for.
+inline void check_constants(const Tensor &target, const Maybe &class_weight, const Maybe &denominator)
+{
+    const std::pair<const char *, Maybe> constants[] = {{"target", target}, {"weight", class_weight}, {"denominator", denominator}};
+    for (const auto &[name, t] : constants)
+        TORCH_CHECK_VALUE(!wants_gradient(t), "lk: ", name, " requires a gradient, and gets none; detach it");
 }
 template <class N, class... Tensors> std::shared_ptr<N> make_node(const Tensors &...inputs)
 {

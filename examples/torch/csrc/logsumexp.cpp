@@ -13,7 +13,7 @@ struct Box {
     lk_logsumexp_args a = {};
     Box(const Tensor &input, int64_t dim, double scale) : x(input)
     {
-        TORCH_CHECK_VALUE(scale != 0, "lk: scale is 0; it must be another finite value");
+        TORCH_CHECK_VALUE((float)scale != 0, "lk: scale is 0; it must be another finite value");
         a.outer = a.cols = a.inner = 1, a.scale = (float)scale;
         for (int64_t i = 0; i < x.dim(); i++) (i < dim ? a.outer : i == dim ? a.cols : a.inner) *= x.size(i);
         if (!x.is_contiguous()) {

@@ -60,6 +60,8 @@ def _norm(name, input, residual, normalized_shape, weight, eps, weight_offset):
         return op(*first, normalized_shape[0], weight, eps, float(weight_offset))
     if n == 0 or tuple(normalized_shape) != tuple(input.shape[-n:]):
         raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {list(input.shape)}")
+    if residual is not None and residual.shape != input.shape:
+        raise ValueError(f"lk: residual has shape {list(residual.shape)} and input {list(input.shape)}")
     if weight is not None and weight.shape != input.shape[-n:]:
         raise ValueError(f"lk: weight has shape {list(weight.shape)}; it must be {list(normalized_shape)}")
     flat = [t.flatten(-n) for t in first]
