@@ -138,6 +138,19 @@ def short(size, _=None):
     return f"{size >> 10}k" if size >= 1024 and size % 1024 == 0 else str(size)
 
 
+def set_text(plt, ink):
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
+                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+
+
+def set_panel(panel, theme):
+    panel.set_facecolor(theme["background"])
+    panel.grid(True, color=theme["grid"], linewidth=0.7)
+    panel.set_axisbelow(True)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+
+
 def draw(plt, ticker, rows, figure, theme, path):
     _, op, meant, lined, size_of, label, subtitle = figure
     rows = [row for row in rows if row["op"] == op and row["direction"] and row["case"] and meant(parts(row["case"]))]
@@ -146,8 +159,7 @@ def draw(plt, ticker, rows, figure, theme, path):
     if not directions:
         return False
     ink, dark = theme["ink"], theme is THEMES["-dark"]
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
-                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    set_text(plt, ink)
     plot, panels = plt.subplots(2, len(directions), figsize=(1.2 + 3.6 * len(directions), 6.6), squeeze=False, sharex=True,
                                 sharey="row", facecolor=theme["background"])
     shown = {}
@@ -181,11 +193,7 @@ def draw(plt, ticker, rows, figure, theme, path):
         share.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
         share.set_ylim(0, max([1.08] + [1.05 * (number(row["of_ceiling"]) or 0) for row in rows]))
         for panel in (time, share):
-            panel.set_facecolor(theme["background"])
-            panel.grid(True, color=theme["grid"], linewidth=0.7)
-            panel.set_axisbelow(True)
-            for side in ("top", "right"):
-                panel.spines[side].set_visible(False)
+            set_panel(panel, theme)
     panels[0][0].set_ylabel("milliseconds (dotted: a call from Python)")
     panels[1][0].set_ylabel("share of the ceiling")
     plot.suptitle(f"{op}, bf16, {rows[0]['gpu'].upper()}: {subtitle}", color=ink, fontsize=10.5)
@@ -226,15 +234,13 @@ def draw_frontier(plt, ticker, gpu, found, theme, path):
     """A panel a case."""
     ink, dark, columns = theme["ink"], theme is THEMES["-dark"], 1 if len(found) == 1 else 2
     lines = -(-len(found) // columns)
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
-                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    set_text(plt, ink)
     plot, panels = plt.subplots(lines, columns, figsize=(7.6 if columns == 1 else 12, 4.4 * lines), squeeze=False,
                                 facecolor=theme["background"])
     for panel in panels.flat[len(found):]:
         panel.set_visible(False)
     for panel, (case, points) in zip(panels.flat, found.items()):
         memory, times = zip(*points.values())
-        panel.set_facecolor(theme["background"])
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_xlim(min(memory) / 1.5, 2.2 * max(memory))
@@ -243,10 +249,7 @@ def draw_frontier(plt, ticker, gpu, found, theme, path):
         panel.yaxis.set_minor_locator(ticker.NullLocator())
         panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.grid(True, color=theme["grid"], linewidth=0.7)
-        panel.set_axisbelow(True)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
+        set_panel(panel, theme)
         panel.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
         panel.set_title(", ".join(f"{size} {name}" if name == "tokens" else f"{name} {size}" for name, size in
                                   parts(case).items() if name != "reduction"), color=ink)
@@ -339,8 +342,7 @@ def frontier_table(rows, path):
 def draw_ladder(plt, ticker, rows, theme, path):
     """The climb: a panel an op, rungs from top to bottom, the rate to the right, times at the edge."""
     ink, dark = theme["ink"], theme is THEMES["-dark"]
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
-                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    set_text(plt, ink)
     ops = unique(row["op"] for row in rows)
     plot, panels = plt.subplots(1, len(ops), figsize=(6.4 * len(ops), 4.4), squeeze=False, facecolor=theme["background"])
     for panel, op in zip(panels[0], ops):
@@ -357,7 +359,6 @@ def draw_ladder(plt, ticker, rows, theme, path):
             if of_rung[0]["case"] != mine[-1]["case"]:
                 text += f", {of_rung[0]['case'].split()[-1].replace('=', ' ')}"
             panel.text(1.02, at, text, transform=panel.get_yaxis_transform(), color=ink, va="center", fontsize=8)
-        panel.set_facecolor(theme["background"])
         panel.set_yticks(range(len(rungs)), [f"{idea}  {rung}" if rung != "lk" else idea for rung, idea in rungs])
         panel.set_ylim(len(rungs) - 0.5, -0.7)
         panel.set_xscale("log")
@@ -365,10 +366,7 @@ def draw_ladder(plt, ticker, rows, theme, path):
         panel.margins(x=0.08)
         panel.set_xlabel("GB/s" if rate == "gb_per_s" else "TFLOP/s")
         panel.set_title(f"{op}\n{mine[-1]['case'].replace('=', ' ')}", color=ink, fontsize=10)
-        panel.grid(True, color=theme["grid"], linewidth=0.7)
-        panel.set_axisbelow(True)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
+        set_panel(panel, theme)
         if len(unique(row["direction"] for row in mine)) > 1:
             panel.legend(loc="lower left", frameon=False, labelcolor=ink)
     plot.suptitle(f"The ladder, bf16, {rows[0]['gpu'].upper()}", color=ink, fontsize=10.5)
@@ -444,8 +442,7 @@ def ladder(path, readme):
 def draw_scaling(plt, local, real, theme, path):
     """1/P of one GPU's time over a rank's, against P: a rank's own work as lines, GPUs with their collectives as hollow marks."""
     ink, dark = theme["ink"], theme is THEMES["-dark"]
-    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lk", "font.size": 9, "text.color": ink, "axes.edgecolor": ink,
-                         "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink})
+    set_text(plt, ink)
     plot, panel = plt.subplots(figsize=(6.6, 3.8), facecolor=theme["background"])
     for case, style in zip(unique(row["case"] for row in local), ("lk", "torch.compile", "liger", "quack")):
         colour, mark = STYLES[style][dark], STYLES[style][2]
@@ -454,7 +451,6 @@ def draw_scaling(plt, local, real, theme, path):
         points = [(0.94 * int(row["ranks"]), number(row["efficiency"])) for row in real if row["case"] == case and row["efficiency"]]
         if points:
             panel.plot(*zip(*points), mark, color=colour, markersize=7, fillstyle="none")
-    panel.set_facecolor(theme["background"])
     ranks = sorted({int(row["ranks"]) for row in local if row["efficiency"]})
     panel.set_xscale("log", base=2)
     panel.set_xticks(ranks, [str(rank) for rank in ranks])
@@ -463,10 +459,7 @@ def draw_scaling(plt, local, real, theme, path):
     panel.set_ylabel("1/P of one GPU's time, over a rank's")
     panel.set_title(f"linear_cross_entropy, {TITLE['forward_backward']}, bf16, {local[0]['gpu'].upper()}\n"
                     f"lines: a rank's own work; hollow: {real[-1]['ranks']} GPUs with NCCL", color=ink, fontsize=10)
-    panel.grid(True, color=theme["grid"], linewidth=0.7)
-    panel.set_axisbelow(True)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    set_panel(panel, theme)
     panel.legend(loc="lower left", frameon=False, labelcolor=ink)
     plot.tight_layout()
     save(plot, path, theme)

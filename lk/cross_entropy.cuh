@@ -2188,12 +2188,6 @@ typedef struct {
     size_t bytes;                            /* of all */
 } lk_ce_space;
 
-/* *array becomes the next of the workspace's arrays, if it is wanted. */
-template <class Element> LK_HOST void lk_ce_carve(Element **array, uintptr_t *next, bool wanted, int64_t bytes)
-{
-    if (wanted) *array = (Element *)*next, *next += bytes;
-}
-
 LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int call)
 {
     lk_ce_space s = {};
@@ -2203,18 +2197,18 @@ LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int call)
     const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
     const int64_t rows = a->rows > most ? most : a->rows > 0 ? lk_ceil_div(a->rows, 64) * 64 : 0;
     const int64_t states = rows * lk_ce_state_bytes(a);
-    uintptr_t next = (uintptr_t)a->workspace;
-    lk_ce_carve(&s.tally, &next, true, sizeof *s.tally);
-    lk_ce_carve(&s.terms.loss, &next, terms, 4 * rows);
-    lk_ce_carve(&s.terms.z, &next, terms && a->z_loss > 0.0f, 4 * rows);
-    lk_ce_carve(&s.terms.weight, &next, terms && (a->class_weight || a->weight_sum), 4 * rows);
-    lk_ce_carve(&s.states, &next, split, states);
-    lk_ce_carve(&s.all_states, &next, split, states * a->parallel.ranks);
-    lk_ce_carve(&s.lse, &next, split && gradient, 4 * rows);
-    lk_ce_carve(&s.lse_low, &next, split && gradient, 4 * rows);
-    lk_ce_carve(&s.entropy, &next, split && gradient, 4 * rows);
-    lk_ce_carve(&s.others, &next, split && gradient, 4 * rows);
-    s.bytes = next - (uintptr_t)a->workspace;
+    lk_room room = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_take(&s.tally, &room, true, 1);
+    lk_take(&s.terms.loss, &room, terms, rows);
+    lk_take(&s.terms.z, &room, terms && a->z_loss > 0.0f, rows);
+    lk_take(&s.terms.weight, &room, terms && (a->class_weight || a->weight_sum), rows);
+    lk_take(&s.states, &room, split, states);
+    lk_take(&s.all_states, &room, split, states * a->parallel.ranks);
+    lk_take(&s.lse, &room, split && gradient, rows);
+    lk_take(&s.lse_low, &room, split && gradient, rows);
+    lk_take(&s.entropy, &room, split && gradient, rows);
+    lk_take(&s.others, &room, split && gradient, rows);
+    s.bytes = room.used;
     if (s.bytes == sizeof *s.tally && !counts) s.bytes = 0;
     return s;
 }

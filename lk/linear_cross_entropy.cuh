@@ -135,7 +135,8 @@
  *            cost sums of dweight. With panel_vocab nothing is kept, and panels have that width. chunk_tokens counts only where
  *            exponentials are kept.
  *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
- *            the current device; plan.text says if there is none, or if an sm_90 device runs code that was not made for sm_90a.
+ *            the current device. plan.text says if there is no device, if the program has no code for it, or if an sm_90
+ *            device runs code that was not compiled for sm_90a.
  *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
  *                MiB     f32 dweight                             MiB     bf16 dweight
  *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
@@ -1737,26 +1738,6 @@ LK_HOST char *lk_lce_base(void *memory)
     return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
 }
 
-/* Memory of which arrays take one part after another. */
-typedef struct {
-    char *base;
-    size_t used;
-} lk_lce_room;
-
-/* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
-LK_HOST void *lk_lce_take_bytes(lk_lce_room *room, bool wanted, int64_t bytes)
-{
-    const size_t most = (size_t)1 << 62, whole = (size_t)lk_lce_round_up(bytes, 256);
-    if (!wanted) return NULL;
-    void *const array = room->base + room->used;
-    room->used = whole > most - room->used ? most : room->used + whole;
-    return array;
-}
-template <class E> LK_HOST void lk_lce_take(E **array, lk_lce_room *room, bool wanted, int64_t elements)
-{
-    *array = (E *)lk_lce_take_bytes(room, wanted, elements * (int64_t)sizeof(E));
-}
-
 /* Whether dweight has sums of its own: it has 16 bits and several chunks. */
 LK_HOST bool lk_lce_sums_dweight(const lk_lce_call *c, int64_t chunk)
 {
@@ -1800,7 +1781,7 @@ LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
 }
 
 /* The arrays that every plan has. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, lk_lce_room *room)
+LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, lk_room *room)
 {
     const lk_lce_args &a = c->a;
     const int64_t rows = c->rows;
@@ -1808,23 +1789,23 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     lk_lce_workspace w = {};
     w.x_stride = lk_lce_round_up(a.hidden, 64);
     w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
-    lk_lce_take(&w.counts, room, true, 1);
-    lk_lce_take(&w.target, room, true, rows);
-    lk_lce_take(&w.weight, room, a.class_weight, rows);
-    lk_lce_take(&w.token, room, c->compact, rows);
-    lk_lce_take(&w.factor, room, c->gradient, rows);
-    lk_lce_take(&w.dlse, room, c->gradient && a.dlse, rows);
-    lk_lce_take(&w.dentropy, room, c->gradient && a.dentropy, rows);
-    lk_lce_take(&w.loss, room, c->gives_loss && a.loss, rows);
-    lk_lce_take(&w.z, room, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows);
-    lk_lce_take(&w.lse, room, true, rows);
-    lk_lce_take(&w.entropy, room, a.entropy || a.dentropy, rows);
-    lk_lce_take(&w.argmax, room, a.argmax, rows);
-    w.bias = lk_lce_take_bytes(room, a.bias, a.vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : c->logits_type));
+    lk_take(&w.counts, room, true, 1);
+    lk_take(&w.target, room, true, rows);
+    lk_take(&w.weight, room, a.class_weight, rows);
+    lk_take(&w.token, room, c->compact, rows);
+    lk_take(&w.factor, room, c->gradient, rows);
+    lk_take(&w.dlse, room, c->gradient && a.dlse, rows);
+    lk_take(&w.dentropy, room, c->gradient && a.dentropy, rows);
+    lk_take(&w.loss, room, c->gives_loss && a.loss, rows);
+    lk_take(&w.z, room, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows);
+    lk_take(&w.lse, room, true, rows);
+    lk_take(&w.entropy, room, a.entropy || a.dentropy, rows);
+    lk_take(&w.argmax, room, a.argmax, rows);
+    w.bias = lk_take_bytes(room, a.bias, a.vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : c->logits_type));
     const bool scaled = a.class_weight && mean && !a.denominator && a.z_loss > 0.0f && !(c->split && c->gives_loss);
-    lk_lce_take(&w.class_weight, room, scaled, a.vocab);
-    lk_lce_take(&w.dbias, room, a.dbias, w.splits * a.vocab);
-    w.x = lk_lce_take_bytes(room, c->compact, chunk * w.x_stride * lk_lce_bytes_of(c->type));
+    lk_take(&w.class_weight, room, scaled, a.vocab);
+    lk_take(&w.dbias, room, a.dbias, w.splits * a.vocab);
+    w.x = lk_take_bytes(room, c->compact, chunk * w.x_stride * lk_lce_bytes_of(c->type));
     return w;
 }
 
@@ -1834,18 +1815,18 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lc
     const lk_lce_args &a = c->a;
     const bool panels = plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS;
     const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
-    lk_lce_room room = {lk_lce_base(workspace), 0};
+    lk_room room = {(uintptr_t)lk_lce_base(workspace), 0, 256};
     lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, &room);
     w.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
-    lk_lce_take(&w.others, &room, panels, c->rows);
-    lk_lce_take(&w.states, &room, panels, chunk);
-    lk_lce_take(&w.dx, &room, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
-    lk_lce_take(&w.dweight, &room, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
+    lk_take(&w.others, &room, panels, c->rows);
+    lk_take(&w.states, &room, panels, chunk);
+    lk_take(&w.dx, &room, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
+    lk_take(&w.dweight, &room, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
-    w.logits = lk_lce_take_bytes(&room, true, chunk * w.logits_stride * lk_lce_bytes_of(slice ? c->type : c->logits_type));
-    lk_lce_take(&w.slice, &room, slice > lent, slice * w.logits_stride);
+    w.logits = lk_take_bytes(&room, true, chunk * w.logits_stride * lk_lce_bytes_of(slice ? c->type : c->logits_type));
+    lk_take(&w.slice, &room, slice > lent, slice * w.logits_stride);
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
-    w.cublas = room.base + room.used, w.bytes = room.used + 256;
+    w.cublas = (void *)(room.base + room.used), w.bytes = room.used + 256;
     return w;
 }
 
@@ -1892,12 +1873,12 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
 /* The arrays of a.saved; returns their bytes. */
 LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
 {
-    lk_lce_room room = {lk_lce_base(saved), 0};
-    lk_lce_take(&w->base, &room, true, c->rows);
-    lk_lce_take(&w->others, &room, true, c->rows);
-    lk_lce_take(&w->logit, &room, true, c->rows);
+    lk_room room = {(uintptr_t)lk_lce_base(saved), 0, 256};
+    lk_take(&w->base, &room, true, c->rows);
+    lk_take(&w->others, &room, true, c->rows);
+    lk_take(&w->logit, &room, true, c->rows);
     w->logits_stride = lk_lce_round_up(c->a.vocab, 64);
-    w->logits = lk_lce_take_bytes(&room, true, c->rows * w->logits_stride * 2);
+    w->logits = lk_take_bytes(&room, true, c->rows * w->logits_stride * 2);
     return room.used + 256;
 }
 
@@ -1913,28 +1894,28 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
     const bool states = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
     const bool panels = c->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
-    lk_lce_room room = {lk_lce_base(workspace), 0};
+    lk_room room = {(uintptr_t)lk_lce_base(workspace), 0, 256};
     lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &room);
     if (c->saves) (void)lk_lce_lay_out_saved(c, a.saved, &w);
-    else lk_lce_take(&w.logit, &room, true, rows);
-    lk_lce_take(&w.hit, &room, c->gradient, rows);
-    lk_lce_take(&w.owners, &room, a.dweight || a.dbias, a.vocab);
-    if (!c->gives_loss && (!c->saves || c->split)) lk_lce_take(&w.others, &room, true, rows);
-    lk_lce_take(&w.scale, &room, c->gradient && kept, chunk);
-    lk_lce_take(&w.sample, &room, states, c->compact ? chunk : rows);
-    lk_lce_room instead = room; /* v x overwrites sums and references, which the factor kernel has read by then */
+    else lk_take(&w.logit, &room, true, rows);
+    lk_take(&w.hit, &room, c->gradient, rows);
+    lk_take(&w.owners, &room, a.dweight || a.dbias, a.vocab);
+    if (!c->gives_loss && (!c->saves || c->split)) lk_take(&w.others, &room, true, rows);
+    lk_take(&w.scale, &room, c->gradient && kept, chunk);
+    lk_take(&w.sample, &room, states, c->compact ? chunk : rows);
+    lk_room instead = room; /* v x overwrites sums and references, which the factor kernel has read by then */
     w.stretches = c->gradient || c->saves ? some : alone;
-    lk_lce_take(&w.sums, &room, c->gives_loss || !kept, chunk * w.stretches);
-    lk_lce_take(&w.more, &room, more, chunk * w.stretches);
-    lk_lce_take(&w.references, &room, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
-    w.scaled_x = lk_lce_take_bytes(&instead, kept && a.dweight, chunk * w.x_stride * 2);
+    lk_take(&w.sums, &room, c->gives_loss || !kept, chunk * w.stretches);
+    lk_take(&w.more, &room, more, chunk * w.stretches);
+    lk_take(&w.references, &room, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
+    w.scaled_x = lk_take_bytes(&instead, kept && a.dweight, chunk * w.x_stride * 2);
     if (room.used < instead.used) room = instead;
-    lk_lce_take(&w.low, &room, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
-    lk_lce_take(&w.low_dx, &room, a.dx && panels, pairs * cols * pair);
+    lk_take(&w.low, &room, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
+    lk_take(&w.low_dx, &room, a.dx && panels, pairs * cols * pair);
     if (!c->saves) w.logits_stride = lk_lce_round_up(width, 64);
-    if (!c->saves) w.logits = lk_lce_take_bytes(&room, c->gradient, chunk * w.logits_stride * 2);
+    if (!c->saves) w.logits = lk_take_bytes(&room, c->gradient, chunk * w.logits_stride * 2);
     if (plan->lent_vocab) (void)lk_lce_borrow(c, w.loans);
-    w.cublas = room.base + room.used, w.bytes = room.used + 256;
+    w.cublas = (void *)(room.base + room.used), w.bytes = room.used + 256;
     return w;
 }
 
@@ -2061,8 +2042,10 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
 {
     const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = lk_lce_round_up(c->a.panel_vocab, tile);
     lk_lce_loan loans[LK_LCE_LOANS];
-    *plan = lk_lce_fused_plan(c->rows, 0, 0, lk_lce_min(given, vocab));
-    if (given) return lk_lce_fits(c, plan, budget);
+    if (given) {
+        *plan = lk_lce_fused_plan(c->rows, 0, 0, lk_lce_min(given, vocab));
+        return lk_lce_fits(c, plan, budget);
+    }
     *plan = lk_lce_fused_plan(c->rows, vocab, 0, vocab);
     if (lk_lce_keeps(c) && lk_lce_fits(c, plan, budget)) return true;
     for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
@@ -2992,23 +2975,23 @@ LK_HOST lk_status lk_lce_divide(const char *op, const lk_lce_args *args, int dir
     lk_lce_call c;
     lk_lce_workspace w;
     size_t terms = 0, least = 0;
-    lk_lce_room room = {lk_lce_base(args->workspace), 0};
+    lk_room room = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
     *r = {};
     lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &least);
     if (status) return status;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
     if (!both) f.dentropy = NULL; /* forward has none */
-    if (both && !f.lse) lk_lce_take(&f.lse, &room, true, tokens);
-    if (both && !f.others) lk_lce_take(&f.others, &room, true, tokens);
-    if (both && f.dentropy && !f.entropy) lk_lce_take(&f.entropy, &room, true, tokens);
+    if (both && !f.lse) lk_take(&f.lse, &room, true, tokens);
+    if (both && !f.others) lk_take(&f.others, &room, true, tokens);
+    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, &room, true, tokens);
     b.lse = f.lse, b.others = f.others, b.entropy = f.entropy;
     const int64_t bytes = tokens * lk_ce_state_bytes(&f);
-    lk_lce_take(&r->states, &room, true, bytes);
-    lk_lce_take(&r->all_states, &room, true, bytes * f.parallel.ranks);
+    lk_take(&r->states, &room, true, bytes);
+    lk_take(&r->all_states, &room, true, bytes * f.parallel.ranks);
     r->finish = lk_lce_finish_args(&f);
     status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &terms);
-    r->finish.workspace = lk_lce_take_bytes(&room, terms > 0, (int64_t)terms), r->finish.workspace_bytes = terms;
+    r->finish.workspace = lk_take_bytes(&room, terms > 0, (int64_t)terms), r->finish.workspace_bytes = terms;
     r->finish.all_states = r->all_states, f.states = r->states, b.bad_targets = NULL;
     f.saved = both ? NULL : args->saved, b.saved = NULL;
     r->fixed = room.used ? room.used + 256 : 0;
@@ -3017,7 +3000,7 @@ LK_HOST lk_status lk_lce_divide(const char *op, const lk_lce_args *args, int dir
     if (status || !both || !c.fused || !lk_lce_keeps(&c) || args->vocab == 0 || tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
     r->saved = lk_lce_lay_out_saved(&c, NULL, &w);
-    kept_f.saved = kept_b.saved = room.base + room.used;
+    kept_f.saved = kept_b.saved = (void *)(room.base + room.used);
     status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, &least);
     r->least_saving = r->fixed + r->saved + least;
     return status;

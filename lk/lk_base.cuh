@@ -307,8 +307,8 @@ LK_HOST int64_t lk_span(const lk_tensor *t)
     return span;
 }
 
-/* Fails if a required tensor is NULL, or if a call has work and no output. A required output without elements is one, NULL too.
- * */
+/* Fails if a required tensor is NULL, or if a call has work and no output. A NULL output counts if it is required and has no
+ * elements. */
 LK_HOST lk_status lk_check_null(const char *op, const lk_tensor *list, int count)
 {
     bool work = false, output = false;
@@ -481,6 +481,26 @@ LK_HOST lk_status lk_check_workspace(const char *op, const void *workspace, size
     if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
         return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to %d bytes", LK_WORKSPACE_ALIGNMENT);
     return LK_OK;
+}
+
+/* A workspace while arrays are laid out in it, one after another, each at a multiple of `align` bytes from its base. */
+typedef struct {
+    uintptr_t base;
+    size_t used, align;
+} lk_room;
+
+/* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
+LK_HOST void *lk_take_bytes(lk_room *room, bool wanted, int64_t bytes)
+{
+    if (!wanted) return NULL;
+    void *const array = (void *)(room->base + room->used);
+    const size_t most = (size_t)1 << 62, whole = (size_t)lk_ceil_div(bytes, (int64_t)room->align) * room->align;
+    room->used = whole > most - room->used ? most : room->used + whole;
+    return array;
+}
+template <class E> LK_HOST void lk_take(E **array, lk_room *room, bool wanted, int64_t elements)
+{
+    *array = (E *)lk_take_bytes(room, wanted, elements * (int64_t)sizeof(E));
 }
 
 /* Compiled with -DLK_CHECK every launcher calls this before it launches, to find wrong pointers where they are made; otherwise
@@ -692,6 +712,30 @@ LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
         memcpy(&word[i], &pair, sizeof pair);
     }
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* Accesses to N elements: a vector at an aligned address, or N = 1 element, as a float, at any. cached: by lk_load_vec_ca and
+ * lk_store_vec_wb. */
+template <int N, bool cached = false, class T> LK_DEVICE lk_vec<T> lk_load_n(const T *x)
+{
+    if constexpr (N > 1) return cached ? lk_load_vec_ca(x) : lk_load_vec(x);
+    else return {make_uint4(__float_as_uint(lk_to_float(*x)), 0, 0, 0)};
+}
+template <class T, int N> LK_DEVICE void lk_unpack_n(float (&x)[N], lk_vec<T> raw)
+{
+    if constexpr (N > 1) lk_unpack(x, raw);
+    else x[0] = __uint_as_float(raw.raw.x);
+}
+template <bool cached = false, class T, int N> LK_DEVICE void lk_store_n(T *x, const float (&v)[N])
+{
+    if constexpr (N > 1) {
+        lk_vec<T> packed;
+        lk_pack(&packed, v);
+        if (cached) lk_store_vec_wb(x, packed);
+        else lk_store_vec(x, packed);
+    } else {
+        lk_put(x, v[0]);
+    }
 }
 
 /* A row of any alignment as 16-byte vectors: `vecs` aligned vectors and `edge` single elements, `head` of them before the

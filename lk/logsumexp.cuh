@@ -136,28 +136,6 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, KIND == LK_TEAM_CLUSTER ?
     if (row.there && row.rank == 0) lk_logsumexp_put<T>(a, row.number, s);
 }
 
-/* One load of a column kernel: a vector of N = LK_VEC<T> rows at an aligned address, or N = 1 row, as a float, at any. */
-template <int N, class T> LK_DEVICE lk_vec<T> lk_logsumexp_load(const T *x)
-{
-    if constexpr (N > 1) return lk_load_vec(x);
-    else return {make_uint4(__float_as_uint(lk_to_float(*x)), 0, 0, 0)};
-}
-template <class T, int N> LK_DEVICE void lk_logsumexp_unpack(float (&x)[N], lk_vec<T> raw)
-{
-    if constexpr (N > 1) lk_unpack(x, raw);
-    else x[0] = __uint_as_float(raw.raw.x);
-}
-template <class T, int N> LK_DEVICE void lk_logsumexp_store(T *x, const float (&v)[N])
-{
-    if constexpr (N > 1) {
-        lk_vec<T> packed;
-        lk_pack(&packed, v);
-        lk_store_vec(x, packed);
-    } else {
-        lk_put(x, v[0]);
-    }
-}
-
 /* The states of `count` columns of N neighbouring rows, `jump` elements apart. A row's reference is its first value that is not
  * -inf. False where a sum or a base is out of range. */
 template <class T, int N>
@@ -174,18 +152,18 @@ LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, in
         const int here = count - i < U ? (int)(count - i) : U;
         if (here == U) { /* loads without predicates all start before the first is waited for */
 #pragma unroll
-            for (int u = 0; u < U; u++, next += jump) raw[u] = lk_logsumexp_load<N>(next);
+            for (int u = 0; u < U; u++, next += jump) raw[u] = lk_load_n<N>(next);
         } else {
 #pragma unroll
             for (int u = 0; u < U; u++, next += jump)
-                if (u < here) raw[u] = lk_logsumexp_load<N>(next);
+                if (u < here) raw[u] = lk_load_n<N>(next);
         }
         float part[N] = {};
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (u >= here) break;
             float x[N];
-            lk_logsumexp_unpack(x, raw[u]);
+            lk_unpack_n(x, raw[u]);
             if (!set) {
                 set = true;
 #pragma unroll
@@ -219,7 +197,7 @@ LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], const T *next, int64_t j
     for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
     for (int64_t i = 0; i < count; i++, next += jump) {
         float x[N];
-        lk_logsumexp_unpack(x, lk_logsumexp_load<N>(next));
+        lk_unpack_n(x, lk_load_n<N>(next));
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const float z[1] = {scale * x[j]}, low = lk_lse_product_low(scale, x[j], z[0]);
@@ -315,7 +293,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_bac
         lk_unpack(x, raw[u]);
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(own, x[j]);
-        if (u < row.count) lk_logsumexp_store(dx + lk_row_col(row, u), x);
+        if (u < row.count) lk_store_n(dx + lk_row_col(row, u), x);
     }
     lk_griddepcontrol_launch_dependents();
     for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
@@ -348,15 +326,15 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
         lk_vec<T> raw[U];
 #pragma unroll
         for (int u = 0; u < U; u++)
-            if (col + u * layers < end) raw[u] = lk_logsumexp_load<N>(x + (col + u * layers) * a.col_stride);
+            if (col + u * layers < end) raw[u] = lk_load_n<N>(x + (col + u * layers) * a.col_stride);
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (col + u * layers >= end) break;
             float v[N];
-            lk_logsumexp_unpack(v, raw[u]);
+            lk_unpack_n(v, raw[u]);
 #pragma unroll
             for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
-            lk_logsumexp_store(dx + (col + u * layers) * a.dx_col_stride, v);
+            lk_store_n(dx + (col + u * layers) * a.dx_col_stride, v);
         }
     }
 }

@@ -1024,34 +1024,12 @@ typedef struct {
     int64_t splits;
 } lk_lrpe_columns_plan;
 
-/* Accesses to N features: a vector, or N = 1 element, as a float, at any address. */
-template <int N, class T> LK_DEVICE lk_vec<T> lk_lrpe_load(const T *at)
-{
-    if constexpr (N > 1) return lk_load_vec_ca(at);
-    else return {make_uint4(__float_as_uint(lk_to_float(*at)), 0, 0, 0)};
-}
-template <class T, int N> LK_DEVICE void lk_lrpe_unpack(float (&x)[N], lk_vec<T> raw)
-{
-    if constexpr (N > 1) lk_unpack(x, raw);
-    else x[0] = __uint_as_float(raw.raw.x);
-}
-template <class T, int N> LK_DEVICE void lk_lrpe_store(T *to, const float (&x)[N])
-{
-    if constexpr (N > 1) {
-        lk_vec<T> out;
-        lk_pack(&out, x);
-        lk_store_vec_wb(to, out);
-    } else {
-        lk_put(to, x[0]);
-    }
-}
-
 /* u, v and g of a token. */
 template <class T, int N>
 LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T> &step,
                                  const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
-    lk_lrpe_unpack(u, step.first), lk_lrpe_unpack(v, step.second);
+    lk_unpack_n(u, step.first), lk_unpack_n(v, step.second);
 #pragma unroll
     for (int j = 0; j < N && !p.read_dy; j++) u[j] = v[j] = 1.0f;
     lk_lrpe_rotate_back(g, angles, u, v);
@@ -1096,11 +1074,11 @@ LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T> 
         if (p.partial) lk_lrpe_add_dtheta(sums, angles, x, u, v);
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = x[j] * (g[j] - of[j].dot);
-        if (p.write_dx) lk_lrpe_store(out, g);
+        if (p.write_dx) lk_store_n<true>(out, g);
     } else {
 #pragma unroll
         for (int j = 0; j < N; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
-        lk_lrpe_store(out, u), lk_lrpe_store(out + p.dim, v);
+        lk_store_n<true>(out, u), lk_store_n<true>(out + p.dim, v);
     }
 }
 
@@ -1137,16 +1115,16 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DT
 #pragma unroll
             for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
                 if (i + u >= item.tokens) continue;
-                step[u].x = lk_lrpe_load<N>(x);
+                step[u].x = lk_load_n<N, true>(x);
                 if (!BACKWARD || !p.read_dy) continue;
-                step[u].first = lk_lrpe_load<N>(in);
-                if (token + u * p.token_step >= p.grid.prefix) step[u].second = lk_lrpe_load<N>(in + p.dim);
+                step[u].first = lk_load_n<N, true>(in);
+                if (token + u * p.token_step >= p.grid.prefix) step[u].second = lk_load_n<N, true>(in + p.dim);
             }
 #pragma unroll
             for (int u = 0; u < U; u++, token += p.token_step, out += p.out_stride[3]) {
                 const bool there = i + u < item.tokens;
                 float first[N], second[N];
-                lk_lrpe_unpack(value[u], step[u].x);
+                lk_unpack_n(value[u], step[u].x);
                 if ((BACKWARD || WRITE) && there) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
                 if (WRITE && there) lk_lrpe_write_token<BACKWARD>(out, value[u], step[u], column, angles, &sums, p);
                 if (BACKWARD && !WRITE && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, p);

@@ -50,11 +50,11 @@
  *            + eps is at least 2^-100, so with eps = 0 from a root mean square of 2^-50 on. Where all squares are 0 and eps
  *            is 0, rstd is +inf, y is +-inf, or NaN where s is 0, and dx is infinite or NaN.
  * Traffic    forward reads x and residual once and writes y and residual_out once. backward reads s, dy and dresidual_out once
- *            and writes dx and dresidual once. A row that is longer than a cluster holds (before sm_90: than a block holds, an
- *            eighth of that) is read twice: with 16 bits in forward above 2^18 columns (2^17 with a residual, bias, groups,
- *            weight_offset or a weight of another type), in backward above 2^17 (2^16 with weight or dweight; 24576 with weight
- *            and a float residual whose sum is not given); with 32 bits above half as many or fewer. So are the elements that
- *            are read one by one, see below.
+ *            and writes dx and dresidual once. Two kinds of elements are read twice: single ones, which are not part of a
+ *            vector of 16 bytes (see below), and those of a row that is longer than a cluster holds. Before sm_90 it is a block
+ *            that holds a row, an eighth as much. With 16 bits forward holds 2^18 columns (2^17 with a residual, bias, groups,
+ *            weight_offset or a weight of the other 16-bit type), backward 2^17 of s and dy (2^16 with weight or dweight), and
+ *            fewer with more or wider inputs; with 32 bits at most half as many.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
@@ -1044,7 +1044,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     *a = *args;
     if (a->groups == 0) a->groups = 1;
     if (backward && a->residual_out && a->residual_out == a->residual && !a->residual_out_stride)
-        a->residual_out_stride = a->residual_stride; /* the struct of a forward in place */
+        a->residual_out_stride = a->residual_stride; /* forward wrote it in place, by this struct */
     const bool query = arch == LK_QUERY;
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;

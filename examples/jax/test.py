@@ -509,6 +509,15 @@ def mistakes():
                 check(how + expected, False, "no error")
             except ValueError as error:
                 check(how + expected, expected in str(error), f"the sentence is {error}")
+    # XLA may give x at any address. Rows of 1020 elements rule out the plan that wants 16 bytes. What they need at least is enough.
+    query = lambda hidden, **budget: lk._ffi._workspace_bytes(
+        "linear_cross_entropy_forward_bf16", ["x", "weight", "target", "loss"],
+        {"tokens": 4096, "hidden": hidden, "vocab": 32768, **budget})
+    try:
+        query(1020, workspace_bytes=1)
+    except ValueError as error:
+        least = int(re.search(r"a workspace of (\d+) bytes", str(error))[1])
+        check("workspace for x at any address", query(1024) >= least, f"{query(1024)} bytes, not {least}")
     # What the handler finds itself: these calls are not made by lk_jax's functions.
     for expected, inputs, fields in [("cols is 0", "x", {"rows": 4}), ("x is NULL", "weight", {"rows": 4, "cols": 8}),
                                      ("no field nonsense", "x", {"rows": 4, "cols": 8, "nonsense": 1})]:

@@ -8,7 +8,7 @@ from . import functional as LF
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm, computed by lk. The factor is weight_offset + weight; Gemma's weight_offset is 1, and its weight begins at 0."""
+    """torch.nn.RMSNorm, computed by lk. The factor is weight_offset + weight. With Gemma's weight_offset, 1, weight begins at 0."""
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, weight_offset=0.0):
         self.weight_offset = float(weight_offset)
