@@ -237,6 +237,10 @@ else
 	@echo "lk: bench-parallel measures a GPU and there is none here ($(why))"
 endif
 
+bench-parallel-peers: | backend ## behind it: Megatron's and TransformerEngine's heads in PyTorch on all GPUs, added to the same rows
+	$(if $(simt),@echo "lk: $@ measures GPUs and there is none here ($(why))",BENCH_CSV=bench/results/$(gpu_name)-x$(gpu_count).csv \
+	BENCH_GPU=$(gpu_name) COMMIT=$(COMMIT) $(PYTHON) bench/parallel_peers.py $(ARGS))
+
 compare-%: | backend
 	$(call compare,compare.py $*)
 
@@ -315,6 +319,6 @@ $(out)/%.o: %.c
 	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC $(nccl) -I. -I$(if $(simt),$(simt),$(CUDA_HOME)/include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: bench-ladder ladder-plots scaling-plots bench-parallel engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
+.PHONY: bench-ladder ladder-plots scaling-plots bench-parallel bench-parallel-peers engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
 .PHONY: frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:

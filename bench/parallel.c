@@ -4,6 +4,8 @@
  *   parallel             on one GPU: one rank of 2, 4 and 8, whose collectives are copies on the GPU. It shows what a rank
  *                        computes, against 1/P of the head without ranks
  *   parallel --gpus      with NCCL: a thread per GPU of the machine, one rank each; and NCCL's all-reduce of dx alone
+ *   --leave N            --gpus: dweight's matmul leaves N SMs to NCCL, which has N blocks (reduce_sms, maxCTAs). May be given
+ *                        several times, 0 too; without it 0 and 8
  *   --case TEXT          only cases that hold TEXT
  *
  * A call is repeated back to back for 0.4 s after as long a warm-up; ms is the mean of the second. bf16, dweight in bf16, mean
@@ -28,7 +30,7 @@ LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
 #include "examples/parallel/lk_nccl.h"
 #endif
 
-enum { FORWARD, BACKWARD, BOTH, DIRECTIONS, MOST_GPUS = 64 };
+enum { FORWARD, BACKWARD, BOTH, DIRECTIONS, MOST_GPUS = 64, MOST_LEAVES = 16 };
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
 static const double seconds = 0.4;
 static const size_t budget = (size_t)4 << 30;
@@ -38,6 +40,7 @@ typedef struct {
 } shape;
 
 static FILE *csv;
+static int leave_of[MOST_LEAVES] = {0, 8}, leaves;
 
 static void check(const char *what, int status)
 {
@@ -228,7 +231,7 @@ static void measure_virtual(shape s, const double *one)
 
 #ifdef WITH_NCCL
 static ncclUniqueId id;
-static int gpus, calls_of[DIRECTIONS];
+static int gpus, leave, calls_of[DIRECTIONS];
 static shape now_shape;
 enum { COMPLETE = DIRECTIONS + 1, SUMMED, END, KINDS };
 static double worst[KINDS];
@@ -257,9 +260,12 @@ static void *run_rank(void *argument)
     cudaEvent_t from, to;
     float ms = 0.0f;
     check("cudaSetDevice", cudaSetDevice(rank));
-    check("ncclCommInitRank", ncclCommInitRank(&comm, gpus, id, rank));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (leave) config.maxCTAs = leave;
+    check("ncclCommInitRankConfig", ncclCommInitRankConfig(&comm, gpus, id, rank, &config));
     check("lk_nccl_init", lk_nccl_init(&n, comm, ncclBfloat16, (size_t)s.hidden));
-    make_head(&h, s, rank, gpus, (lk_vocab_parallel){.user = &n, .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce});
+    make_head(&h, s, rank, gpus, (lk_vocab_parallel){.user = &n, .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce,
+                                                     .reduce_sms = leave});
     for (int d = 0; d < DIRECTIONS; d++) {
         if (d == BACKWARD) call(&h, FORWARD);
         const int calls = calls_for(&h, d);
@@ -311,12 +317,16 @@ static void measure_gpus(shape s, const double *one)
     for (int i = 0; i < gpus; i++) pthread_create(&thread[i], NULL, run_rank, (void *)(intptr_t)i);
     for (int i = 0; i < gpus; i++) pthread_join(thread[i], NULL);
     pthread_barrier_destroy(&together);
+    char left[32] = "", name[64];
+    if (leave) snprintf(left, sizeof left, "; %d SMs left", leave);
+#define NAME(what) (snprintf(name, sizeof name, "%s%s", what, left), name)
     for (int d = 0; d < DIRECTIONS; d++)
-        row(s, direction_name[d], gpus, "rank", worst[d], one[d], d == BACKWARD ? 0 : (size_t)s.tokens * 16);
-    row(s, "forward_backward", gpus, "until dx is complete", worst[COMPLETE], 0.0, 0);
-    row(s, "forward_backward", gpus, "until dx is summed", worst[SUMMED], 0.0, 0);
-    row(s, "forward_backward", gpus, "until dweight is done", worst[END], 0.0, 0);
-    row(s, "backward", gpus, "all-reduce of dx alone", worst[DIRECTIONS], 0.0, (size_t)(s.tokens * s.hidden) * 2);
+        row(s, direction_name[d], gpus, NAME("rank"), worst[d], one[d], d == BACKWARD ? 0 : (size_t)s.tokens * 16);
+    row(s, "forward_backward", gpus, NAME("until dx is complete"), worst[COMPLETE], 0.0, 0);
+    row(s, "forward_backward", gpus, NAME("until dx is summed"), worst[SUMMED], 0.0, 0);
+    row(s, "forward_backward", gpus, NAME("until dweight is done"), worst[END], 0.0, 0);
+    row(s, "backward", gpus, NAME("all-reduce of dx alone"), worst[DIRECTIONS], 0.0, (size_t)(s.tokens * s.hidden) * 2);
+#undef NAME
 }
 #endif
 
@@ -328,8 +338,10 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--gpus")) several = 1;
         else if (!strcmp(argv[i], "--case") && i + 1 < argc) filter = argv[++i];
-        else return fprintf(stderr, "usage: %s [--gpus] [--case TEXT]\n", argv[0]), 2;
+        else if (!strcmp(argv[i], "--leave") && i + 1 < argc && leaves < MOST_LEAVES) leave_of[leaves++] = atoi(argv[++i]);
+        else return fprintf(stderr, "usage: %s [--gpus [--leave N]...] [--case TEXT]\n", argv[0]), 2;
     }
+    if (!leaves) leaves = 2;
 #ifndef WITH_NCCL
     if (several) return fprintf(stderr, "built without NCCL: make bench-parallel NCCL=DIR ARGS=--gpus\n"), 2;
 #endif
@@ -346,7 +358,7 @@ int main(int argc, char **argv)
                 if (!strstr(name, filter)) continue;
                 measure_one(s, one), count++;
 #ifdef WITH_NCCL
-                if (several) measure_gpus(s, one);
+                for (int i = 0; several && i < leaves; i++) leave = leave_of[i], measure_gpus(s, one);
 #endif
                 if (!several) measure_virtual(s, one);
             }

@@ -150,6 +150,7 @@ typedef struct {
     /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when work on `stream` so far
      * makes dx, so the sum may go on beside what follows there. NULL: the caller sums dx after the call. */
     lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
+    int reduce_sms; /* SMs that the matmul behind reduce leaves to its blocks; 0: none, so they may wait until it ends */
 } lk_vocab_parallel;
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
@@ -2251,7 +2252,8 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char 
     if (!status) status = lk_check_size(op, "vocab", a->vocab, 0, v.vocab_total);
     if (!status) status = lk_check_size(op, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
     if (!status) status = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
-    return status ? status : lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+    if (!status) status = lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
+    return status ? status : lk_check_size(op, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
 }
 
 /* The status of a callback of `parallel`, with a sentence. */

@@ -2430,6 +2430,7 @@ typedef struct {
     lk_lce_work p;
     lk_lce_plan plan;
     int mode;
+    int reduce_sms; /* what matmuls leave, once reduce has been called */
 } lk_lce_job;
 
 /* A product without its sizes; of_dz: one of its factors is dZ. */
@@ -2586,6 +2587,7 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
     m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
                     : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
     m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
+    if (job->reduce_sms) m.key.sms = job->device.sms - job->reduce_sms > 2 ? job->device.sms - job->reduce_sms : 2;
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
 }
 
@@ -2657,12 +2659,14 @@ LK_HOST lk_status lk_lce_finish(const lk_lce_job *job, const lk_lce_work &p)
 
 /* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
  * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
-LK_HOST lk_status lk_lce_hand_over(const lk_lce_job *job, const lk_lce_panel &q)
+LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_panel &q)
 {
     lk_lce_work p = job->p;
     const lk_lce_args &a = p.c.a;
     const lk_vocab_parallel &v = a.parallel;
-    if (!p.c.split || !a.dx || job->mode == LK_CUBLAS_RESOLVE || q.first_row + q.rows < p.c.rows) return LK_OK;
+    if (!p.c.split || !a.dx || q.first_row + q.rows < p.c.rows) return LK_OK;
+    if (v.reduce) job->reduce_sms = v.reduce_sms;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     p.c.a.dweight = p.c.a.dbias = NULL;
     const lk_status status = lk_lce_finish(job, p); /* dx of bad and ignored tokens */
     if (status || !v.reduce) return status;
@@ -2842,7 +2846,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
         if (!kept) status = lk_lce_fused_dz<T>(&panel, q);
         if (!status) status = lk_lce_dbias<T>(&panel, q);
         if (!status && (a.dx || sums)) status = lk_lce_run_gradients(&panel, q, sums);
-        if (!status && q.last) status = lk_lce_hand_over(job, q);
+        if (!status && q.last) status = lk_lce_hand_over(&panel, q);
         if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(&panel, q);
     }
     return status;
@@ -2865,6 +2869,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     const int path = job->plan.path;
     const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_status status = LK_OK;
+    job->reduce_sms = 0;
     if (c.rows > 0)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
     for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++)

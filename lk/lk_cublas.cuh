@@ -40,6 +40,7 @@ typedef struct {
     int32_t align_a, align_b, align_d;
     int64_t m, n, k, lda, ldb, ldd;   /* sizes and strides between columns, in elements */
     int64_t workspace_bytes, add;     /* add: d is read too, which may have another fastest algorithm */
+    int64_t sms;                      /* blocks run on this many SMs at a time; 0: on all */
 } lk_cublas_key;
 
 typedef struct {
@@ -132,7 +133,7 @@ LK_HOST cublasStatus_t lk_cublas_describe(const lk_cublas_product *p, lk_cublas_
     const cudaDataType_t factor = lk_cublas_type(k->factor_type), type = lk_cublas_type(k->type);
     const int32_t mode = k->scalars_on_device ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
     const int32_t transpose_a = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int32_t transpose_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t transpose_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, sms = (int32_t)k->sms;
     const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS, sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t align_a = (uint32_t)k->align_a, align_b = (uint32_t)k->align_b, align_d = (uint32_t)k->align_d;
     const uint64_t workspace = (uint64_t)k->workspace_bytes, um = (uint64_t)k->m, un = (uint64_t)k->n, uk = (uint64_t)k->k;
@@ -150,6 +151,7 @@ LK_HOST cublasStatus_t lk_cublas_describe(const lk_cublas_product *p, lk_cublas_
         SET(EPILOGUE, epilogue);
         SET(BIAS_POINTER, p->bias);
     }
+    if (k->sms) SET(SM_COUNT_TARGET, sms);
     if (!status) status = cublasLtMatrixLayoutInit(&s->a, factor, k->transpose_a ? uk : um, k->transpose_a ? um : uk, k->lda);
     if (!status) status = cublasLtMatrixLayoutInit(&s->b, factor, k->transpose_b ? un : uk, k->transpose_b ? uk : un, k->ldb);
     if (!status) status = cublasLtMatrixLayoutInit(&s->d, type, um, un, k->ldd);

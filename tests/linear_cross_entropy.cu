@@ -678,7 +678,23 @@ static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
     if (!test_that(handed == 0 && tokens == p->tokens && (char *)dx == at))
         test_detail("dx of %lld tokens is handed over, after %lld; %s", (long long)tokens, (long long)handed, describe(p));
     handed += tokens;
+#if defined(LK_SIMT)
+    if (!test_that(simt_cublaslt_sms == 0)) test_detail("a matmul before reduce leaves SMs; %s", describe(p));
+    simt_cublaslt_sms = -1;
+#endif
     return LK_OK;
+}
+
+/* The matmuls behind reduce leave so many SMs, and two run at least. */
+static void test_left_sms(const problem *p, const args_t *a)
+{
+#if defined(LK_SIMT)
+    const int sms = a->parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
+    if (!test_that(simt_cublaslt_sms == -1 || simt_cublaslt_sms == want))
+        test_detail("a matmul for %d SMs, not %d; %s", simt_cublaslt_sms, want, describe(p));
+    simt_cublaslt_sms = 0;
+#endif
+    (void)p, (void)a;
 }
 
 static args_t slice_of(const problem *p, int rank)
@@ -695,6 +711,7 @@ static args_t slice_of(const problem *p, int rank)
     }
     a.parallel.vocab_start = first, a.parallel.vocab_total = p->vocab;
     a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p, a.parallel.reduce = hand;
+    a.parallel.reduce_sms = (int)((rank + p->tokens) % 3); /* 0, 1 or 2 */
     if (gathers(p)) a.parallel.all_gather = gather;
     if (rank != (last_is_empty ? p->ranks - 1 : 0)) a.bad_targets = NULL; /* each rank counts them all */
     a.states = table + (size_t)rank * states_each, a.workspace_bytes = room_of[rank];
@@ -775,6 +792,7 @@ static lk_status launch_split(const problem *p)
             status = launch_of[p->direction][p->type](&a, test.stream);
             if (!status && gathers(p) && a.lse && !rehearsal) test_same_on_ranks(a.lse, p->tokens, acting);
             const bool all = handed == (gives_gradient(p->direction) && a.dx ? p->tokens : 0);
+            test_left_sms(p, &a);
             if (!status && !test_that(all)) test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
         }
     if (status || p->direction != FORWARD || gathers(p)) return status;
@@ -2325,7 +2343,8 @@ static void rank_errors(int type)
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
                  {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, "parallel.all_gather returned 77"},
                  {FORWARD, (lk_status)77, "all_gather"}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"},
-                 {FORWARD, LK_ERR_ALIGNMENT, "states"}, {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"}};
+                 {FORWARD, LK_ERR_ALIGNMENT, "states"}, {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"},
+                 {BACKWARD, LK_ERR_SHAPE, "parallel.reduce_sms"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 16);
@@ -2349,6 +2368,7 @@ static void rank_errors(int type)
         if (i == 11) *v = {};
         if (i == 13) a.states = (char *)a.states + 8;
         if (i == 14) v->vocab_total = 0;
+        if (i == 15) v->reduce_sms = -1;
         if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)

@@ -38,6 +38,7 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
 } cublasLtMatmulDescAttributes_t;
 typedef enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -57,6 +58,7 @@ typedef struct {
 typedef struct {
     int32_t pointer_mode, transpose_a, transpose_b;
     uint32_t epilogue;
+    int32_t sms;
     const void *bias;
 } cublasLtMatmulDescOpaque_t;
 typedef struct {
@@ -93,6 +95,8 @@ static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
 
 /* For tests: the heuristic knows `after` more matmuls, then none; -1: all. */
 inline int simt_cublaslt_left = -1;
+/* SM_COUNT_TARGET of this thread's last matmul; 0: all SMs. */
+inline thread_local int simt_cublaslt_sms = 0;
 static inline void simt_cublaslt_refuse(int after) { simt_cublaslt_left = after; }
 
 /* The handle is an allocation, so that LeakSanitizer sees one that is not destroyed. */
@@ -122,6 +126,7 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
     case CUBLASLT_MATMUL_DESC_TRANSB: field = &desc->transpose_b; break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE: field = &desc->epilogue; break;
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: field = &desc->bias; break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: field = &desc->sms; break;
     }
     if (!field || bytes != (what == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? sizeof(void *) : 4)) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(field, value, bytes);
@@ -250,6 +255,7 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
         return CUBLAS_STATUS_INVALID_VALUE;
     if (desc->epilogue == CUBLASLT_EPILOGUE_BIAS && ((uintptr_t)desc->bias % 16 || !simt_range_fits(desc->bias, p.m * simt_cublaslt_bytes(d_layout->type))))
         return CUBLAS_STATUS_INVALID_VALUE;
+    simt_cublaslt_sms = desc->sms;
     p.tile = (p.n + 63) / 64 * 16; // at most 4 blocks, of whole groups
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)((p.n + p.tile - 1) / p.tile));
