@@ -39,6 +39,7 @@ static const shape shapes[] = {
     {256, 12, 128, 0, 1, {1}, "", 0, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=silu", LK_MD_LRPE_COSINE_SILU, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=softmax", LK_MD_LRPE_COSINE_SOFTMAX, false, false, false},
+    {12, 12, 128, 0, 1, {8192}, " activation=softmax_tokens", LK_MD_LRPE_COSINE_SOFTMAX_TOKENS, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " dtheta=1", 0, false, true, false},
     {1, 12, 128, 0, 1, {32768}, " dtheta=1", 0, false, true, false},
     {12, 12, 128, 0, 1, {8192}, "", 0, false, false, true},
@@ -76,7 +77,7 @@ static bool reads_x(const shape *s)
 }
 
 /* The least traffic: forward reads n elements of x and writes 2 n; backward reads 2 n of dy, and n of x where it needs them,
- * and writes n. theta and dtheta are not counted. */
+ * and writes n. theta and dtheta are not counted, nor what softmax over tokens reads twice. */
 #define TRAFFIC_READ(s, backward) ((size_t)(rows_of(s) * (s)->dim) * ((s)->f32 ? 4 : 2) * ((backward) ? 2 + reads_x(s) : 1))
 #define TRAFFIC_WRITE(s, backward) ((size_t)(rows_of(s) * (s)->dim) * ((s)->f32 ? 4 : 2) * ((backward) ? 1 : 2))
 
@@ -176,11 +177,11 @@ static lk_md_lrpe_cosine_args args_of(const bench_case *c, const bench_buffers *
     args.batch = s->batch, args.heads = s->heads, args.dim = s->dim, args.prefix = s->prefix, args.axes = s->axes;
     for (int i = 0; i < s->axes; i++) args.shape[i] = s->shape[i];
     args.theta_dtype = LK_DTYPE_F32, args.activation = s->activation, args.path = path, args.theta = set->in;
+    args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     set_strides(s, s->dim, &args.x_batch_stride, &args.x_head_stride, &args.x_token_stride);
     if (is_backward(c)) {
         args.dy = set->read, args.x = reads_x(s) ? x_of(s, set) : NULL, args.dx = set->write;
         args.dtheta = s->dtheta ? (float *)set->out : NULL;
-        args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
         set_strides(s, 2 * s->dim, &args.dy_batch_stride, &args.dy_head_stride, &args.dy_token_stride);
         set_strides(s, s->dim, &args.dx_batch_stride, &args.dx_head_stride, &args.dx_token_stride);
     } else {
@@ -212,6 +213,43 @@ template <class T> static void activate(const shape *s, const T *x, double *act,
     }
 }
 
+static double angle_of(const shape *s, int64_t token, int64_t head, int64_t f)
+{
+    int64_t cell = token - s->prefix;
+    for (int i = s->axes - 1; i > f / e_of(s); i--) cell /= s->shape[i];
+    return token < s->prefix ? 0.0 : (double)(cell % s->shape[f / e_of(s)]) * theta_of(s, head, f % e_of(s));
+}
+
+/* Softmax over tokens: of each feature of a batch and head, the sums over all tokens. dot, size: of act(x) g and |act(x) g|. */
+typedef struct {
+    double max[128], sum[128], dot[128], size[128];
+} columns;
+
+template <class T>
+static void sum_columns(const bench_case *c, const bench_buffers *set, int64_t first_row, int64_t head, columns *k)
+{
+    const shape *s = (const shape *)c->context;
+    const int64_t tokens = tokens_of(s), dim = s->dim;
+    const bool back = is_backward(c);
+    const size_t bytes = (size_t)(tokens * dim) * sizeof(T);
+    T *const x = (T *)malloc(3 * bytes), *const dy = x + tokens * dim;
+    const T *const from = (back ? (const T *)x_of(s, set) : (const T *)set->read) + first_row * dim;
+    BENCH_CUDA(cudaMemcpy(x, from, bytes, cudaMemcpyDeviceToHost));
+    if (back) BENCH_CUDA(cudaMemcpy(dy, (const T *)set->read + 2 * first_row * dim, 2 * bytes, cudaMemcpyDeviceToHost));
+    for (int64_t f = 0; f < dim; f++) {
+        k->max[f] = -INFINITY, k->sum[f] = k->dot[f] = k->size[f] = 0;
+        for (int64_t t = 0; t < tokens; t++) k->max[f] = fmax(k->max[f], (double)(float)x[t * dim + f]);
+        for (int64_t t = 0; t < tokens; t++) k->sum[f] += exp((double)(float)x[t * dim + f] - k->max[f]);
+        for (int64_t t = 0; back && t < tokens; t++) {
+            const T *const row = dy + 2 * t * dim;
+            const double phi = angle_of(s, t, head, f), p = exp((double)(float)x[t * dim + f] - k->max[f]) / k->sum[f];
+            const double g = (double)(float)row[f] * cos(phi) + (double)(float)row[dim + f] * sin(phi);
+            k->dot[f] += p * g, k->size[f] += fabs(p * g);
+        }
+    }
+    free(x);
+}
+
 /* Half a unit in the last place of x in T; nothing for 0, which is stored as it is. */
 template <class T> static double half_ulp(double x)
 {
@@ -220,16 +258,21 @@ template <class T> static double half_ulp(double x)
     return x == 0 ? 0 : ldexp(sizeof(T) == 4 ? 0x1p-25 : 0x1p-9, exponent);
 }
 
-/* Checks 60 rows: the first, the last, others at random. The limits: what the header says, doubled, since here it need not be
- * told apart, and half an ulp of T. dtheta is held against a second launch on the other path, which sums in another order. */
+/* Checks 60 rows, or 6 with softmax over tokens: the first, the last, others at random. The limits: what the header says,
+ * doubled, since here it need not be told apart, and half an ulp of T. dtheta is held against a second launch on the other path,
+ * which sums in another order. */
 template <class T> static bool check_rows(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
 {
     enum { MOST = 128 };
     const shape *s = (const shape *)c->context;
     const bool back = is_backward(c);
+    const bool over_tokens = s->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+    const bool softmax = over_tokens || s->activation == LK_MD_LRPE_COSINE_SOFTMAX;
+    const double slack = 1.6e-6 * (over_tokens ? 8 : s->activation ? 4 : 1);
     uint64_t random = 7;
     bool right = true;
-    for (int k = 0; right && k < 60; k++) {
+    static columns sums;
+    for (int k = 0; right && k < (over_tokens ? 6 : 60); k++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         const int64_t number = k == 0 ? 0 : k == 1 ? rows_of(s) - 1 : (int64_t)((random >> 20) % (uint64_t)rows_of(s));
         const int64_t token = number % tokens_of(s), head = number / tokens_of(s) % s->heads;
@@ -246,11 +289,11 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
         double act[MOST], slope[MOST], cos_of[MOST], sin_of[MOST], g[MOST], dot = 0, size = 0;
         for (int64_t f = 0; f < s->dim; f++) act[f] = 0, slope[f] = 1;
         if (has_x) activate(s, x, act, slope);
+        if (over_tokens) sum_columns<T>(c, set, row_at(s, number / tokens_of(s) / s->heads, head, 0), head, &sums);
+        for (int64_t f = 0; over_tokens && f < s->dim; f++) act[f] = exp((double)(float)x[f] - sums.max[f]) / sums.sum[f];
         for (int64_t f = 0; f < s->dim; f++) {
-            int64_t cell = token - s->prefix;
-            for (int i = s->axes - 1; i > f / e_of(s); i--) cell /= s->shape[i];
-            const double phi = (double)(cell % s->shape[f / e_of(s)]) * (double)theta_of(s, head, f % e_of(s));
-            cos_of[f] = token < s->prefix ? 1 : cos(phi), sin_of[f] = token < s->prefix ? 0 : sin(phi);
+            const double phi = angle_of(s, token, head, f);
+            cos_of[f] = cos(phi), sin_of[f] = sin(phi);
             if (!back) continue;
             g[f] = (double)(float)in[f] * cos_of[f] + (double)(float)in[s->dim + f] * sin_of[f];
             dot += act[f] * g[f], size += fabs(act[f] * g[f]);
@@ -258,11 +301,11 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
         for (int64_t i = 0; right && i < out_width; i++) {
             const int64_t f = i % s->dim;
             double want, scale;
+            if (over_tokens) dot = sums.dot[f], size = sums.size[f];
             if (!back) want = act[f] * (i < s->dim ? cos_of[f] : sin_of[f]), scale = fabs(act[f]);
-            else if (s->activation == LK_MD_LRPE_COSINE_SOFTMAX)
-                want = act[f] * (g[f] - dot), scale = act[f] * (fabs(g[f]) + size + 4);
+            else if (softmax) want = act[f] * (g[f] - dot), scale = act[f] * (fabs(g[f]) + size + 4);
             else want = g[f] * slope[f], scale = fabs((double)(float)in[f]) + fabs((double)(float)in[s->dim + f]);
-            const double got = (double)(float)out[i], limit = half_ulp<T>(want) + 1.6e-6 * scale * (s->activation ? 4 : 1);
+            const double got = (double)(float)out[i], limit = half_ulp<T>(want) + slack * scale;
             if (fabs(got - want) <= limit) continue;
             snprintf(why, why_bytes, "row %lld, feature %lld is %.9g, not %.9g; limit %.2g", (long long)row, (long long)i, got,
                      want, limit);
@@ -293,9 +336,11 @@ static size_t workspace(const bench_case *c, int path)
     const shape *s = (const shape *)c->context;
     const lk_md_lrpe_cosine_args args = args_of(c, &set, path);
     size_t bytes = 0;
-    const lk_status status = s->f32 ? lk_md_lrpe_cosine_backward_workspace_bytes_f32(&args, &bytes)
-                                    : lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &bytes);
-    return status ? 0 : bytes;
+    lk_status (*const f32)(const lk_md_lrpe_cosine_args *, size_t *) =
+        is_backward(c) ? lk_md_lrpe_cosine_backward_workspace_bytes_f32 : lk_md_lrpe_cosine_forward_workspace_bytes_f32;
+    lk_status (*const bf16)(const lk_md_lrpe_cosine_args *, size_t *) =
+        is_backward(c) ? lk_md_lrpe_cosine_backward_workspace_bytes_bf16 : lk_md_lrpe_cosine_forward_workspace_bytes_bf16;
+    return (s->f32 ? f32 : bf16)(&args, &bytes) ? 0 : bytes;
 }
 
 static void describe(bench_case *c, const shape *s, bool backward)
@@ -316,7 +361,7 @@ static void describe(bench_case *c, const shape *s, bool backward)
     c->context = s;
     c->fill = fill, c->launch = launch_lk, c->naive = reads_x(s) ? NULL : launch_naive;
     c->check = s->f32 ? check_rows<lk_f32> : check_rows<lk_bf16>;
-    if (s->dtheta) c->workspace = workspace;
+    if (s->dtheta || s->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) c->workspace = workspace;
 }
 
 int main(int argc, char **argv)
