@@ -73,7 +73,8 @@
  *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and
  *            others.
  *            dx is this rank's part. parallel.reduce is called once, with all tokens, as soon as dx is complete; the sum over
- *            ranks can then run beside the matmul of dweight. Where it is NULL, the caller sums dx.
+ *            ranks can then run beside the matmul of dweight, which leaves it parallel.reduce_sms SMs. With NCCL take 8, and
+ *            maxCTAs = 8. Where reduce is NULL, the caller sums dx.
  *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
  *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
  *            argmax and dentropy), else 4.
