@@ -592,56 +592,51 @@ typedef struct {
 
 #define LK_LCE_TILE (8 * LK_LCE_THREADS)
 
-template <class T> LK_DEVICE void lk_lce_load8(float (&x)[8], const T *aligned)
+/* Eight neighbours of a row, or the `left` first of them. wide: all eight are there, at a multiple of 16 bytes. */
+template <class T> LK_DEVICE void lk_lce_load8(float (&x)[8], const T *from, int64_t left, bool wide)
 {
-    if constexpr (sizeof(T) == 2) {
-        lk_unpack(x, lk_load_vec(aligned));
-    } else {
-        float low[4], high[4];
-        lk_unpack(low, lk_load_vec(aligned)), lk_unpack(high, lk_load_vec(aligned + 4));
+    constexpr int N = LK_VEC<T>;
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = low[i], x[4 + i] = high[i];
+    for (int at = 0; at < 8; at += N) {
+        float some[N] = {};
+        if (wide) lk_unpack(some, lk_load_vec(from + at));
+#pragma unroll
+        for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
     }
 }
-template <class T> LK_DEVICE void lk_lce_store8(T *aligned, const float (&x)[8])
+template <class T> LK_DEVICE void lk_lce_store8(T *to, const float (&x)[8], int64_t left, bool wide)
 {
-    lk_vec<T> v;
-    if constexpr (sizeof(T) == 2) {
-        lk_pack(&v, x);
-        lk_store_vec(aligned, v);
-    } else {
-        const float low[4] = {x[0], x[1], x[2], x[3]}, high[4] = {x[4], x[5], x[6], x[7]};
-        lk_pack(&v, low), lk_store_vec(aligned, v);
-        lk_pack(&v, high), lk_store_vec(aligned + 4, v);
+    constexpr int N = LK_VEC<T>;
+#pragma unroll
+    for (int at = 0; at < 8; at += N) {
+        float some[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            some[i] = x[at + i];
+            if (!wide && at + i < left) lk_put(to + at + i, some[i]);
+        }
+        if (wide) lk_store_n(to + at, some);
     }
 }
 
-/* A block owns LK_LCE_TILE columns of a row. A thread owns 8 neighbours of them if both sides are aligned. */
+/* A block owns LK_LCE_TILE columns of a row, a thread 8 neighbours of them. */
 template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_move_kernel(lk_lce_move p)
 {
     const int64_t tiles = (p.cols + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / tiles;
-    const int64_t begin = blockIdx.x % tiles * LK_LCE_TILE, left = p.cols - begin;
+    const int64_t first = blockIdx.x % tiles * LK_LCE_TILE + threadIdx.x * 8, left = p.cols - first;
     lk_griddepcontrol_wait();
     const float scale = p.scale ? p.scale[row] : 1.0f;
     const int64_t from_row = scale == 0.0f ? -1 : p.from_row ? p.from_row[row] : row, to_row = p.to_row ? p.to_row[row] : row;
-    if (to_row < 0) return;
-    const S *from = (const S *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + begin;
-    D *to = (D *)p.to + to_row * p.to_stride + begin;
-    const int first = (int)threadIdx.x * 8;
-    if (first + 8 <= left && ((uintptr_t)from | (uintptr_t)to) % 16 == 0) {
-        float x[8] = {}, old[8] = {};
-        if (from_row >= 0) lk_lce_load8(x, from + first);
-        if (p.add) lk_lce_load8(old, to + first);
+    if (to_row < 0 || left <= 0) return;
+    const S *from = (const S *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + first;
+    D *to = (D *)p.to + to_row * p.to_stride + first;
+    const bool wide = left >= 8 && ((uintptr_t)from | (uintptr_t)to) % 16 == 0;
+    float x[8] = {}, old[8] = {};
+    if (from_row >= 0) lk_lce_load8(x, from, left, wide);
+    if (p.add) lk_lce_load8(old, to, left, wide);
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = fmaf(scale, x[i], old[i]);
-        lk_lce_store8(to + first, x);
-    } else if (((uintptr_t)from | (uintptr_t)to) % 16 != 0) {
-        for (int64_t i = threadIdx.x; i < left && i < LK_LCE_TILE; i += LK_LCE_THREADS)
-            lk_put(to + i, (from_row < 0 ? 0.0f : scale * lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
-    } else {
-        for (int i = first; i < left && i < first + 8; i++)
-            lk_put(to + i, (from_row < 0 ? 0.0f : scale * lk_to_float(from[i])) + (p.add ? lk_to_float(to[i]) : 0.0f));
-    }
+    for (int i = 0; i < 8; i++) x[i] = fmaf(scale, x[i], old[i]);
+    lk_lce_store8(to, x, left, wide);
 }
 
 /* ---- Panels: some columns of the vocabulary at a time -------------------------------------------------------------------- */
@@ -1221,7 +1216,6 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
  * matter. One thread calls. */
 LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, float hit)
 {
-    if (y == LK_LCE_ELSEWHERE) hit = 0.0f;
     w.hit[row] = hit;
     if (y < 0 || hit == 0.0f || !w.owners) return;
     atomicMin(&w.owners[y].x, (int)row);
@@ -1486,26 +1480,6 @@ LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int 
     return same;
 }
 
-/* out += factor * x, for eight columns, or for those left. */
-template <class D> LK_DEVICE void lk_lce_add8(D *out, float factor, const float (&x)[8], int left, bool wide)
-{
-    constexpr int VEC = LK_VEC<D>;
-    lk_vec<D> v;
-#pragma unroll
-    for (int at = 0; at < 8; at += VEC) {
-        float sum[VEC] = {};
-        if (wide) lk_unpack(sum, lk_load_vec(out + at));
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
-            if (!wide && at + i < left) sum[i] = lk_to_float(out[at + i]);
-            sum[i] = fmaf(factor, x[at + i], sum[i]);
-            if (!wide && at + i < left) lk_put(out + at + i, sum[i]);
-        }
-        lk_pack(&v, sum);
-        if (wide) lk_store_vec(out + at, v);
-    }
-}
-
 /* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows
  * with that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if
  * it has 16 bits. Most targets have one row; then there is nothing to look for. */
@@ -1556,8 +1530,14 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
         }
     }
-    if (a.dweight && left > 0) lk_lce_add8((D *)a.dweight + y * a.dweight_stride + col, w.counts->alpha, total, left, wide_out);
     if (a.dbias && col == 0) w.dbias[y] += sum;
+    if (!a.dweight || left <= 0) return;
+    D *const out = (D *)a.dweight + y * a.dweight_stride + col;
+    float x[8];
+    lk_lce_load8(x, out, left, wide_out);
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = fmaf(w.counts->alpha, total[j], x[j]);
+    lk_lce_store8(out, x, left, wide_out);
 }
 
 typedef struct {

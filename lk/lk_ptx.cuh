@@ -196,72 +196,31 @@ LK_DEVICE void lk_mbarrier_arrive_remote_relaxed(unsigned peer_bar)
 #endif
 }
 
-/* mbarrier.try_wait.parity.acquire.cta (9.7.13.15.16): whether the phase of this parity has ended. It sleeps a while before
- * it says no. After a yes, the data of the copies is visible. */
-LK_DEVICE bool lk_mbarrier_try_wait_parity(lk_mbarrier *bar, unsigned parity)
-{
+/* mbarrier.try_wait.parity (9.7.13.15.16), repeated until the phase of this parity has ended; each try sleeps a while. There
+ * are three:
+ *   lk_mbarrier_wait_parity           acquire.cta: then the data of the copies is visible
+ *   lk_mbarrier_wait_parity_cluster   acquire.cluster: the same where other blocks arrive or store
+ *   lk_mbarrier_wait_parity_relaxed   relaxed.cluster: the same where only copies follow, which order themselves. An acquire
+ *                                     would empty the L1 cache of the SM */
 #if LK_ARCH >= 900
-    unsigned done;
-    asm volatile("{\n\t.reg .pred p;\n\t"
-                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n\t"
-                 "selp.u32 %0, 1, 0, p;\n\t}"
-                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory");
-    return done;
+#define LK_MBARRIER_TRY_WAIT(done, how)                                                                                        \
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity." how ".shared::cta.b64 p, [%1], %2;\n\t"                     \
+                 "selp.u32 %0, 1, 0, p;\n\t}"                                                                                  \
+                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory")
 #else
-    return true;
+#define LK_MBARRIER_TRY_WAIT(done, how) done = 1
 #endif
-}
-
-/* mbarrier.try_wait.parity.acquire.cluster (9.7.13.15.16): the same where other blocks arrive or store. */
-LK_DEVICE bool lk_mbarrier_try_wait_parity_cluster(lk_mbarrier *bar, unsigned parity)
-{
-#if LK_ARCH >= 900
-    unsigned done;
-    asm volatile("{\n\t.reg .pred p;\n\t"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-                 "selp.u32 %0, 1, 0, p;\n\t}"
-                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory");
-    return done;
-#else
-    return true;
-#endif
-}
-
-/* mbarrier.try_wait.parity.relaxed.cluster (9.7.13.15.16): the same where only copies follow, which order themselves. An
- * acquire would empty the L1 cache of the SM. */
-LK_DEVICE bool lk_mbarrier_try_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity)
-{
-#if LK_ARCH >= 900
-    unsigned done;
-    asm volatile("{\n\t.reg .pred p;\n\t"
-                 "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-                 "selp.u32 %0, 1, 0, p;\n\t}"
-                 : "=r"(done) : "r"(lk_shared_address(bar)), "r"(parity) : "memory");
-    return done;
-#else
-    return true;
-#endif
-}
-
-/* Returns when the phase of this parity has ended. */
 LK_DEVICE void lk_mbarrier_wait_parity(lk_mbarrier *bar, unsigned parity)
 {
-    while (!lk_mbarrier_try_wait_parity(bar, parity)) {
-    }
+    for (unsigned done = 0; !done;) LK_MBARRIER_TRY_WAIT(done, "acquire.cta");
 }
-
-/* The same where other blocks arrive or store. */
 LK_DEVICE void lk_mbarrier_wait_parity_cluster(lk_mbarrier *bar, unsigned parity)
 {
-    while (!lk_mbarrier_try_wait_parity_cluster(bar, parity)) {
-    }
+    for (unsigned done = 0; !done;) LK_MBARRIER_TRY_WAIT(done, "acquire.cluster");
 }
-
-/* The same where only copies follow. */
 LK_DEVICE void lk_mbarrier_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity)
 {
-    while (!lk_mbarrier_try_wait_parity_relaxed(bar, parity)) {
-    }
+    for (unsigned done = 0; !done;) LK_MBARRIER_TRY_WAIT(done, "relaxed.cluster");
 }
 
 /* st.async.weak.shared::cluster (9.7.9.12): stores 8 bytes into the shared memory of another block, and counts them on an

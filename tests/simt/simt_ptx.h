@@ -73,15 +73,6 @@ LK_DEVICE void lk_mbarrier_arrive_expect_tx(lk_mbarrier *bar, unsigned bytes, SI
 LK_DEVICE void lk_mbarrier_arrive_remote_relaxed(unsigned peer_bar, SIMT_SITE) {
     simt_mbarrier_arrive_remote(peer_bar, file, line);
 }
-LK_DEVICE bool lk_mbarrier_try_wait_parity(lk_mbarrier *bar, unsigned parity, SIMT_SITE) {
-    return simt_mbarrier_try_wait(bar, parity, 0, file, line);
-}
-LK_DEVICE bool lk_mbarrier_try_wait_parity_cluster(lk_mbarrier *bar, unsigned parity, SIMT_SITE) {
-    return simt_mbarrier_try_wait(bar, parity, 1, file, line);
-}
-LK_DEVICE bool lk_mbarrier_try_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity, SIMT_SITE) {
-    return simt_mbarrier_try_wait(bar, parity, 1, file, line);
-}
 /* A wait parks the thread instead of asking again and again. */
 LK_DEVICE void lk_mbarrier_wait_parity(lk_mbarrier *bar, unsigned parity, SIMT_SITE) {
     simt_mbarrier_wait(bar, parity, 0, file, line);

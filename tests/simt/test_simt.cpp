@@ -701,7 +701,7 @@ __global__ void deep_ring_kernel(const int *in, int *result) {
             lk_cp_async_bulk_load(slots[next % SLOTS], in + next * SLOT_INTS, SLOT_BYTES, &full[next % SLOTS]);
             lk_mbarrier_arrive(&full[next % SLOTS]);
         }
-        while (!lk_mbarrier_try_wait_parity(&full[s], tile / SLOTS & 1));
+        while (!simt_mbarrier_try_wait(&full[s], tile / SLOTS & 1, 0, __FILE__, __LINE__));
         ((int *)slots[s])[threadIdx.x] += 1;
         lk_fence_proxy_async_shared();
         __syncthreads();
@@ -742,7 +742,7 @@ template <int wrong> __global__ void barrier_kernel(const int *in, int *result) 
         if (wrong == ARRIVAL_TOO_MANY) lk_mbarrier_arrive_expect_tx(bar, 16);
         if (wrong != SPIN) lk_mbarrier_arrive(bar);
     }
-    while (wrong == SPIN && !lk_mbarrier_try_wait_parity(bar, 0));
+    while (wrong == SPIN && !simt_mbarrier_try_wait(bar, 0, 0, __FILE__, __LINE__));
     lk_mbarrier_wait_parity(bar, 0);
     if (wrong == WAIT_TWICE) lk_mbarrier_wait_parity(bar, 0);
 }
