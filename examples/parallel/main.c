@@ -234,14 +234,16 @@ static int run_rank(int rank, int device)
     ncclComm_t comm;
     cudaStream_t stream;
     check("cudaSetDevice", cudaSetDevice(device));
-    check_nccl("ncclCommInitRank", ncclCommInitRank(&comm, ranks, id, rank));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = 8; /* blocks of NCCL, which run on the SMs that reduce_sms leaves it */
+    check_nccl("ncclCommInitRankConfig", ncclCommInitRankConfig(&comm, ranks, id, rank, &config));
     check("lk_nccl_init", lk_nccl_init(&n, comm, ncclBfloat16, (size_t)hidden));
     check("cudaStreamCreate", cudaStreamCreate(&stream));
     run_whole(&whole);
     make_head(&h, cut(rank), cut(rank + 1) - cut(rank));
     lk_linear_cross_entropy_args *const a = &h.args;
     a->parallel = (lk_vocab_parallel){.vocab_start = cut(rank), .vocab_total = vocab, .rank = rank, .ranks = ranks, .user = &n,
-                                      .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce};
+                                      .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce, .reduce_sms = 8};
     check("workspace", lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(a, &a->workspace_bytes));
     need(&h, a->workspace_bytes);
     check("forward_backward", lk_linear_cross_entropy_forward_backward_bf16(a, stream));
