@@ -406,6 +406,9 @@ typedef struct {
     lk_lce_workspace w;
     int64_t block_tokens; /* of lk_lce_prepare_kernel */
     int power;            /* f16: dZ is stored as about 2^power times its value for a factor of 1 */
+    int64_t first_row, rows; /* of a chunk of tokens */
+    int64_t first_col, cols; /* of a panel of its columns, or all of them */
+    int first, last;         /* not 0: the first, the last panel of its chunk */
 } lk_lce_work;
 
 LK_DEVICE float lk_lce_get(const void *from, int type, int64_t i)
@@ -641,13 +644,6 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 
 /* ---- Panels: some columns of the vocabulary at a time -------------------------------------------------------------------- */
 
-typedef struct {
-    lk_lce_work p;
-    int64_t first_row, rows;  /* of the chunk */
-    int64_t first_col, cols;  /* of the panel */
-    int first, last;          /* not 0: the first, the last panel of its chunk */
-} lk_lce_panel;
-
 #define LK_LCE_U 4 /* loads in flight per lane */
 
 /* The weights of a vector's columns, 1 without smoothing or class weights. With a softcap v becomes z, else it stays. */
@@ -740,12 +736,11 @@ LK_DEVICE float lk_lce_hit(const lk_lce_terms &t, float p, float z, float others
 
 /* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
  * the sum of the others needs no difference. After the last panel the warp writes the row's results. */
-template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_panel q)
+template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_work q)
 {
     constexpr int N = LK_VEC<L>, U = LK_LCE_U;
-    const lk_lce_work &work = q.p;
-    const lk_lce_args &a = work.c.a;
-    const lk_lce_workspace &w = work.w;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     const int lane = (int)threadIdx.x % 32;
     const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = q.first_row + in_chunk;
     lk_griddepcontrol_wait();
@@ -799,17 +794,16 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     s.target = target;
     w.states[in_chunk] = s;
     if (!q.last) return;
-    lk_lce_put_row(work, row, y, s, scale, true);
+    lk_lce_put_row(q, row, y, s, scale, true);
 }
 
 /* Pass 2: a warp owns a row of a panel and writes dZ over its logits. 16-bit dZ of f32 logits lies where this step or earlier
  * ones have read, so the warp synchronizes between a step's reads and its writes. */
-template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_gradient_kernel(lk_lce_panel q)
+template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_gradient_kernel(lk_lce_work q)
 {
     constexpr int N = LK_VEC<L>, U = LK_LCE_U;
-    const lk_lce_work &work = q.p;
-    const lk_lce_args &a = work.c.a;
-    const lk_lce_workspace &w = work.w;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     const int lane = (int)threadIdx.x % 32;
     const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = q.first_row + in_chunk;
     lk_griddepcontrol_wait();
@@ -819,7 +813,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
-    const lk_lce_terms t = lk_lce_terms_at(work, row, y);
+    const lk_lce_terms t = lk_lce_terms_at(q, row, y);
     const bool proper = lk_is_finite(lse);
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
@@ -878,7 +872,7 @@ enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
 
 typedef struct {
     CUtensorMap x, weight;
-    lk_lce_panel q;       /* the chunk; all columns, or for dZ those of a panel */
+    lk_lce_work q;       /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
     float ahead;          /* (largest of vocab columns - mean) / (largest of a tile - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
@@ -1067,7 +1061,7 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
  * not kept. */
 LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *room)
 {
-    const lk_lce_workspace &w = p.q.p.w;
+    const lk_lce_workspace &w = p.q.w;
     lk_bf16 *at = (lk_bf16 *)w.logits;
     int64_t stride = w.logits_stride, first = (int64_t)p.lent * LK_GEMM_COLS;
 #pragma unroll
@@ -1088,9 +1082,9 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 #if LK_SM90A
     LK_DYN_SMEM(lk_gemm_memory, memory);
     lk_gemm_ring *const ring = lk_gemm_begin(&memory);
-    const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
-    const lk_lce_workspace &w = q.p.w;
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     const int rank = (int)blockIdx.x % 2;
     unsigned step = 0;
     if (threadIdx.x == 0) lk_prefetch_tensormap(&p.x), lk_prefetch_tensormap(&p.weight);
@@ -1124,7 +1118,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 if (mode != LK_LCE_DZ) continue;
                 s[r].max = 0.0f; /* sums of p need no other reference */
                 lse[r] = y[r] < 0 ? 0.0f : w.lse[q.first_row + row + 8 * r];
-                if (y[r] >= 0) terms[r] = lk_lce_terms_at(q.p, q.first_row + row + 8 * r, y[r]);
+                if (y[r] >= 0) terms[r] = lk_lce_terms_at(q, q.first_row + row + 8 * r, y[r]);
                 lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
             }
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
@@ -1178,23 +1172,23 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 /* The state of a row from those of its stretches, by a warp. It has the target's value, but not in the sums. */
 LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, int y, float *slope)
 {
-    const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
     const float scale = lk_lce_scale(a);
     lk_ce_row s = lk_ce_row_empty();
     for (int stretch = (int)threadIdx.x % 32; stretch < p.stretches; stretch += 32) {
         const lk_lce_sums of = p.sums[row * p.stretches + stretch];
         lk_ce_row other = lk_ce_row_empty();
         other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
-        if (q.p.w.more) {
-            const lk_lce_more more = q.p.w.more[row * p.stretches + stretch];
+        if (q.w.more) {
+            const lk_lce_more more = q.w.more[row * p.stretches + stretch];
             other.top = more.top, other.entropic = more.entropic;
         }
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
     const bool here = y >= 0 && y != LK_LCE_ELSEWHERE;
-    s.target = here ? q.p.w.logit[q.first_row + row] : -INFINITY;
+    s.target = here ? q.w.logit[q.first_row + row] : -INFINITY;
     *slope = 1.0f;
     if (here && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
     return s;
@@ -1207,9 +1201,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
     lk_griddepcontrol_wait();
     if (row >= p.q.rows) return;
     float slope;
-    const int y = p.q.p.w.target[p.q.first_row + row];
+    const int y = p.q.w.target[p.q.first_row + row];
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
-    lk_lce_put_row(p.q.p, p.q.first_row + row, y, s, lk_lce_scale(p.q.p.c.a), threadIdx.x % 32 == 0);
+    lk_lce_put_row(p.q, p.q.first_row + row, y, s, lk_lce_scale(p.q.c.a), threadIdx.x % 32 == 0);
 }
 
 /* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
@@ -1227,9 +1221,9 @@ LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, flo
  * Without smoothing, dZ is rise p[j] for every column but the target's. So v = rise p[j] / E[j], the same for all j. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
 {
-    const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
-    const lk_lce_workspace &w = q.p.w;
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     const int lane = (int)threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
     lk_griddepcontrol_wait();
@@ -1238,14 +1232,14 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     const int y = w.target[at];
     float slope, v = 0.0f, hit = 0.0f, base = -INFINITY;
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
-    const lk_ce_result r = lk_lce_put_row(q.p, at, y, s, scale, lane == 0);
+    const lk_ce_result r = lk_lce_put_row(q, at, y, s, scale, lane == 0);
     for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, w.references[row * p.kept + tile]);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
     if (y >= 0) {
         const float one[1] = {s.target}, ones[1] = {1.0f};
         const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
-        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q.p, at, y, r.lse, r.entropy) : lk_lce_terms{};
+        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q, at, y, r.lse, r.entropy) : lk_lce_terms{};
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
         const float unit = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
@@ -1310,8 +1304,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
  * the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
 {
-    const lk_lce_panel &q = p.q;
-    const lk_lce_workspace &w = q.p.w;
+    const lk_lce_work &q = p.q;
+    const lk_lce_workspace &w = q.w;
     const int lane = (int)threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
     lk_griddepcontrol_wait();
@@ -1320,11 +1314,11 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
     for (int stretch = lane; stretch < p.stretches; stretch += 32) others += p.sums[row * p.stretches + stretch].sum;
     others = lk_sum_warp(others, 32);
     if (lane != 0) return; /* the other lanes would read w.others while this one writes it */
-    if (q.p.c.split) others = w.others[at]; /* of all ranks */
+    if (q.c.split) others = w.others[at]; /* of all ranks */
     else if (!q.first) others += w.others[at];
     w.others[at] = others;
     const int y = w.target[at];
-    if (q.last) lk_lce_put_hit(w, at, y, lk_lce_hit_by_lse(q.p, at, y, lk_lce_terms_at(q.p, at, y), others));
+    if (q.last) lk_lce_put_hit(w, at, y, lk_lce_hit_by_lse(q, at, y, lk_lce_terms_at(q, at, y), others));
 }
 
 /* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
@@ -1345,7 +1339,7 @@ typedef struct {
 typedef struct {
     CUtensorMap e, weight;    /* dx's factors */
     CUtensorMap e_across, x;  /* dweight's */
-    lk_lce_panel q;           /* the chunk, and the panel's columns */
+    lk_lce_work q;           /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
     int early;                /* see lk_lce_gradient_tile */
     bool first, last;         /* chunk */
@@ -1387,9 +1381,9 @@ LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col
 
 LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
 {
-    const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
-    const lk_lce_workspace &w = q.p.w;
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
 #pragma unroll
@@ -1411,7 +1405,7 @@ LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col,
 
 LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
 {
-    const lk_lce_args &a = p.q.p.c.a;
+    const lk_lce_args &a = p.q.c.a;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
 #pragma unroll
@@ -1419,7 +1413,7 @@ LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int
         if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
         o.factor[r] = alpha;
     }
-    o.low = lk_lce_low(p.q.p.w.low, p.dweight, row, col);
+    o.low = lk_lce_low(p.q.w.low, p.dweight, row, col);
     o.old = !p.first || a.accumulate, o.read_low = !p.first, o.write_low = !p.last;
     o.wide = p.wide_dweight, o.left = (int)a.hidden - mine;
     return o;
@@ -1444,7 +1438,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(con
         }
     } else {
         lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
-        const float alpha = p.q.p.w.counts->alpha;
+        const float alpha = p.q.w.counts->alpha;
         float d[LK_GEMM_SUMS];
         for (int round = 0;; round++) {
             const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
@@ -1541,7 +1535,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
 }
 
 typedef struct {
-    lk_lce_panel q;
+    lk_lce_work q;
     int64_t stride; /* of dZ */
     int add;        /* not 0: to the sums of the chunks before */
 } lk_lce_columns;
@@ -1549,9 +1543,9 @@ typedef struct {
 /* A thread sums a column over its block's rows of the chunk. */
 template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
 {
-    const lk_lce_panel &q = p.q;
-    const lk_lce_args &a = q.p.c.a;
-    const lk_lce_workspace &w = q.p.w;
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     const int64_t tiles = (q.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
     const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, rows = (q.rows + w.splits - 1) / w.splits;
     const int64_t end = (split + 1) * rows < q.rows ? (split + 1) * rows : q.rows;
@@ -2473,34 +2467,34 @@ LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_lce_move &mov
 }
 
 /* Elements between rows of dZ. 16-bit dZ over f32 logits has rows of twice as many. */
-LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job)
+LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
     if (w.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return w.logits_stride;
     return w.logits_stride * lk_lce_bytes_of(c.logits_type) / lk_lce_bytes_of(c.type);
 }
 
 /* The row of its chunk that q begins with. */
-LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_panel &q)
+LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &q)
 {
     return q.first_row % job->plan.chunk_tokens;
 }
 
 /* Copies x of a chunk where rows are compacted. */
-template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_args &a = job->p.c.a;
-    const lk_lce_workspace &w = job->p.w;
-    if (!job->p.c.compact) return LK_OK;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    if (!q.c.compact) return LK_OK;
     return lk_lce_move_rows<T, T>(job, {a.x, w.x, w.token + q.first_row, NULL, q.rows, a.hidden, a.x_stride, w.x_stride, 0,
                                         NULL});
 }
 /* x of q's rows. */
-template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
     return c.compact ? (const T *)w.x + lk_lce_in_chunk(job, q) * w.x_stride : (const T *)c.a.x + q.first_row * c.a.x_stride;
 }
 LK_HOST int64_t lk_lce_x_stride(const lk_lce_job *job)
@@ -2509,10 +2503,10 @@ LK_HOST int64_t lk_lce_x_stride(const lk_lce_job *job)
     return p.c.compact ? p.w.x_stride : p.c.a.x_stride;
 }
 
-template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
     const lk_lce_args &a = c.a;
     lk_cublas_product m = lk_lce_product(job, c.logits_type, false);
     m.key.transpose_a = 1;
@@ -2525,14 +2519,14 @@ template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce
 }
 
 /* dx of a chunk, or a panel added to it. */
-template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &c = q.c;
     const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_workspace &w = q.w;
     lk_cublas_product m = lk_lce_product(job, w.dx ? LK_DTYPE_F32 : c.type, true);
     m.key.m = a.hidden, m.key.n = q.rows, m.key.k = q.cols;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job);
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, q);
     m.key.ldd = w.dx ? a.hidden : c.compact ? w.x_stride : a.dx_stride;
     m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = w.logits;
     m.d = w.dx ? (void *)w.dx : c.compact ? w.x : (T *)a.dx + q.first_row * a.dx_stride;
@@ -2541,11 +2535,11 @@ template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_pan
 }
 
 /* Copies dx of a chunk from the workspace to the caller's dx. */
-template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &c = q.c;
     const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_workspace &w = q.w;
     if (!a.dx || !(w.dx || c.compact)) return LK_OK;
     T *const to = (T *)a.dx + (c.compact ? 0 : q.first_row * a.dx_stride);
     const int32_t *const token = c.compact ? w.token + q.first_row : NULL;
@@ -2555,14 +2549,14 @@ template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const 
 }
 
 /* Adds a chunk to dweight, for the panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_args &a = job->p.c.a;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
     m.key.transpose_b = 1;
     m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
-    m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job);
+    m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job, q);
     m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
     m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
     m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
@@ -2582,20 +2576,20 @@ template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
                                             a.accumulate, NULL});
 }
 
-template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_args &a = job->p.c.a;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
     if (!a.dbias) return LK_OK;
-    const lk_lce_columns columns = {q, lk_lce_dz_stride(job), q.first_row > 0};
+    const lk_lce_columns columns = {q, lk_lce_dz_stride(job, q), q.first_row > 0};
     return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(q.cols, LK_LCE_THREADS) * w.splits, columns);
 }
 
 /* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh. */
-template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_panel &q)
+template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
     lk_cross_entropy_args f = {};
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     f.logits = w.slice ? w.slice : w.logits, f.target = w.target + q.first_row, f.lse = w.lse + q.first_row;
@@ -2621,13 +2615,15 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
 }
 
 /* The panel-th panel of the chunk-th chunk. */
-LK_HOST lk_lce_panel lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_t panel)
+LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_t panel)
 {
     const lk_lce_call &c = job->p.c;
     const lk_lce_plan &plan = job->plan;
-    const int64_t first_row = chunk * plan.chunk_tokens, first_col = panel * plan.panel_vocab;
-    return {job->p, first_row, lk_lce_min(plan.chunk_tokens, c.rows - first_row), first_col,
-            lk_lce_min(plan.panel_vocab, c.a.vocab - first_col), panel == 0, panel + 1 == plan.panels};
+    lk_lce_work q = job->p;
+    q.first_row = chunk * plan.chunk_tokens, q.rows = lk_lce_min(plan.chunk_tokens, c.rows - q.first_row);
+    q.first_col = panel * plan.panel_vocab, q.cols = lk_lce_min(plan.panel_vocab, c.a.vocab - q.first_col);
+    q.first = panel == 0, q.last = panel + 1 == plan.panels;
+    return q;
 }
 
 /* What the matmuls do not write of these outputs. */
@@ -2640,7 +2636,7 @@ LK_HOST lk_status lk_lce_finish(const lk_lce_job *job, const lk_lce_work &p)
 
 /* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
  * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
-LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_panel &q)
+LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_work &q)
 {
     lk_lce_work p = job->p;
     const lk_lce_args &a = p.c.a;
@@ -2658,11 +2654,11 @@ LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_panel &q)
 template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t chunk)
 {
     const lk_lce_args &a = job->p.c.a;
-    const lk_lce_panel q = lk_lce_panel_at(job, chunk, 0);
+    const lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
     lk_status status = lk_lce_gather<T>(job, q);
     const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : q.rows;
     for (int64_t from = 0; from < q.rows && !status; from += step) {
-        lk_lce_panel slice = q;
+        lk_lce_work slice = q;
         slice.first_row += from, slice.rows = lk_lce_min(step, q.rows - from);
         status = lk_lce_logits<T>(job, slice);
         if (!status) status = lk_lce_rows<L>(job, slice);
@@ -2681,13 +2677,13 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     const bool dx_first = c.split && !c.compact; /* compacted dx may overwrite the copy of x */
     lk_status status = lk_lce_gather<T>(job, lk_lce_panel_at(job, chunk, 0));
     for (int64_t panel = 0; panel < job->plan.panels && !status && (c.gives_loss || !c.split); panel++) {
-        const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
+        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q);
         if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
     }
     if (!c.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
-        const lk_lce_panel q = lk_lce_panel_at(job, chunk, panel);
+        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q); /* again; then dZ */
         if (!status) status = lk_lce_launch(job, lk_lce_gradient_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
         if (!status) status = lk_lce_dbias<T>(job, q);
@@ -2701,14 +2697,14 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
 }
 
 /* The tiles of a panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_panel &q, lk_lce_fused *p)
+template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_work &q, lk_lce_fused *p)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &c = q.c;
     const lk_lce_args &a = c.a;
     *p = {};
-    p->q = q, p->sums = q.p.w.sums;
+    p->q = q, p->sums = q.w.sums;
     p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
-    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, q.p.w.stretches)
+    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, q.w.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
@@ -2725,23 +2721,23 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
 
 /* The first tile of all rows, for the guess of the references. All rows at once, since one tile per row keeps few clusters
  * busy; compacted rows of x are there for one chunk only. */
-template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce_panel q)
+template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce_work q)
 {
     lk_lce_fused p;
-    if (!job->p.c.compact) q.rows = job->p.c.rows;
+    if (!q.c.compact) q.rows = q.c.rows;
     const lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
-    p.sums = q.p.w.sample, p.tiles = p.stretches = p.stretch_tiles = 1, p.items = p.pairs;
-    p.q.p.c.a.label_smoothing = 1.0f; /* the sums of smoothing too: the tile's mean */
-    p.q.p.c.a.class_weight = NULL, p.q.p.w.class_weight = NULL;
+    p.sums = q.w.sample, p.tiles = p.stretches = p.stretch_tiles = 1, p.items = p.pairs;
+    p.q.c.a.label_smoothing = 1.0f; /* the sums of smoothing too: the tile's mean */
+    p.q.c.a.class_weight = NULL, p.q.w.class_weight = NULL;
     return status ? status : lk_lce_launch_tiles(job, lk_lce_fused_kernel<false, LK_LCE_STATES>, p.items, p);
 }
 
 /* dx of a panel's columns, and dweight if it has sums of its own. */
-LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel &q, bool dweight)
+LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work &q, bool dweight)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &c = q.c;
     const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_workspace &w = q.w;
     lk_lce_gradients p = {};
     lk_status status = LK_OK;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
@@ -2764,16 +2760,16 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_panel
 }
 
 /* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
-template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lce_panel q)
+template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lce_work q)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &c = q.c;
     const lk_lce_args &a = c.a;
     const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax && !a.dentropy;
     lk_lce_fused p;
     lk_status status = LK_OK;
     if (kept && (q.first_row == 0 || c.compact)) status = lk_lce_sample<T>(job, q);
-    if (kept && !c.compact) q.p.w.sample += q.first_row;
+    if (kept && !c.compact) q.w.sample += q.first_row;
     if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.lent = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
@@ -2784,9 +2780,9 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
 }
 
 /* dZ of a panel's columns, by the rows' lse. */
-template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_panel &q)
+template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_work &q)
 {
-    const lk_lce_args &a = job->p.c.a;
+    const lk_lce_args &a = q.c.a;
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.dentropy;
     lk_lce_fused p;
     lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
@@ -2794,7 +2790,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_l
     p.kept = p.tiles;
     status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, LK_LCE_DZ> : lk_lce_fused_kernel<false, LK_LCE_DZ>,
                                  p.items, p);
-    if (status || job->p.c.gives_loss) return status;
+    if (status || q.c.gives_loss) return status;
     return lk_lce_launch(job, lk_lce_others_kernel, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), p);
 }
 
@@ -2804,7 +2800,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const lk_lce_plan &plan = job->plan;
-    lk_lce_panel q = lk_lce_panel_at(job, chunk, 0);
+    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
     q.cols = a.vocab;
     lk_status status = lk_lce_gather<T>(job, q);
     if (!status && c.gives_loss) status = lk_lce_fused_forward<T>(job, q);
@@ -2816,19 +2812,18 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
                                               lk_lce_x_stride(job), w.x_stride, 0, w.scale});
     const bool sums = lk_lce_sums_dweight(&c, plan.chunk_tokens);
     for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
-        lk_lce_job panel = *job; /* its arrays are those of these columns */
-        lk_lce_workspace &of = panel.p.w;
         const bool kept = q.first_col < plan.kept_vocab;
+        q.w = w; /* then the arrays of these columns */
         q.cols = kept ? plan.kept_vocab - q.first_col : lk_lce_min(plan.panel_vocab, a.vocab - q.first_col);
         for (const lk_lce_loan &loan : w.loans)
-            if (loan.cols && q.first_col == loan.first) q.cols = loan.cols, of.logits = loan.at, of.logits_stride = loan.cols;
-        if (!kept) of.scale = NULL, of.scaled_x = NULL;
-        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab, q.p = panel.p;
-        if (!kept) status = lk_lce_fused_dz<T>(&panel, q);
-        if (!status) status = lk_lce_dbias<T>(&panel, q);
-        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(&panel, q, sums);
-        if (!status && q.last) status = lk_lce_hand_over(&panel, q);
-        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(&panel, q);
+            if (loan.cols && q.first_col == loan.first) q.cols = loan.cols, q.w.logits = loan.at, q.w.logits_stride = loan.cols;
+        if (!kept) q.w.scale = NULL, q.w.scaled_x = NULL;
+        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
+        if (!kept) status = lk_lce_fused_dz<T>(job, q);
+        if (!status) status = lk_lce_dbias<T>(job, q);
+        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, q, sums);
+        if (!status && q.last) status = lk_lce_hand_over(job, q);
+        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, q);
     }
     return status;
 }
