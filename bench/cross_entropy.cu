@@ -16,7 +16,8 @@ typedef struct {
     int prob; /* class probabilities instead of targets, of so many bytes */
 } shape;
 
-/* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. */
+/* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
+ * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -98,6 +99,10 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 2},
     {"rows=4096 vocab=32768 reduction=none target_prob=f32", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 4},
     {"rows=4096 vocab=131072 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 2},
+    {"rows=4096 vocab=16384 reduction=none ranks=1", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none ranks=1", "forward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=16384 reduction=none ranks=1", "backward", "bf16", 4096, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=65536 reduction=none ranks=1", "backward", "bf16", 4096, 65536, 0, 0, 0, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
@@ -127,6 +132,11 @@ static bool gives_gradient(const shape *s)
     return strcmp(s->direction, "forward") != 0;
 }
 
+static bool is_split(const shape *s)
+{
+    return strstr(s->name, " ranks=") != NULL;
+}
+
 static bool is_fused(const shape *s)
 {
     return strcmp(s->direction, "forward_backward") == 0;
@@ -139,10 +149,11 @@ static size_t element_bytes(const shape *s)
 
 /* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows, lse and,
  * where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their
- * mean: no gap, since every word of it must be written. */
+ * mean: no gap, since every word of it must be written. With ranks, others comes last in both. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
+    float *others;                          /* NULL without ranks */
     size_t in_bytes, out_bytes;
 } smalls;
 
@@ -160,6 +171,9 @@ static smalls smalls_of(const shape *s, const bench_buffers *set)
     t.upstream = (float *)(set->in + upstream);
     t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
     t.out_bytes = gives_loss(s) ? counts + (rows + (s->mean ? 1 : rows)) * sizeof(float) : 0;
+    if (!is_split(s)) return t;
+    size_t *const last = gives_loss(s) ? &t.out_bytes : &t.in_bytes;
+    t.others = (float *)((gives_loss(s) ? set->out : set->in) + *last), *last += rows * sizeof(float);
     return t;
 }
 
@@ -279,6 +293,10 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.path = path ? path : s->path;
+    if (is_split(s)) { /* what would be workspace holds the states */
+        args.parallel.vocab_total = s->vocab, args.parallel.ranks = 1, args.others = t.others;
+        args.states = set->workspace, args.all_states = set->workspace, args.workspace = NULL, args.workspace_bytes = 0;
+    }
     if (!s->prob) return args;
     args.target = NULL, args.target_prob = set->read + LOGITS_BYTES(s);
     args.target_prob_dtype = s->prob == 4 ? LK_DTYPE_F32 : LK_DTYPE_T;
@@ -327,8 +345,9 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
     lk_cross_entropy_args forward = args_of(c, set, 0);
     forward.loss = NULL;
-    BENCH_CUDA((cudaError_t)(s->low ? OF_TYPE(s, lk_cross_entropy_forward, &forward, stream)
-                                    : launch_kernels(s, args, stream)));
+    BENCH_CUDA((cudaError_t)(s->low || is_split(s) ? OF_TYPE(s, lk_cross_entropy_forward, &forward, stream)
+                                                   : launch_kernels(s, args, stream)));
+    if (is_split(s)) BENCH_CUDA((cudaError_t)OF_TYPE(s, lk_cross_entropy_finish, &forward, stream)); /* others, too */
     BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
 }
 
@@ -339,6 +358,7 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
     if (is_fused(s)) return OF_TYPE(s, lk_cross_entropy_forward_backward, &args, stream);
     lk_status status = LK_OK;
     if (gives_loss(s)) status = OF_TYPE(s, lk_cross_entropy_forward, &args, stream);
+    if (!status && gives_loss(s) && is_split(s)) status = OF_TYPE(s, lk_cross_entropy_finish, &args, stream);
     if (!status && gives_gradient(s)) status = OF_TYPE(s, lk_cross_entropy_backward, &args, stream);
     return status;
 }
@@ -484,6 +504,7 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
 static size_t workspace(const bench_case *c, int path)
 {
     const shape *s = (const shape *)c->context;
+    if (is_split(s)) return (size_t)s->rows * 16; /* states */
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     size_t bytes = 0;
@@ -507,7 +528,7 @@ static void describe(bench_case *c, const shape *s)
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
     if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
-    if (gives_loss(s)) c->workspace = workspace;
+    if (gives_loss(s) || is_split(s)) c->workspace = workspace;
 }
 
 int main(int argc, char **argv)
