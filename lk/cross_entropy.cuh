@@ -90,7 +90,7 @@
  *            gathers the slices first and names holes and overlaps.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
- *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 60 below the
+ *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 65 below the
  *            largest z; that of p[j] is the sum's plus (4 + |z - lse|) 2^-23.
  *            dz[y] is built from S and not from p[y] - 1, so it is as good where p[y] is almost 1. With z_loss, dlse or
  *            smoothing its terms may cancel; the error is then relative to the largest term.
@@ -104,7 +104,8 @@
  *            that of the lse that it is given.
  *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of
  *            40. 1 - (z / softcap)^2 has one of (5 + |logit_scale logits / softcap|) 2^-22.
- *            Where an exponential is below 2^-126 it counts as 0, and so does p[j].
+ *            Where an exponential is below 2^-126 it counts as 0, and so does p[j]. p[j] below 2^-64 may also, with z beyond
+ *            2^24.
  *            Where the largest z is beyond float's range lse is infinite and backward's dlogits are NaN.
  *            Target at -inf: the loss is +inf, the gradient finite. -inf in another column: as if the column were not there, 0
  *            in the entropy. With smoothing the loss is then +inf, or NaN where that column's class weight is 0, as in PyTorch.
@@ -329,11 +330,12 @@ template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_colle
     const int blocks = MOST > 1 ? (int)lk_cluster_nctarank() : 1, rank = MOST > 1 ? (int)lk_cluster_ctarank() : 0;
     State *slot = &inbox[rank * WARPS + warp];
     if (blocks > 1) {
-        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
+        lk_cluster_ready(); /* the block with rank 0 runs, so that its memory may be written */
         slot = (State *)lk_mapa(slot, 0);
     }
     if (threadIdx.x % 32 == 0) *slot = s;
     if (blocks > 1) {
+        __syncwarp(); /* for the .aligned instruction */
         lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
         if (rank != 0) return NULL;
         lk_barrier_cluster_wait();
@@ -1032,14 +1034,9 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call 
 /* A barrier of the threads of a row. */
 LK_DEVICE void lk_ce_sync(int team)
 {
-    if (team <= 32) {
-        __syncwarp();
-    } else if (lk_cluster_nctarank() > 1) {
-        lk_barrier_cluster_arrive(); /* orders what the caller says */
-        lk_barrier_cluster_wait();
-    } else {
-        __syncthreads(); /* likewise */
-    }
+    if (team <= 32) __syncwarp();
+    else if (lk_cluster_nctarank() > 1) lk_cluster_sync(); /* orders what the caller says */
+    else __syncthreads();                                  /* likewise */
 }
 
 /* Exchange between the warps of a row, in words of 8 bytes. In a cluster they are sent by st.async: unlike at a cluster's
@@ -1166,30 +1163,31 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_ups
     return g;
 }
 
-/* rate, for logits up to `value`. Where rate value is beyond LK_LSE_BASE: a power of two, whose product with value is exact.
- * There p of neighbouring floats differs by a factor of 2^128, and by more with this rate, so all but the largest are 0 either
- * way. */
+/* rate, for logits up to `value`. Where rate value is 2^30 or more: a power of two, whose product with value is exact. p of
+ * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate: all but the largest count as 0. */
 LK_DEVICE float lk_ce_rate(float rate, float value)
 {
-    if (fabsf(rate * value) < LK_LSE_BASE) return rate;
+    if (fabsf(rate * value) < 0x1p30f) return rate;
     const int exponent = 31 + 2 * 127 - (__float_as_int(value) >> 23 & 255);
     return __int_as_float((exponent < 254 ? exponent : 254) << 23);
 }
 
 /* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
  * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
- * exactly, and so is the rounding of base. With lk_ce_rate's power of two, value is the largest logit; lse alone may miss it,
- * and unit is 1 then. */
+ * exactly, and so is the rounding of base. Where floats are far apart value is computed again, from lse_low too. With
+ * lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
 LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
 {
     float value = __fdiv_rn(lse, scale);
     if (!lk_is_finite(value)) value = 0.0f;
     *rate = lk_ce_rate(scale * LK_LOG2E, value), *base = *rate * value;
-    const float missed = fmaf(scale, value, -lse) - lse_low;
-    if (*rate == scale * LK_LOG2E) return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
-    if (lse_low == 0.0f) return 1.0f;
-    value -= __fdiv_rn(missed, scale), *base = *rate * value;
-    return lk_ex2((fmaf(scale, value, -lse) - lse_low) * LK_LOG2E);
+    float missed = fmaf(scale, value, -lse) - lse_low;
+    if (fabsf(*base) >= 0x1p24f) {
+        if (lse_low == 0.0f && *rate != scale * LK_LOG2E) return 1.0f;
+        value -= __fdiv_rn(missed, scale), *base = *rate * value;
+        missed = fmaf(scale, value, -lse) - lse_low;
+    }
+    return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
 }
 
 /* The factors of dentropy, from a given lse and entropy: center is lse / scale, and shift has what that was rounded by. */
@@ -1340,8 +1338,8 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     lk_cp_async_commit_group();
 }
 
-/* Finds the owner of the target's element, from its index among the vectors or the single elements, and loads the target's logit
- * and the thread's first single element. */
+/* Finds the owner of the target's element, from its index among the vectors or the single elements. Loads the target's logit and
+ * the thread's first single element. */
 template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
 {
     constexpr int N = LK_VEC<T>;
