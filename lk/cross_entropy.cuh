@@ -1164,7 +1164,7 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_ups
 }
 
 /* rate, for logits up to `value`. Where rate value is 2^30 or more: a power of two, whose product with value is exact. p of
- * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate: all but the largest count as 0. */
+ * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate, so all but the largest are 0. */
 LK_DEVICE float lk_ce_rate(float rate, float value)
 {
     if (fabsf(rate * value) < 0x1p30f) return rate;
@@ -1287,6 +1287,15 @@ LK_DEVICE float lk_ce_sum(float x, int team)
     return v[0];
 }
 
+/* Zeroes the padding of a row, by all its threads. begin: the first column behind the row's. */
+template <class T>
+LK_DEVICE void lk_ce_zero_padding(const lk_cross_entropy_call &p, int64_t row, int64_t begin, int rank, int team)
+{
+    const float zero[1] = {0.0f};
+    for (int64_t col = begin + rank; col < p.padded_end; col += team)
+        lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, row, col), zero, false);
+}
+
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
  * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
 template <class T, bool plain, bool given>
@@ -1313,10 +1322,7 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_
         lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
         lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
     }
-    const float zero[1] = {0.0f};
-    if (row < a.rows)
-        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team)
-            lk_ce_store<T>(a, lk_ce_at<T>(a, row, end), zero, false);
+    if (row < a.rows) lk_ce_zero_padding<T>(p, row, a.vocab, at.rank, at.team);
     return sum;
 }
 
@@ -1338,8 +1344,8 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     lk_cp_async_commit_group();
 }
 
-/* Finds the owner of the target's element, from its index among the vectors or the single elements. Loads the target's logit and
- * the thread's first single element. */
+/* Finds the owner of the target's element, from its index among the vectors or the single elements. Loads the target's logit
+ * and the thread's first single element. */
 template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
 {
     constexpr int N = LK_VEC<T>;
@@ -1357,21 +1363,23 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> 
     if (t->owner && y >= 0) t->logit = lk_to_float(at.logits[y]);
 }
 
+/* W, for all threads of a row. */
+LK_DEVICE float lk_ce_weights(const lk_cross_entropy_args &a, int rank, int team)
+{
+    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)a.vocab; /* there are none, or W is not used */
+    float weights = 0.0f;
+    for (int64_t col = rank; col < a.vocab; col += team) weights += a.class_weight[col];
+    return lk_ce_sum(weights, team);
+}
+
 /* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
 template <bool plain, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
 {
     const lk_cross_entropy_args &a = p.a;
     lk_ce_gradient g = {};
-    float weights = (float)a.vocab; /* W */
-    if constexpr (!plain) {
-        if (a.class_weight && a.label_smoothing > 0.0f) {
-            weights = 0.0f;
-            for (int64_t col = t->at.rank; col < a.vocab; col += t->at.team) weights += a.class_weight[col];
-            weights = lk_ce_sum(weights, t->at.team);
-        }
-        if (a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
-    }
+    const float weights = plain ? (float)a.vocab : lk_ce_weights(a, t->at.rank, t->at.team);
+    if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
         g.rise = NAN;
@@ -1619,6 +1627,59 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
+/* The largest logit of a team's shares, `most` among them. */
+template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float most, int team)
+{
+    lk_vec<T> largest = raw[0];
+#pragma unroll
+    for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&largest, raw[u]);
+    float v[LK_VEC<T>];
+    lk_unpack(v, largest);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, v[j]);
+    return lk_max_warp(most, team);
+}
+
+/* From the sum of a warp to that of the row's W warps. In backward their sums are against one reference, else each against its
+ * *max. That becomes the row's, and *missed gets the factor to it. */
+template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *missed)
+{
+    LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
+    const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
+    if (threadIdx.x % 32 == 0) states[warp] = make_float2(*max, sum);
+    /* Orders these writes before their reads. In place: all warps have read the target's logit. */
+    lk_ce_sync_warps<W>(warp / W);
+    float2 other[W];
+    float top = -INFINITY;
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
+    if constexpr (given) {
+#pragma unroll
+        for (int i = 0; i < W; i++) sum += other[i].y;
+    } else { /* the difference of two equal infinities is NaN; fminf passes over it */
+#pragma unroll
+        for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
+        *missed *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
+    }
+    return sum;
+}
+
+/* Stores a share's gradients, rise e. */
+template <class T>
+LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float rise)
+{
+#pragma unroll
+    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+        if (u >= count) continue;
+        lk_vec<T> packed;
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= rise;
+        lk_pack(&packed, e[u]);
+        *(uint4 *)(out + u * step) = packed.raw;
+    }
+}
+
 /* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, 1 << team_log2. Where a row has several warps, each takes its
  * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
  *
@@ -1707,15 +1768,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
-        lk_vec<T> most = raw[0];
-#pragma unroll
-        for (int u = 1; u < U; u++) lk_ce_max(&most, raw[u]);
-        float v[N], top = logit;
-        lk_unpack(v, most);
-#pragma unroll
-        for (int j = 0; j < N; j++) top = fmaxf(top, v[j]);
-        top = lk_max_warp(top, team);
-        all.max = top, low = lk_lse_reference(top), base = rate * low;
+        all.max = lk_ce_short_max(raw, logit, team), low = lk_lse_reference(all.max), base = rate * low;
         if (fabsf(base) < LK_LSE_BASE) {
             missed = lk_ex2(-fmaf(rate, low, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1724,27 +1777,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     float others = lk_sum_warp(sum, team) * missed;
-    if constexpr (W > 1) {
-        LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
-        const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
-        if (threadIdx.x % 32 == 0) states[warp] = make_float2(all.max, others);
-        /* Orders these writes before their reads. In place: all warps have read the target's logit. */
-        lk_ce_sync_warps<W>(warp / W);
-        float2 other[W];
-        float top = -INFINITY;
-        others = 0.0f;
-#pragma unroll
-        for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
-        if constexpr (given) {
-#pragma unroll
-            for (int i = 0; i < W; i++) others += other[i].y;
-        } else { /* the difference of two equal infinities is NaN; fminf passes over it */
-#pragma unroll
-            for (int i = 0; i < W; i++) others = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), others);
-            missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
-            all.max = top, low = lk_lse_reference(top);
-        }
-    }
+    if constexpr (W > 1) others = lk_ce_short_exchange<given, W>(others, rate, &all.max, &missed);
+    if constexpr (W > 1 && !given) low = lk_lse_reference(all.max);
     if constexpr (given) {
         if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
@@ -1762,17 +1796,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             rise = NAN;
         }
     }
-    T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
+    T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u >= count) continue;
-        lk_vec<T> packed;
-#pragma unroll
-        for (int j = 0; j < N; j++) e[u][j] *= rise;
-        lk_pack(&packed, e[u]);
-        *(uint4 *)(out + u * step) = packed.raw;
-    }
+    lk_ce_short_store(dlogits + rank * N, step, count, e, rise);
     if (owner && y >= 0) lk_put(dlogits + y, single);
     if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
@@ -1906,12 +1932,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
     lk_ce_label label = {-1, false, false};
     if (row.there) label = lk_ce_look_up(a, row.number);
     const lk_ce_upstream up = lk_ce_load_upstream<false, true>(p, row.number, label.bad ? -2 : label.y);
-    float weights = (float)a.vocab; /* W */
-    if (a.class_weight && a.label_smoothing > 0.0f) {
-        weights = 0.0f;
-        for (int64_t col = row.rank; col < a.vocab; col += team) weights += a.class_weight[col];
-        weights = lk_ce_sum(weights, team);
-    }
+    const float weights = lk_ce_weights(a, row.rank, team);
     lk_ce_gradient g = {};
     lk_ce_gradient_spill spill = {};
     if (label.bad || (label.y >= 0 && !lk_is_finite(up.lse))) {
@@ -1944,10 +1965,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
         lk_ce_differentiate_slice(edge, p, g, spill, first, y);
         lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, first), edge, false);
     }
-    const float zero[1] = {0.0f};
-    if (row.there)
-        for (int64_t end = p.cols + row.rank; end < p.padded_end; end += team)
-            lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
+    if (row.there) lk_ce_zero_padding<T>(p, row.number, p.cols, row.rank, team);
 }
 
 /* ---- Class probabilities ------------------------------------------------------------------------------------------------- */
@@ -2130,9 +2148,7 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> 
         const float w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
         lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, false);
     }
-    const float zero[1] = {0.0f};
-    for (int64_t end = a.vocab + row.rank; row.there && end < p.padded_end; end += size)
-        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
+    if (row.there) lk_ce_zero_padding<T>(p, row.number, a.vocab, row.rank, size);
 }
 
 /* Q: the type of target_prob. given: backward. */
@@ -2429,7 +2445,6 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
     const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
     const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
     p.team_log2 = team.size_log2;
-    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
     void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
     if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
@@ -2448,7 +2463,6 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
 {
     lk_cross_entropy_args &a = p.a;
     const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
     const bool whole_out = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0;
     const bool fits = a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T>;
@@ -2531,7 +2545,6 @@ LK_HOST lk_status lk_cross_entropy_slice(const char *op, const lk_device *device
         {lk_cross_entropy_slice_kernel<T, LK_TEAM_WARP>, lk_cross_entropy_slice_kernel<T, LK_TEAM_BLOCK>}};
     p.state_bytes = lk_ce_state_bytes(&a), p.cols = a.vocab, a.vocab = a.parallel.vocab_total;
     p.team = lk_team_of(a.rows, blocks ? threads : 32, threads, threads);
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     return a.rows > 0 ? lk_launch_pdl(op, device, kernels[kind][blocks], p.team.grid, 1, threads, 0, stream, p) : LK_OK;
 }
 
@@ -2557,7 +2570,7 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
 {
     const lk_cross_entropy_args &a = p.a;
     if (a.rows == 0) return LK_OK;
-    p.valid = a.rows, p.over = a.denominator;
+    p.over = a.denominator;
     if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, p, stream);
     p.valid_rows = a.valid_rows;
     if (!a.denominator && a.class_weight) p.over = a.weight_sum;
@@ -2603,15 +2616,14 @@ LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *dev
 {
     lk_cross_entropy_args &a = p.a;
     lk_status status = LK_OK;
-    const bool gradient = call == LK_CE_BOTH, mean = gradient && a.reduction == LK_REDUCTION_MEAN;
-    const bool prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
+    const bool gradient = call == LK_CE_BOTH, prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
     const bool reduced = lk_cross_entropy_reduced(&a), asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
-    const bool known = mean && (prob || a.denominator || (!a.use_ignore_index && !a.class_weight));
     const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    const bool before = mean && !known;
-    p.valid = known ? a.rows : 1;
+    const bool counts = gradient && !prob && a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+    const bool before = counts && (a.use_ignore_index || a.class_weight);
+    p.over = a.denominator;
     if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
-    if (mean) p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
+    if (before && a.class_weight) p.over = &p.tally->weight_sum;
     if (before || asked) status = lk_cross_entropy_count(op, device, p, stream);
     if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, p, stream);
     if (!status && !prob && a.rows > 0 && (gradient || rowwise))
@@ -2634,7 +2646,8 @@ LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_ar
     if (status) return status;
     p.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
     p.padded_end = !a.zero_padding ? a.vocab : p.ordered ? a.logits_stride : a.dlogits_stride;
-    p.terms = lk_ce_space_of(&a, call).terms;
+    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    p.terms = lk_ce_space_of(&a, call).terms, p.valid = a.rows;
     if (call == LK_CE_FINISH) return lk_cross_entropy_merge(op, &device, p, stream);
     if (call == LK_CE_BACKWARD) return lk_cross_entropy_run_backward<T>(op, &device, p, stream);
     return a.parallel.vocab_total ? lk_cross_entropy_run_ranks<T>(op, &device, p, call, stream)
