@@ -614,63 +614,6 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     return lk_lse_warp(s, team, scale);
 }
 
-/* The states of all warps of a cluster, in the block with rank 0: words of 8 bytes, the maximum in the low half. */
-template <int THREADS> struct lk_ce_plain_inbox {
-    lk_mbarrier full; /* completes when all words have arrived */
-    uint64_t word[8 * THREADS / 32];
-};
-
-/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
- * cluster they arrive by st.async, and only the reader waits for them. At a cluster's barrier every warp would wait for a fence
- * of the whole GPU.
- * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel. lk_ce_plain_begin,
- * which waits until the cluster's peers run, comes before. scale: as in lk_lse.
- * Result: in the first warp of the block with rank 0; in other warps it is undefined.
- * Shared memory: inbox. A peer may end after the call, since no block writes into its memory. */
-template <int THREADS> LK_DEVICE void lk_ce_plain_begin(lk_ce_plain_inbox<THREADS> *inbox)
-{
-    const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
-    if (lk_cluster_nctarank() == 1) return;
-    if (reader) lk_mbarrier_init(&inbox->full, 1);
-    if (reader) lk_fence_mbarrier_init();
-    lk_cluster_begin();
-    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
-    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * 8);
-}
-template <int THREADS> LK_DEVICE lk_lse lk_ce_plain_merge(lk_ce_plain_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
-{
-    constexpr int WARPS = THREADS / 32, MOST = (8 * WARPS + 31) / 32; /* words that a lane reads */
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint64_t *slot = &inbox->word[rank * WARPS + warp];
-    const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
-    if (blocks > 1) {
-        if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
-        if (rank != 0 || warp != 0) return s;
-        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
-    } else {
-        if (lane == 0) *slot = word;
-        __syncthreads(); /* orders the writes into the inbox before its reads */
-        if (warp != 0) return s;
-    }
-    /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
-    lk_lse part[MOST];
-    s.max = -INFINITY;
-#pragma unroll
-    for (int k = 0; k < MOST; k++) {
-        const int i = lane + 32 * k;
-        part[k] = lk_lse_empty();
-        if (i < blocks * WARPS)
-            part[k] = {__uint_as_float((uint32_t)inbox->word[i]), __uint_as_float((uint32_t)(inbox->word[i] >> 32))};
-        s.max = fmaxf(s.max, part[k].max);
-    }
-    const int team = blocks > 1 ? 32 : WARPS;
-    s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
-    return {s.max, lk_sum_warp(s.sum, team)};
-}
-
 /* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
 template <bool plain, int n>
 LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_args &a)
@@ -823,9 +766,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_ce_plain_share<T> share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
-    LK_SHARED(lk_ce_plain_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
+    LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
-    lk_ce_plain_begin(inbox);
+    lk_inbox_begin<LK_TEAM_ANY>(inbox);
     lk_ce_plain_prefetch<1>(share, size_log2);
     if (rank == 0) lk_ce_prefetch_target(a, row);
     lk_griddepcontrol_wait();
@@ -841,7 +784,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     }
     lk_lse s = lk_ce_plain_read(raw, share, a.logit_scale, rank, size_log2, 32);
     if (U != 2) lk_griddepcontrol_launch_dependents();
-    s = lk_ce_plain_merge(inbox, s, a.logit_scale);
+    s = lk_lse_team<LK_TEAM_ANY>(inbox, s, a.logit_scale);
     if (rank != 0) return;
     target->logit = logit;
     lk_ce_put_plain(p, row, *target, s);
