@@ -90,7 +90,7 @@
  *            gathers the slices first and names holes and overlaps.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
- *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 60 below the
+ *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 65 below the
  *            largest z; that of p[j] is the sum's plus (4 + |z - lse|) 2^-23.
  *            dz[y] is built from S and not from p[y] - 1, so it is as good where p[y] is almost 1. With z_loss, dlse or
  *            smoothing its terms may cancel; the error is then relative to the largest term.
@@ -104,7 +104,8 @@
  *            that of the lse that it is given.
  *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of
  *            40. 1 - (z / softcap)^2 has one of (5 + |logit_scale logits / softcap|) 2^-22.
- *            Where an exponential is below 2^-126 it counts as 0, and so does p[j].
+ *            Where an exponential is below 2^-126 it counts as 0, and so does p[j]. p[j] below 2^-64 may also, with z beyond
+ *            2^24.
  *            Where the largest z is beyond float's range lse is infinite and backward's dlogits are NaN.
  *            Target at -inf: the loss is +inf, the gradient finite. -inf in another column: as if the column were not there, 0
  *            in the entropy. With smoothing the loss is then +inf, or NaN where that column's class weight is 0, as in PyTorch.
@@ -330,11 +331,12 @@ template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_colle
     const int blocks = MOST > 1 ? (int)lk_cluster_nctarank() : 1, rank = MOST > 1 ? (int)lk_cluster_ctarank() : 0;
     State *slot = &inbox[rank * WARPS + warp];
     if (blocks > 1) {
-        lk_barrier_cluster_wait(); /* the block with rank 0 runs, so that its memory may be written */
+        lk_cluster_ready(); /* the block with rank 0 runs, so that its memory may be written */
         slot = (State *)lk_mapa(slot, 0);
     }
     if (threadIdx.x % 32 == 0) *slot = s;
     if (blocks > 1) {
+        __syncwarp(); /* for the .aligned instruction */
         lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
         if (rank != 0) return NULL;
         lk_barrier_cluster_wait();
@@ -613,63 +615,6 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     return lk_lse_warp(s, team, scale);
 }
 
-/* The states of all warps of a cluster, in the block with rank 0: words of 8 bytes, the maximum in the low half. */
-template <int THREADS> struct lk_ce_plain_inbox {
-    lk_mbarrier full; /* completes when all words have arrived */
-    uint64_t word[8 * THREADS / 32];
-};
-
-/* Merges the states of all warps of a block, or of all blocks of a cluster, in the memory of the block with rank 0. In a
- * cluster they arrive by st.async, and only the reader waits for them. At a cluster's barrier every warp would wait for a fence
- * of the whole GPU.
- * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel. lk_ce_plain_begin,
- * which waits until the cluster's peers run, comes before. scale: as in lk_lse.
- * Result: in the first warp of the block with rank 0; in other warps it is undefined.
- * Shared memory: inbox. A peer may end after the call, since no block writes into its memory. */
-template <int THREADS> LK_DEVICE void lk_ce_plain_begin(lk_ce_plain_inbox<THREADS> *inbox)
-{
-    const bool reader = lk_cluster_ctarank() == 0 && threadIdx.x == 0;
-    if (lk_cluster_nctarank() == 1) return;
-    if (reader) lk_mbarrier_init(&inbox->full, 1);
-    if (reader) lk_fence_mbarrier_init();
-    lk_cluster_begin();
-    lk_cluster_ready(); /* the block with rank 0 runs and has its barrier */
-    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * 8);
-}
-template <int THREADS> LK_DEVICE lk_lse lk_ce_plain_merge(lk_ce_plain_inbox<THREADS> *inbox, lk_lse s, float scale = 1.0f)
-{
-    constexpr int WARPS = THREADS / 32, MOST = (8 * WARPS + 31) / 32; /* words that a lane reads */
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint64_t *slot = &inbox->word[rank * WARPS + warp];
-    const uint64_t word = (uint64_t)__float_as_uint(s.sum) << 32 | __float_as_uint(s.max);
-    if (blocks > 1) {
-        if (lane == 0) lk_st_async_b64(lk_mapa_shared(slot, 0), word, lk_mapa_shared(&inbox->full, 0));
-        if (rank != 0 || warp != 0) return s;
-        lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
-    } else {
-        if (lane == 0) *slot = word;
-        __syncthreads(); /* orders the writes into the inbox before its reads */
-        if (warp != 0) return s;
-    }
-    /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
-    lk_lse part[MOST];
-    s.max = -INFINITY;
-#pragma unroll
-    for (int k = 0; k < MOST; k++) {
-        const int i = lane + 32 * k;
-        part[k] = lk_lse_empty();
-        if (i < blocks * WARPS)
-            part[k] = {__uint_as_float((uint32_t)inbox->word[i]), __uint_as_float((uint32_t)(inbox->word[i] >> 32))};
-        s.max = fmaxf(s.max, part[k].max);
-    }
-    const int team = blocks > 1 ? 32 : WARPS;
-    s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
-    return {s.max, lk_sum_warp(s.sum, team)};
-}
-
 /* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
 template <bool plain, int n>
 LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_args &a)
@@ -822,9 +767,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_ce_plain_share<T> share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
-    LK_SHARED(lk_ce_plain_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
+    LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
     lk_vec<T> raw[U];
-    lk_ce_plain_begin(inbox);
+    lk_inbox_begin<LK_TEAM_ANY>(inbox);
     lk_ce_plain_prefetch<1>(share, size_log2);
     if (rank == 0) lk_ce_prefetch_target(a, row);
     lk_griddepcontrol_wait();
@@ -840,7 +785,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     }
     lk_lse s = lk_ce_plain_read(raw, share, a.logit_scale, rank, size_log2, 32);
     if (U != 2) lk_griddepcontrol_launch_dependents();
-    s = lk_ce_plain_merge(inbox, s, a.logit_scale);
+    s = lk_lse_team<LK_TEAM_ANY>(inbox, s, a.logit_scale);
     if (rank != 0) return;
     target->logit = logit;
     lk_ce_put_plain(p, row, *target, s);
@@ -1033,14 +978,9 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call 
 /* A barrier of the threads of a row. */
 LK_DEVICE void lk_ce_sync(int team)
 {
-    if (team <= 32) {
-        __syncwarp();
-    } else if (lk_cluster_nctarank() > 1) {
-        lk_barrier_cluster_arrive(); /* orders what the caller says */
-        lk_barrier_cluster_wait();
-    } else {
-        __syncthreads(); /* likewise */
-    }
+    if (team <= 32) __syncwarp();
+    else if (lk_cluster_nctarank() > 1) lk_cluster_sync(); /* orders what the caller says */
+    else __syncthreads();                                  /* likewise */
 }
 
 /* Exchange between the warps of a row, in words of 8 bytes. In a cluster they are sent by st.async: unlike at a cluster's
@@ -1167,30 +1107,31 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_ups
     return g;
 }
 
-/* rate, for logits up to `value`. Where rate value is beyond LK_LSE_BASE: a power of two, whose product with value is exact.
- * There p of neighbouring floats differs by a factor of 2^128, and by more with this rate, so all but the largest are 0 either
- * way. */
+/* rate, for logits up to `value`. Where rate value is 2^30 or more: a power of two, whose product with value is exact. p of
+ * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate, so all but the largest are 0. */
 LK_DEVICE float lk_ce_rate(float rate, float value)
 {
-    if (fabsf(rate * value) < LK_LSE_BASE) return rate;
+    if (fabsf(rate * value) < 0x1p30f) return rate;
     const int exponent = 31 + 2 * 127 - (__float_as_int(value) >> 23 & 255);
     return __int_as_float((exponent < 254 ? exponent : 254) << 23);
 }
 
 /* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
  * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
- * exactly, and so is the rounding of base. With lk_ce_rate's power of two, value is the largest logit; lse alone may miss it,
- * and unit is 1 then. */
+ * exactly, and so is the rounding of base. Where floats are far apart value is computed again, from lse_low too. With
+ * lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
 LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
 {
     float value = __fdiv_rn(lse, scale);
     if (!lk_is_finite(value)) value = 0.0f;
     *rate = lk_ce_rate(scale * LK_LOG2E, value), *base = *rate * value;
-    const float missed = fmaf(scale, value, -lse) - lse_low;
-    if (*rate == scale * LK_LOG2E) return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
-    if (lse_low == 0.0f) return 1.0f;
-    value -= __fdiv_rn(missed, scale), *base = *rate * value;
-    return lk_ex2((fmaf(scale, value, -lse) - lse_low) * LK_LOG2E);
+    float missed = fmaf(scale, value, -lse) - lse_low;
+    if (fabsf(*base) >= 0x1p24f) {
+        if (lse_low == 0.0f && *rate != scale * LK_LOG2E) return 1.0f;
+        value -= __fdiv_rn(missed, scale), *base = *rate * value;
+        missed = fmaf(scale, value, -lse) - lse_low;
+    }
+    return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
 }
 
 /* The factors of dentropy, from a given lse and entropy: center is lse / scale, and shift has what that was rounded by. */
@@ -1290,6 +1231,15 @@ LK_DEVICE float lk_ce_sum(float x, int team)
     return v[0];
 }
 
+/* Zeroes the padding of a row, by all its threads. begin: the first column behind the row's. */
+template <class T>
+LK_DEVICE void lk_ce_zero_padding(const lk_cross_entropy_call &p, int64_t row, int64_t begin, int rank, int team)
+{
+    const float zero[1] = {0.0f};
+    for (int64_t col = begin + rank; col < p.padded_end; col += team)
+        lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, row, col), zero, false);
+}
+
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
  * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
 template <class T, bool plain, bool given>
@@ -1316,10 +1266,7 @@ LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_
         lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
         lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
     }
-    const float zero[1] = {0.0f};
-    if (row < a.rows)
-        for (int64_t end = a.vocab + at.rank; end < p.padded_end; end += at.team)
-            lk_ce_store<T>(a, lk_ce_at<T>(a, row, end), zero, false);
+    if (row < a.rows) lk_ce_zero_padding<T>(p, row, a.vocab, at.rank, at.team);
     return sum;
 }
 
@@ -1341,7 +1288,7 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     lk_cp_async_commit_group();
 }
 
-/* Finds the owner of the target's element, from its index among the vectors or the single elements, and loads the target's logit
+/* Finds the owner of the target's element, from its index among the vectors or the single elements. Loads the target's logit
  * and the thread's first single element. */
 template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
 {
@@ -1360,21 +1307,23 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> 
     if (t->owner && y >= 0) t->logit = lk_to_float(at.logits[y]);
 }
 
+/* W, for all threads of a row. */
+LK_DEVICE float lk_ce_weights(const lk_cross_entropy_args &a, int rank, int team)
+{
+    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)a.vocab; /* there are none, or W is not used */
+    float weights = 0.0f;
+    for (int64_t col = rank; col < a.vocab; col += team) weights += a.class_weight[col];
+    return lk_ce_sum(weights, team);
+}
+
 /* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
 template <bool plain, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
 {
     const lk_cross_entropy_args &a = p.a;
     lk_ce_gradient g = {};
-    float weights = (float)a.vocab; /* W */
-    if constexpr (!plain) {
-        if (a.class_weight && a.label_smoothing > 0.0f) {
-            weights = 0.0f;
-            for (int64_t col = t->at.rank; col < a.vocab; col += t->at.team) weights += a.class_weight[col];
-            weights = lk_ce_sum(weights, t->at.team);
-        }
-        if (a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
-    }
+    const float weights = plain ? (float)a.vocab : lk_ce_weights(a, t->at.rank, t->at.team);
+    if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
         g.rise = NAN;
@@ -1622,6 +1571,59 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
+/* The largest logit of a team's shares, `most` among them. */
+template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float most, int team)
+{
+    lk_vec<T> largest = raw[0];
+#pragma unroll
+    for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&largest, raw[u]);
+    float v[LK_VEC<T>];
+    lk_unpack(v, largest);
+#pragma unroll
+    for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, v[j]);
+    return lk_max_warp(most, team);
+}
+
+/* From the sum of a warp to that of the row's W warps. In backward their sums are against one reference, else each against its
+ * *max. That becomes the row's, and *missed gets the factor to it. */
+template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *missed)
+{
+    LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
+    const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
+    if (threadIdx.x % 32 == 0) states[warp] = make_float2(*max, sum);
+    /* Orders these writes before their reads. In place: all warps have read the target's logit. */
+    lk_ce_sync_warps<W>(warp / W);
+    float2 other[W];
+    float top = -INFINITY;
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
+    if constexpr (given) {
+#pragma unroll
+        for (int i = 0; i < W; i++) sum += other[i].y;
+    } else { /* the difference of two equal infinities is NaN; fminf passes over it */
+#pragma unroll
+        for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
+        *missed *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
+    }
+    return sum;
+}
+
+/* Stores a share's gradients, rise e. */
+template <class T>
+LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float rise)
+{
+#pragma unroll
+    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+        if (u >= count) continue;
+        lk_vec<T> packed;
+#pragma unroll
+        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= rise;
+        lk_pack(&packed, e[u]);
+        *(uint4 *)(out + u * step) = packed.raw;
+    }
+}
+
 /* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, 1 << team_log2. Where a row has several warps, each takes its
  * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
  *
@@ -1710,15 +1712,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
-        lk_vec<T> most = raw[0];
-#pragma unroll
-        for (int u = 1; u < U; u++) lk_ce_max(&most, raw[u]);
-        float v[N], top = logit;
-        lk_unpack(v, most);
-#pragma unroll
-        for (int j = 0; j < N; j++) top = fmaxf(top, v[j]);
-        top = lk_max_warp(top, team);
-        all.max = top, low = lk_lse_reference(top), base = rate * low;
+        all.max = lk_ce_short_max(raw, logit, team), low = lk_lse_reference(all.max), base = rate * low;
         if (fabsf(base) < LK_LSE_BASE) {
             missed = lk_ex2(-fmaf(rate, low, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1727,27 +1721,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     float others = lk_sum_warp(sum, team) * missed;
-    if constexpr (W > 1) {
-        LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
-        const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
-        if (threadIdx.x % 32 == 0) states[warp] = make_float2(all.max, others);
-        /* Orders these writes before their reads. In place: all warps have read the target's logit. */
-        lk_ce_sync_warps<W>(warp / W);
-        float2 other[W];
-        float top = -INFINITY;
-        others = 0.0f;
-#pragma unroll
-        for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
-        if constexpr (given) {
-#pragma unroll
-            for (int i = 0; i < W; i++) others += other[i].y;
-        } else { /* the difference of two equal infinities is NaN; fminf passes over it */
-#pragma unroll
-            for (int i = 0; i < W; i++) others = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), others);
-            missed *= lk_ex2(rate * fminf(all.max - top, 0.0f));
-            all.max = top, low = lk_lse_reference(top);
-        }
-    }
+    if constexpr (W > 1) others = lk_ce_short_exchange<given, W>(others, rate, &all.max, &missed);
+    if constexpr (W > 1 && !given) low = lk_lse_reference(all.max);
     if constexpr (given) {
         if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
@@ -1765,17 +1740,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             rise = NAN;
         }
     }
-    T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride, *const out = dlogits + rank * N;
+    T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-        if (u >= count) continue;
-        lk_vec<T> packed;
-#pragma unroll
-        for (int j = 0; j < N; j++) e[u][j] *= rise;
-        lk_pack(&packed, e[u]);
-        *(uint4 *)(out + u * step) = packed.raw;
-    }
+    lk_ce_short_store(dlogits + rank * N, step, count, e, rise);
     if (owner && y >= 0) lk_put(dlogits + y, single);
     if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
@@ -1909,12 +1876,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
     lk_ce_label label = {-1, false, false};
     if (row.there) label = lk_ce_look_up(a, row.number);
     const lk_ce_upstream up = lk_ce_load_upstream<false, true>(p, row.number, label.bad ? -2 : label.y);
-    float weights = (float)a.vocab; /* W */
-    if (a.class_weight && a.label_smoothing > 0.0f) {
-        weights = 0.0f;
-        for (int64_t col = row.rank; col < a.vocab; col += team) weights += a.class_weight[col];
-        weights = lk_ce_sum(weights, team);
-    }
+    const float weights = lk_ce_weights(a, row.rank, team);
     lk_ce_gradient g = {};
     lk_ce_gradient_spill spill = {};
     if (label.bad || (label.y >= 0 && !lk_is_finite(up.lse))) {
@@ -1947,10 +1909,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
         lk_ce_differentiate_slice(edge, p, g, spill, first, y);
         lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, first), edge, false);
     }
-    const float zero[1] = {0.0f};
-    if (row.there)
-        for (int64_t end = p.cols + row.rank; end < p.padded_end; end += team)
-            lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
+    if (row.there) lk_ce_zero_padding<T>(p, row.number, p.cols, row.rank, team);
 }
 
 /* ---- Class probabilities ------------------------------------------------------------------------------------------------- */
@@ -2133,9 +2092,7 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> 
         const float w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
         lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, false);
     }
-    const float zero[1] = {0.0f};
-    for (int64_t end = a.vocab + row.rank; row.there && end < p.padded_end; end += size)
-        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, end), zero, false);
+    if (row.there) lk_ce_zero_padding<T>(p, row.number, a.vocab, row.rank, size);
 }
 
 /* Q: the type of target_prob. given: backward. */
@@ -2433,7 +2390,6 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
     const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
     const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
     p.team_log2 = team.size_log2;
-    if (a.rows < 2) a.logits_stride = 0; /* up to 2^62, which overflows in threads without a row */
     /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
     void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
     if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
@@ -2452,7 +2408,6 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
 {
     lk_cross_entropy_args &a = p.a;
     const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
     const bool whole_out = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0;
     const bool fits = a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T>;
@@ -2535,7 +2490,6 @@ LK_HOST lk_status lk_cross_entropy_slice(const char *op, const lk_device *device
         {lk_cross_entropy_slice_kernel<T, LK_TEAM_WARP>, lk_cross_entropy_slice_kernel<T, LK_TEAM_BLOCK>}};
     p.state_bytes = lk_ce_state_bytes(&a), p.cols = a.vocab, a.vocab = a.parallel.vocab_total;
     p.team = lk_team_of(a.rows, blocks ? threads : 32, threads, threads);
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* as in forward */
     return a.rows > 0 ? lk_launch_pdl(op, device, kernels[kind][blocks], p.team.grid, 1, threads, 0, stream, p) : LK_OK;
 }
 
@@ -2561,7 +2515,7 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
 {
     const lk_cross_entropy_args &a = p.a;
     if (a.rows == 0) return LK_OK;
-    p.valid = a.rows, p.over = a.denominator;
+    p.over = a.denominator;
     if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, p, stream);
     p.valid_rows = a.valid_rows;
     if (!a.denominator && a.class_weight) p.over = a.weight_sum;
@@ -2607,15 +2561,14 @@ LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *dev
 {
     lk_cross_entropy_args &a = p.a;
     lk_status status = LK_OK;
-    const bool gradient = call == LK_CE_BOTH, mean = gradient && a.reduction == LK_REDUCTION_MEAN;
-    const bool prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
+    const bool gradient = call == LK_CE_BOTH, prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
     const bool reduced = lk_cross_entropy_reduced(&a), asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
-    const bool known = mean && (prob || a.denominator || (!a.use_ignore_index && !a.class_weight));
     const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    const bool before = mean && !known;
-    p.valid = known ? a.rows : 1;
+    const bool counts = gradient && !prob && a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+    const bool before = counts && (a.use_ignore_index || a.class_weight);
+    p.over = a.denominator;
     if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
-    if (mean) p.over = a.denominator ? a.denominator : before && a.class_weight ? &p.tally->weight_sum : NULL;
+    if (before && a.class_weight) p.over = &p.tally->weight_sum;
     if (before || asked) status = lk_cross_entropy_count(op, device, p, stream);
     if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, p, stream);
     if (!status && !prob && a.rows > 0 && (gradient || rowwise))
@@ -2638,7 +2591,8 @@ LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_ar
     if (status) return status;
     p.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
     p.padded_end = !a.zero_padding ? a.vocab : p.ordered ? a.logits_stride : a.dlogits_stride;
-    p.terms = lk_ce_space_of(&a, call).terms;
+    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    p.terms = lk_ce_space_of(&a, call).terms, p.valid = a.rows;
     if (call == LK_CE_FINISH) return lk_cross_entropy_merge(op, &device, p, stream);
     if (call == LK_CE_BACKWARD) return lk_cross_entropy_run_backward<T>(op, &device, p, stream);
     return a.parallel.vocab_total ? lk_cross_entropy_run_ranks<T>(op, &device, p, call, stream)

@@ -185,14 +185,23 @@ LK_DEVICE void lk_kahan_add(float *sum, float *lost, float x)
     *sum = total;
 }
 
-/* Before a kernel's first use of the cluster's shared memory: begin anywhere, then ready. */
+/* Before a kernel's first use of the cluster's shared memory: begin anywhere, then ready. Here and below, a warp's threads come
+ * together for the .aligned instructions. */
 LK_DEVICE void lk_cluster_begin(void)
 {
-    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
+    if (lk_cluster_nctarank() > 1) __syncwarp(), lk_barrier_cluster_arrive_relaxed(); /* says that this block runs */
 }
 LK_DEVICE void lk_cluster_ready(void)
 {
-    if (lk_cluster_nctarank() > 1) lk_barrier_cluster_wait(); /* all peers run: their shared memory may be written */
+    if (lk_cluster_nctarank() > 1) __syncwarp(), lk_barrier_cluster_wait(); /* the peers run: their memory may be written */
+}
+
+/* The barrier of a cluster's threads. What each of them wrote before, to its peers' shared memory too, all read after it. */
+LK_DEVICE void lk_cluster_sync(void)
+{
+    __syncwarp();
+    lk_barrier_cluster_arrive(); /* orders what the caller says */
+    lk_barrier_cluster_wait();
 }
 
 /* The sums of N values per thread over all threads of a block, or of all blocks of a cluster (at most 8), in a fixed order.
@@ -219,12 +228,8 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
 #pragma unroll
         for (int n = 0; n < N; n++) slot[n] = v[n];
     }
-    if (blocks > 1) {
-        lk_barrier_cluster_arrive(); /* orders the writes into every block's inbox before their reads */
-        lk_barrier_cluster_wait();
-    } else {
-        __syncthreads(); /* likewise */
-    }
+    if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
+    else __syncthreads();              /* likewise */
     const int count = blocks * warps;
     if (count <= 8 && !ALONE) { /* a few broadcasts are faster here than five shuffles */
 #pragma unroll
@@ -344,8 +349,8 @@ LK_DEVICE float lk_log_split(float x, float *k)
 
 /* A set of values seen so far: the largest, and sum exp(value - max). A NaN makes the sum NaN, +inf makes it +inf; the empty
  * set is (-inf, 0), and any number of -inf values add nothing to it. Merging states in another order changes only the
- * rounding of the sum. Instead of the largest value any other may stand that is no more than 60 below it: sums stay far from
- * float's limits.
+ * rounding of the sum. Instead of the largest value any other may stand that is no more than 75 below it: sums stay below
+ * float's limit, e^88.
  * Where a function is given a scale, a positive one, the values are not yet multiplied by it: the sum is that of
  * exp(scale (value - max)). So differences of large values are exact, also those to max. */
 typedef struct {
@@ -386,10 +391,12 @@ LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
 
-/* What rounding took off `product` = scale x; 0 from 2^28 on, where that may be more than an exponential can correct. */
+#define LK_LSE_BASE 0x1p28f /* below it rounding takes at most 2^3 off a product, which an exponential can correct */
+
+/* What rounding took off `product` = scale x; 0 from LK_LSE_BASE on. */
 LK_DEVICE float lk_lse_product_low(float scale, float x, float product)
 {
-    return fabsf(product) < 0x1p28f ? fmaf(scale, x, -product) : 0.0f;
+    return fabsf(product) < LK_LSE_BASE ? fmaf(scale, x, -product) : 0.0f;
 }
 
 /* max + log(sum), where lk_log_split made k and log of sum. The power of two is added to max first, since the two may cancel.
@@ -429,10 +436,10 @@ LK_DEVICE lk_lse lk_lse_warp(lk_lse s, int team = 32, float scale = 1.0f)
 
 /* A row is summed against a reference, a value that the lanes of a team agree on early, instead of a running maximum. Then an
  * element costs a multiply-add, an ex2 and an addition: sum 2^(rate x - base) with rate = scale log2 e and base = rate
- * reference, rounded. Terms may be large as long as the sum stays below LK_LSE_LIMIT. Where it does not, or where there is a
- * NaN or an infinity of the wrong sign, the warp reads its shares again with a running maximum. */
+ * reference, rounded. Terms may be large as long as the sum stays below LK_LSE_LIMIT. Where it does not, where base is not below
+ * LK_LSE_BASE, or where there is a NaN or an infinity of the wrong sign, the warp reads its shares again with a running
+ * maximum. So a warp's sum is below 32 2^80, and below 2^105 once it is corrected for the rounding of base and maximum. */
 #define LK_LSE_LIMIT 0x1p80f
-#define LK_LSE_BASE 0x1p31f /* the limit of a base: up to here a factor of 2^64 can correct its rounding */
 
 /* The x that adds nothing: scale x is -inf. */
 LK_DEVICE float lk_lse_nothing(float scale)
@@ -568,7 +575,7 @@ template <int THREADS> using lk_lse_inbox = lk_inbox<lk_lse, THREADS>;
 /* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
  * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
  * scale. Sums are taken against a reference: max where that is finite, else 0. A kernel may take another value for max that is
- * at most 60 / scale below the largest, as those of cross_entropy do.
+ * at most 65 / scale below the largest, as those of cross_entropy do.
  * The states of two disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
  * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
 typedef struct {

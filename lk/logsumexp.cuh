@@ -235,20 +235,14 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
         for (int k = threadIdx.x; k < half; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + half]);
         __syncthreads(); /* this half is merged before it is halved again */
     }
-    if (blocks > 1) {
-        lk_barrier_cluster_arrive(); /* orders each block's states before rank 0 reads them */
-        lk_barrier_cluster_wait();
-    }
+    if (blocks > 1) lk_cluster_sync(); /* orders each block's states before rank 0 reads them */
     for (int k = threadIdx.x; rank == 0 && k < N * p.width; k += LK_LOGSUMEXP_THREADS) {
         lk_lse total = part[k];
         for (int peer = 1; peer < blocks; peer++) total = lk_lse_merge(total, *(const lk_lse *)lk_mapa(&part[k], peer));
         const int64_t merged = tile + k % p.width;
         if (merged < a.outer * groups) lk_logsumexp_put<T>(a, merged * N + k / p.width, total);
     }
-    if (blocks > 1) {
-        lk_barrier_cluster_arrive(); /* no block ends while rank 0 reads its shared memory */
-        lk_barrier_cluster_wait();
-    }
+    if (blocks > 1) lk_cluster_sync(); /* no block ends while rank 0 reads its shared memory */
 }
 
 /* ---- Backward ------------------------------------------------------------------------------------------------------------ */

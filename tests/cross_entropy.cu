@@ -112,7 +112,8 @@ static const char *const where_name[] = {"first",     "last",          "a vector
 /* STEP, CLIFF: 40, 200 above the others, less and more than what a sum against a value that is not the maximum can hold.
  * TOWER, of gradients: a step, and the target so far above it that 2^126 is between its exponential and the lowest's.
  * TIES: whole numbers, 0 of either sign. CONFIDENT: p at the target is about 1 - 1e-6. NEIGHBOURS: the offset and the next
- * numbers of the type above it in size; of every third row the target is the outermost. */
+ * numbers of the type above it in size; of every third row the target is the outermost. NEIGHBOURS with LAST: all are the same
+ * except for the last, which is larger. */
 enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, STEP, CLIFF, TOWER, PLACED, TIES = PLACED, CONFIDENT, NEIGHBOURS, SPECIALS };
 static const char *const special_name[] = {"nothing",      "-inf",  "+inf", "nan",      "step of 40",
                                            "cliff of 200", "tower", "ties", "confident", "neighbours"};
@@ -408,7 +409,8 @@ static void fill_logits(const problem *p)
         if (ignores(p) && y == p->ignore_index) continue;
         for (int64_t c = 0; c < p->vocab; c++) {
             double v = p->offset + p->spread * test_uniform(&random);
-            const uint32_t above = row % 3 == 2 && c == y ? 3 : (uint32_t)(random >> 40) % 3;
+            uint32_t above = row % 3 == 2 && c == y ? 3 : (uint32_t)(random >> 40) % 3;
+            if (p->where == LAST) above = (c == p->vocab - 1) == (p->offset > 0) ? (uint32_t)(1 + row % 3) : 0;
             if (p->special == TIES) v = floor(v / 2), v = v == 0 && c % 2 ? -0.0 : v;
             else if (p->special == NEIGHBOURS)
                 v = (double)test_decode(p->type, test_encode(p->type, (float)p->offset) + above);
@@ -937,17 +939,19 @@ static void verify_gradient(const problem *p, bool exact)
                 const double probability = exp(above),
                              lost_here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
                 if (pass == 0 && c == o.y) continue;
-                rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here;
+                /* What may count as 0. */
+                const double flushed = 0x1p-126 + (fabs(o.max) > 0x1p24 && probability < 0x1p-64 ? probability : 0);
+                rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here + flushed;
                 const double smoothed = share * (pass ? weight_total - o.weight : weight_of(p, c)),
                              fall = f * (p->prob ? prob_of(p, row, c) : smoothed);
                 double want = pass ? own * probability - class_part * rest + fall : (class_part + own) * probability - fall;
                 double slack = pass ? own_size * (lost_here + 16 * u * probability) + own_slack * probability +
                                           fabs(class_part) * (rest_slack + 16 * u * rest)
                                     : size * (lost_here + 16 * u * probability) + own_slack * probability;
-                slack += 16 * u * fabs(fall) + (size + fabs(fall)) * 0x1p-126;
+                slack += 16 * u * fabs(fall) + (size + fabs(fall)) * flushed;
                 const double spread = probability > 0 ? fabs(above) + o.entropy : 0;
                 if (probability > 0) want += bend * probability * (above + o.entropy);
-                slack += fabs(bend) * (lost_here * spread + probability * (16 * u * spread + bend_lost) + spread * 0x1p-126);
+                slack += fabs(bend) * (lost_here * spread + probability * (16 * u * spread + bend_lost) + spread * flushed);
                 if (p->on[SOFTCAP]) { /* 1 - tanh^2; its relative error grows with its argument's */
                     const double argument = a * x / softcap, root = 1 / cosh(argument), slope = root * root;
                     want *= slope;
@@ -1500,6 +1504,15 @@ static void huge_logits(int type, int direction, int path)
                 if (m.offset > 1e38) p.on[SMOOTHING] = false; /* the sum of differences is out of range */
                 check(&p);
             }
+    /* Around the largest products with log2 e whose rounding 2^x can correct. The largest comes last: the sum is against a
+     * smaller one. Only of f32 do neighbours differ by less than a float's range there. */
+    for (int i = pick(0, 50); type == TEST_F32 && i < pick(160, 90); i++) {
+        const float scale[] = {1, 0.7f, 1.4f};
+        problem p = plain(type, direction, path, 3, vocab[(i + path) % pick(4, 2)]);
+        p.special = NEIGHBOURS, p.where = LAST, p.offset = (i % 2 ? 1 : -1) * exp2(28 + 0.02 * i);
+        p.on[SCALE] = i % 3, p.scale = scale[i % 3], p.has[LSE_LOW] = true, p.on[with[i % LENGTH_OF(with)]] = true;
+        check(&p);
+    }
 }
 
 /* The ends of what logit_scale, softcap and their quotient may be: finite logits have finite results. */

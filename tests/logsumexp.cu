@@ -46,7 +46,7 @@ static const char *const where_name[] = {"first",     "last", "a vector", "a lan
                                          "a block's", "even", "1 in 97",  "all but one", "all"};
 /* PEAK: the special entries are 1.2 above a constant. STEP, CLIFF: 40, 200 above the others, less and more than what a sum
  * against a reference that is not the maximum can hold. NEIGHBOURS: all are the offset, the next number of the type above it
- * in size, and the one after that. */
+ * in size, and the one after that; with LAST all are the same except for the last, which is farther from 0. */
 enum { NOTHING, MINUS_INF, PLUS_INF, NOT_A_NUMBER, PEAK, STEP, CLIFF, PLACED, NEIGHBOURS = PLACED, SPECIALS };
 static const char *const special_name[] = {"nothing", "-inf", "+inf", "nan", "peak", "step", "cliff", "neighbours"};
 enum { UPSTREAM_NULL, UPSTREAM_RANDOM, UPSTREAM_ZERO, UPSTREAM_WILD }; /* wild: inf, -inf, NaN, 0 and numbers */
@@ -285,9 +285,11 @@ static void fill_x(const problem *p, layout l, void *x)
                 double v = p->offset + p->spread * test_uniform(&random);
                 const bool special = p->special && is_special(p, o * l.inner + i, l.outer * l.inner, c);
                 if (p->special == PEAK) v = p->offset + (special ? 1.2 : 0);
-                else if (p->special == NEIGHBOURS)
-                    v = (double)test_decode(p->type, test_encode(p->type, (float)p->offset) + (uint32_t)(random >> 40) % 3);
-                else if (p->special >= STEP) v += special ? (p->special == STEP ? 40 : 200) : 0;
+                else if (p->special == NEIGHBOURS) {
+                    const uint32_t last = c == p->cols - 1 ? (uint32_t)(1 + (o + i) % 3) : 0;
+                    const uint32_t above = p->where == LAST ? last : (uint32_t)(random >> 40) % 3;
+                    v = (double)test_decode(p->type, test_encode(p->type, (float)p->offset) + above);
+                } else if (p->special >= STEP) v += special ? (p->special == STEP ? 40 : 200) : 0;
                 else if (special) v = value[p->special];
                 test_put(p->type, x, o * l.outer_stride + c * l.col_stride + i, (float)v);
             }
@@ -644,6 +646,15 @@ static void huge_values(int type, int direction, int path, const int64_t *cols, 
                 p.special = NEIGHBOURS, p.offset = sign * m.offset, p.scale = direction == FORWARD ? m.scale : m.exact;
                 check(&p);
             }
+    /* Around the largest products with log2 e whose rounding 2^x can correct. The largest scale x comes last: the sum is against
+     * a smaller one. Only of f32 do neighbours differ by less than a float's range there. */
+    for (int i = test.small ? 50 : 0; type == TEST_F32 && direction == FORWARD && i < (test.small ? 90 : 160); i++) {
+        const float scale[] = {1, 0.7f, 1.4f};
+        problem p = plain(type, direction, path, inner > 1 ? 2 : 5, cols[i % 2], inner);
+        p.special = NEIGHBOURS, p.where = LAST, p.scale = (i % 2 ? 1.0f : -1.0f) * scale[i % 3];
+        p.offset = (double)copysignf(1, p.scale) * exp2(28 + 0.02 * i);
+        check(&p);
+    }
 }
 
 static void huge_rows(int type, int direction, int path)
