@@ -25,7 +25,7 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, one after the other: at most 64 MiB +
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. dweight and dbias alone need a workspace, the same one: at most 64 MiB +
  *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
@@ -265,7 +265,7 @@ template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms
  * instructions. */
 typedef struct {
     int64_t row;                /* the team's first row */
-    int step, team, rank, size; /* the step to its next row; the team in its block, the thread in its team, the threads of a team */
+    int step, team, rank, size; /* to its next row; the team in its block, the thread in its team, its threads */
     int first, count;     /* the column of the thread's first vector; u * 32 vectors on is another one while u * 32 < count */
     int begin, head, tail, edge; /* the block's first column; it has `edge` single elements, from there on; those from `head`
                                     on stand `tail` columns later */
@@ -456,7 +456,7 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 
 /* BARE: no weight and no bias. WEIGHED: weight is of T and on 16 bytes as the rows of x are, and bias likewise. A thread holds
  * its vectors of weight too, since reading them behind the sum is slower. FEW: few rows, whose time is latency. Rows start and
- * end on 16 bytes, and a block's threads hold all of a row, and of weight as WEIGHED does. The code is short, since a block that
+ * end on 16 bytes, and a block's threads hold all of a row, and of weight as WEIGHED does. The code is short: a block that
  * has just started waits for its instructions. GENERAL: any rows and options; weight and bias are read behind the sum. */
 enum { LK_SRMS_NORM_BARE, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW, LK_SRMS_NORM_GENERAL };
 
@@ -469,7 +469,10 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, 
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (KIND == LK_SRMS_NORM_GENERAL) lk_srms_norm_apply(s, p, group + col), lk_srms_norm_apply<true>(s, p, group + col);
+    if constexpr (KIND == LK_SRMS_NORM_GENERAL) {
+        lk_srms_norm_apply(s, p, group + col);
+        lk_srms_norm_apply<true>(s, p, group + col);
+    }
     if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW)
         if (p.a.weight) lk_srms_norm_apply<false>(s, weight, p.a.weight_offset);
     if constexpr (KIND == LK_SRMS_NORM_WEIGHED)
@@ -566,7 +569,7 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* HELD: threads hold all elements, and w of each; there is a dy; s is one tensor. EDGES: HELD, and there are single elements, at
+/* HELD: threads hold all elements, and w of each; there is a dy; s is one tensor. EDGES: HELD, with single elements, at
  * most one per thread. TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
  * dweight are in the workspace from the start. */
 enum { LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES, LK_SRMS_NORM_TWICE };
@@ -919,7 +922,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     }
 }
 
-/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL counts as ones. Row r starts past + r past_step elements
+/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. Row r starts past + r past_step elements
  * behind where its stride says, modulo past_mask + 1. */
 typedef struct {
     const void *from;
@@ -1197,8 +1200,8 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     const bool weight = a->weight || a->dweight;
     const int few = a->dweight || !lk_srms_norm_plain<T>(a, a->weight) ? 0 : 256; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
-    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), LK_SRMS_NORM_TEAM_THREADS,
-                                        1, few};
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
+                                        LK_SRMS_NORM_TEAM_THREADS, 1, few};
     lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
     lk_srms_norm_plan *const plan = &l.plan;
     lk_srms_norm_input *const in = &plan->in;
