@@ -25,8 +25,8 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, for dweight of at most 64 MiB +
- *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more; with dbias twice as much.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. dweight and dbias alone need a workspace, the same one: at most 64 MiB +
+ *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
  *            answers 0 and needs no device.
@@ -52,9 +52,9 @@
  * Traffic    forward reads x and residual once and writes y and residual_out once. backward reads s, dy and dresidual_out once
  *            and writes dx and dresidual once. Two kinds of elements are read twice: single ones, which are not part of a
  *            vector of 16 bytes (see below), and those of a row that is longer than a cluster holds. Before sm_90 it is a block
- *            that holds a row, an eighth as much. With 16 bits forward holds 2^18 columns (2^17 with a residual, bias, groups,
- *            weight_offset or a weight of the other 16-bit type), backward 2^17 of s and dy (2^16 with weight or dweight), and
- *            fewer with more or wider inputs; with 32 bits at most half as many.
+ *            that holds a row, an eighth as much. With 16 bits forward holds 2^18 columns (2^17 with a residual), backward 2^17
+ *            of s and dy (2^16 with weight or dweight), and fewer with more or wider inputs; with 32 bits at most half as
+ *            many. With dbias backward reads dy once more.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
@@ -121,10 +121,10 @@ typedef struct {
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
  *   LK_ERR_WORKSPACE  dweight or dbias is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
- * element. So are, in backward with weight or dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a
- * multiple of 16 bytes, and a weight of 16 bits beside f32. A weight of T is fastest. backward is fastest where dy is given, s
- * comes from one tensor, and a row is a multiple of 16 bytes. weight_offset, bias, dbias, groups and a weight of 16 other bits
- * than T's go by slower kernels: they read weight and bias behind the sum in forward, and again for each row in backward. */
+ * element. So are, in backward with dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a multiple of 16
+ * bytes, and a weight of 16 bits beside f32. forward is fastest with a weight of T on 16 bytes and without bias and groups.
+ * backward takes every weight alike, and is fastest where dy is given, s comes from one tensor, and a row is a multiple of 16
+ * bytes. dbias is a pass over dy of its own. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -174,14 +174,13 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* What columns[0 .. N) do to x: TIMES, x *= columns; TIMES_SUM, x *= offset + columns; PLUS, x += columns. They are read 16
- * bytes at a time where they are aligned; beside rows of odd length they are not. */
-enum { LK_SRMS_NORM_TIMES, LK_SRMS_NORM_TIMES_SUM, LK_SRMS_NORM_PLUS };
-template <int WHAT> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
+/* x times offset + columns[0 .. N), or, with PLUS, x plus columns. They are read 16 bytes at a time where they are aligned;
+ * beside rows of odd length they are not. */
+template <bool PLUS> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
 {
-    return WHAT == LK_SRMS_NORM_PLUS ? x + column : x * (WHAT == LK_SRMS_NORM_TIMES_SUM ? offset + column : column);
+    return PLUS ? x + column : x * (offset + column);
 }
-template <int WHAT, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const E *columns, float offset)
+template <bool PLUS, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const E *columns, float offset)
 {
     if constexpr (N % LK_VEC<E> == 0) { /* not 16-bit elements beside vectors of f32 */
         if ((uintptr_t)columns % 16 == 0) {
@@ -191,39 +190,21 @@ template <int WHAT, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)
             for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
             lk_srms_norm_unpack<E, N>(w, raw);
 #pragma unroll
-            for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<WHAT>(x[j], w[j], offset);
+            for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
             return;
         }
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<WHAT>(x[j], lk_to_float(columns[j]), offset);
+    for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], lk_to_float(columns[j]), offset);
 }
-/* The same for columns of a dtype: TIMES: of f32 or T, otherwise of any. */
-template <int WHAT, class T, int N>
-LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const void *columns, int dtype, int col, float offset)
-{
-    if (dtype == LK_DTYPE_F32) lk_srms_norm_apply<WHAT>(x, (const float *)columns + col, offset);
-    else if (WHAT == LK_SRMS_NORM_TIMES) lk_srms_norm_apply<WHAT>(x, (const T *)columns + col, offset);
-    else if (dtype == LK_DTYPE_F16) lk_srms_norm_apply<WHAT>(x, (const lk_f16 *)columns + col, offset);
-    else lk_srms_norm_apply<WHAT>(x, (const lk_bf16 *)columns + col, offset);
-}
-template <class T> LK_DEVICE lk_vec<T> lk_srms_norm_load_weight(const T *weight)
-{
-    if ((uintptr_t)weight % 16 == 0) return {*(const uint4 *)weight};
-    float w[LK_VEC<T>];
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) w[j] = lk_to_float(weight[j]);
-    lk_vec<T> raw;
-    lk_pack(&raw, w);
-    return raw;
-}
-template <class T> LK_DEVICE void lk_srms_norm_scale(float (&x)[LK_VEC<T>], lk_vec<T> weight)
+/* The same with columns that the thread holds. */
+template <bool PLUS, class T> LK_DEVICE void lk_srms_norm_apply(float (&x)[LK_VEC<T>], lk_vec<T> columns, float offset)
 {
     float w[LK_VEC<T>];
-    lk_forget(&weight.raw); /* or its floats stay in registers too */
-    lk_unpack(w, weight);
+    lk_forget(&columns.raw); /* or its floats stay in registers too */
+    lk_unpack(w, columns);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] *= w[j];
+    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
 }
 
 /* A tensor that a kernel reads; data NULL: there is none. part: the number of 16-byte parts of a vector before its own, where a
@@ -245,7 +226,6 @@ typedef struct {
     int stretch;                      /* vectors per warp of a block, a multiple of 32 */
     int aligned;                      /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;          /* row r starts offset + r offset_step elements behind a boundary, modulo LK_VEC<T> */
-    int weight_dtype;                 /* LK_DTYPE_*, never 0 */
     float inverse_cols;
 } lk_srms_norm_input;
 
@@ -254,10 +234,8 @@ typedef struct {
     lk_srms_norm_args a;
     lk_srms_norm_input in;
     int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
-                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors. With
-                         dbias as many rows follow, of its sums */
+                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
     int64_t pitch;
-    int vec;          /* LK_VEC<T> */
 } lk_srms_norm_plan;
 
 /* The first element of a row's weight and bias. */
@@ -265,35 +243,29 @@ LK_DEVICE int lk_srms_norm_group(const lk_srms_norm_plan &p, int64_t row)
 {
     return p.a.groups > 1 ? (int)(row % p.a.groups * p.a.cols) : 0;
 }
-
-/* The KIND of both directions' kernels that takes every option. The others lack those of lk_srms_norm_is_general, so that their
- * code stays short. */
-enum { LK_SRMS_NORM_GENERAL = 3 };
-
-/* x times weight from a row's column col on, where there is a weight. Likewise x plus bias. */
-template <class T, int KIND, int N>
-LK_DEVICE void lk_srms_norm_apply_weight(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+/* x times w, from element `at` of weight on; with PLUS, x plus bias. */
+template <bool PLUS = false, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const lk_srms_norm_plan &p, int at)
 {
-    constexpr bool GENERAL = KIND == LK_SRMS_NORM_GENERAL;
-    if (!p.a.weight) return;
-    if (GENERAL) col += lk_srms_norm_group(p, row);
-    lk_srms_norm_apply<GENERAL ? LK_SRMS_NORM_TIMES_SUM : LK_SRMS_NORM_TIMES, T>(x, p.a.weight, p.in.weight_dtype, col,
-                                                                                 p.a.weight_offset);
+    const void *columns = PLUS ? p.a.bias : p.a.weight;
+    const float offset = p.a.weight_offset;
+    if (!columns) return;
+    if (p.a.weight_dtype == LK_DTYPE_F32) lk_srms_norm_apply<PLUS>(x, (const float *)columns + at, offset);
+    else if (p.a.weight_dtype == LK_DTYPE_F16) lk_srms_norm_apply<PLUS>(x, (const lk_f16 *)columns + at, offset);
+    else lk_srms_norm_apply<PLUS>(x, (const lk_bf16 *)columns + at, offset);
 }
-template <class T, int N>
-LK_DEVICE void lk_srms_norm_apply_bias(float (&x)[N], const lk_srms_norm_plan &p, int64_t row, int col)
+template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms_norm_plan &p, int at)
 {
-    if (!p.a.bias) return;
-    col += lk_srms_norm_group(p, row);
-    lk_srms_norm_apply<LK_SRMS_NORM_PLUS, T>(x, p.a.bias, p.in.weight_dtype, col, 0.0f);
+#pragma unroll
+    for (int j = 0; j < N; j++) w[j] = 1.0f;
+    lk_srms_norm_apply(w, p, at);
 }
 
 /* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
  * reads a stretch of the vectors, and a lane every 32nd of them: a step that the compiler knows saves registers and
  * instructions. */
 typedef struct {
-    int64_t row, step;    /* the team's first row, and the step to the next */
-    int team, rank, size; /* the team in its block, the thread in its team, the threads of a team */
+    int64_t row;                /* the team's first row */
+    int step, team, rank, size; /* to its next row; the team in its block, the thread in its team, its threads */
     int first, count;     /* the column of the thread's first vector; u * 32 vectors on is another one while u * 32 < count */
     int begin, head, tail, edge; /* the block's first column; it has `edge` single elements, from there on; those from `head`
                                     on stand `tail` columns later */
@@ -324,12 +296,12 @@ template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk
     if (in.team_log2 >= 0) { /* several teams per block */
         const int teams = (int)blockDim.x >> in.team_log2;
         at.team = (int)threadIdx.x >> in.team_log2, at.size = 1 << in.team_log2, at.rank = (int)threadIdx.x & (at.size - 1);
-        at.row = (int64_t)blockIdx.x * teams + at.team, at.step = (int64_t)gridDim.x * teams;
+        at.row = (int64_t)blockIdx.x * teams + at.team, at.step = (int)gridDim.x * teams;
         return lk_srms_norm_split_row<T>(at, in, cols, at.rank, cols); /* in each branch: fewer registers than behind them */
     }
     const unsigned blocks = lk_cluster_nctarank();
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    at.row = blockIdx.x / blocks, at.step = gridDim.x / blocks, at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
+    at.row = blockIdx.x / blocks, at.step = (int)(gridDim.x / blocks), at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
     at.begin = min((int)lk_cluster_ctarank() * in.segment, cols), cols = min(cols - at.begin, in.segment);
     return lk_srms_norm_split_row<T>(at, in, cols, warp * in.stretch + lane, (warp + 1) * in.stretch);
 }
@@ -482,38 +454,40 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* MANY, GENERAL: any rows; a thread reads weight behind the sum. WEIGHED: the weight is of T and on 16 bytes as the rows of x
- * are, and a thread holds its vectors too, since reading it behind the sum is slower; for an f32 weight there are not enough
- * registers. FEW: few rows, whose time is latency. Rows start and end on 16 bytes, and a block's threads hold all of a row, and
- * of weight as WEIGHED does. The code is short, since a block that has just started waits for its instructions. */
-enum { LK_SRMS_NORM_MANY, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW };
+/* BARE: no weight and no bias. WEIGHED: weight is of T and on 16 bytes as the rows of x are, and bias likewise. A thread holds
+ * its vectors of weight too, since reading them behind the sum is slower. FEW: few rows, whose time is latency. Rows start and
+ * end on 16 bytes, and a block's threads hold all of a row, and of weight as WEIGHED does. The code is short: a block that
+ * has just started waits for its instructions. GENERAL: any rows and options; weight and bias are read behind the sum. */
+enum { LK_SRMS_NORM_BARE, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW, LK_SRMS_NORM_GENERAL };
 
-/* Writes N elements of a row. WEIGHED, FEW: a weight, if there is one, is of T, and the thread holds these elements of it. */
+/* Writes N elements of a row. weight: what the thread of WEIGHED or FEW holds of it. */
 template <class T, class R, int KIND, int N>
-LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col,
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col, int group,
                                         lk_vec<T> weight)
 {
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
     if (!p.a.y) return;
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW) {
-        if (p.a.weight) lk_srms_norm_scale(s, weight);
-    } else {
-        lk_srms_norm_apply_weight<T, KIND>(s, p, row, col);
+    if constexpr (KIND == LK_SRMS_NORM_GENERAL) {
+        lk_srms_norm_apply(s, p, group + col);
+        lk_srms_norm_apply<true>(s, p, group + col);
     }
-    if (KIND == LK_SRMS_NORM_GENERAL) lk_srms_norm_apply_bias<T>(s, p, row, col);
+    if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW)
+        if (p.a.weight) lk_srms_norm_apply<false>(s, weight, p.a.weight_offset);
+    if constexpr (KIND == LK_SRMS_NORM_WEIGHED)
+        if (p.a.bias) lk_srms_norm_apply<true>(s, lk_load_vec_ca((const T *)p.a.bias + col), 0.0f);
     lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
 }
 
 /* A team owns a row. Each thread holds its first U vectors. All their loads start before it waits for one. It reads the other
  * vectors twice, and so the single elements at a row's ends. */
 template <class T, class R, bool PACKED, int KIND>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED && KIND != LK_SRMS_NORM_GENERAL))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
     constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HELD = FEW || KIND == LK_SRMS_NORM_WEIGHED;
-    constexpr int REST = HELD ? LK_SRMS_NORM_MANY : KIND;
+    constexpr int REST = KIND == LK_SRMS_NORM_BARE ? KIND : LK_SRMS_NORM_GENERAL;
     constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HELD);
     const lk_srms_norm_input &in = p.in;
     const lk_srms_norm_thread at =
@@ -543,6 +517,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
         lk_srms_norm_get<T>(s, &held[u]);
         if (u * 32 < count) total.sum += lk_srms_norm_dot(s, s);
     }
+#pragma unroll 1
     for (int i = U * 32; !FEW && i < count; i += 32) {
         lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
         lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
@@ -558,21 +533,24 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     if (!early) lk_griddepcontrol_launch_dependents();
 
     const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, p.a.eps));
+    const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group(p, at.row) : 0;
     if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[at.row] = rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R, KIND>(p, rstd, s, at.row, at.first + u * 32 * N, weight[u][0]);
+        lk_srms_norm_forward_put<T, R, KIND>(p, rstd, s, at.row, at.first + u * 32 * N, group, weight[u][0]);
     }
+#pragma unroll 1
     for (int i = U * 32; !FEW && i < count; i += 32) {
         lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
-        lk_srms_norm_forward_put<T, R, REST>(p, rstd, s, at.row, at.first + i * N, {});
+        lk_srms_norm_forward_put<T, R, REST>(p, rstd, s, at.row, at.first + i * N, group, {});
     }
+#pragma unroll 1
     for (int i = at.rank; !FEW && i < edge; i += at.size) {
         const int col = lk_srms_norm_edge(at, i);
         lk_srms_norm_load_s<T, R>(one, in, at.row, col);
-        lk_srms_norm_forward_put<T, R, REST>(p, rstd, one, at.row, col, {});
+        lk_srms_norm_forward_put<T, R, REST>(p, rstd, one, at.row, col, group, {});
     }
 }
 
@@ -583,6 +561,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
 #define LK_SRMS_NORM_BACKWARD_VECS 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
+#define LK_SRMS_NORM_TEAM_THREADS 64 /* of a block with several teams */
 
 /* The vectors that threads hold, from the sums to the scaling: [warp][stage][part][vector][lane]. No barrier guards them, since
  * each lane reads only its own. The copies need no registers, and all of them are in flight together. */
@@ -590,30 +569,16 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* HELD: threads hold all elements, and those of a weight of T too; there is a dy; s is one tensor. EDGES: HELD, and there are
- * single elements, at most one per thread. TWICE, GENERAL: any rows. A thread reads vectors beyond its first U, and single
- * elements, twice; their sums for dweight and dbias are in the workspace from the start. */
+/* HELD: threads hold all elements, and w of each; there is a dy; s is one tensor. EDGES: HELD, with single elements, at
+ * most one per thread. TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
+ * dweight are in the workspace from the start. */
 enum { LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES, LK_SRMS_NORM_TWICE };
 
-/* N columns' sums over a team's rows. */
-template <int N> struct lk_srms_norm_sums {
-    float dweight[N], dbias[N];
-};
-
-/* Whether there is dbias; whether there are sums. */
-template <int KIND> LK_DEVICE bool lk_srms_norm_has_dbias(const lk_srms_norm_plan &p)
-{
-    return KIND == LK_SRMS_NORM_GENERAL && p.a.dbias;
-}
-template <int KIND> LK_DEVICE bool lk_srms_norm_has_sums(const lk_srms_norm_plan &p)
-{
-    return p.a.dweight || lk_srms_norm_has_dbias<KIND>(p);
-}
-
-/* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. */
+/* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. group: the first element
+ * of the row's weight. */
 template <bool COPIED> struct lk_srms_norm_where {
     int64_t row;
-    int col;
+    int col, group;
     const uint4 *slot;
 };
 
@@ -667,7 +632,7 @@ template <class T, class R, int KIND, bool COPIED, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<COPIED> where)
 {
-    if constexpr (KIND < LK_SRMS_NORM_TWICE) {
+    if constexpr (KIND != LK_SRMS_NORM_TWICE) {
         lk_srms_norm_get<T>(dy, in.dy, where);
         if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
         else lk_srms_norm_get<R>(s, in.r, where);
@@ -683,27 +648,26 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
     }
 }
 
-/* g times weight. A thread of HELD holds a weight of T. One of f32 is read each time, from the L1 cache: there are not enough
- * registers. More code in the loop over rows is slower for all. */
-template <class T, int KIND, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, lk_vec<T> weight, int64_t row, int col)
+/* g times w. A thread of HELD holds w. */
+template <int KIND, int N>
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, const float (&w)[N], int at)
 {
-    if constexpr (KIND >= LK_SRMS_NORM_TWICE) {
-        lk_srms_norm_apply_weight<T, KIND>(g, p, row, col);
+    if constexpr (KIND == LK_SRMS_NORM_TWICE) {
+        lk_srms_norm_apply(g, p, at);
     } else {
-        if (sizeof(T) == sizeof(float) || p.in.weight_dtype == lk_dtype<T>) return lk_srms_norm_scale(g, weight);
-        lk_srms_norm_apply<LK_SRMS_NORM_TIMES>(g, (const float *)p.a.weight + col, 0.0f);
+#pragma unroll
+        for (int j = 0; j < N; j++) g[j] *= w[j];
     }
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
 template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], lk_vec<T> weight,
+LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], const float (&w)[N],
                                           lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.row, where.col);
+    if (WEIGHT) lk_srms_norm_backward_weigh<KIND>(g, p, w, where.group + where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -716,20 +680,17 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_plan &p, int64_t r
     if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, ds);
 }
 
-/* Writes N elements of a row, and adds their terms to sums. */
+/* Writes N elements of a row, and adds their terms to dweight's sums. */
 template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, lk_srms_norm_sums<N> &sums,
-                                         lk_vec<T> weight, lk_srms_norm_where<COPIED> where)
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N],
+                                         const float (&w)[N], lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
     if (WEIGHT) {
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            sums.dweight[j] = fmaf(g[j] * row.rstd, s[j], sums.dweight[j]);
-            if (KIND == LK_SRMS_NORM_GENERAL) sums.dbias[j] += g[j];
-        }
-        lk_srms_norm_backward_weigh<T, KIND>(g, p, weight, where.row, where.col);
+        for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
+        lk_srms_norm_backward_weigh<KIND>(g, p, w, where.group + where.col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
@@ -741,69 +702,62 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_nor
     lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
 }
 
+/* A team's row of the workspace. A team's number is that of its first row. */
+LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_plan &p, int64_t team, int N)
+{
+    return (float *)p.a.workspace + team * p.pitch + lk_srms_norm_past(p.in, team, N);
+}
+
 /* TWICE's elements that no thread holds. partial: the team's row of the workspace, with their sums over rows, which each thread
  * clears for the elements that it will add to; vecs: its vectors, whether its team has a row or not. Then their sums as above,
  * in short chains (see lk_srms_norm_total), and their part of the result. */
-template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, int vecs, const lk_srms_norm_thread &at)
+template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
 {
     for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
-    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < vecs; i += 32)
+    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
         for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
 }
-template <class T, class R, bool WEIGHT, int KIND>
-LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, float (&sum)[2], int64_t row, const lk_srms_norm_thread &at)
+template <class T, class R, bool WEIGHT, int N>
+LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, lk_srms_norm_total (&total)[2],
+                                      lk_srms_norm_where<false> where)
 {
     float more[2];
-    lk_srms_norm_total total[2] = {};
-    for (int i = at.rank; i < at.edge; i += at.size) {
-        const lk_srms_norm_where<false> where = {row, lk_srms_norm_edge(at, i), NULL};
-        lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, 1>(p, more, {}, where);
-        lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
-    }
-    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32) {
-        const lk_srms_norm_where<false> where = {row, at.first + i * LK_VEC<T>, NULL};
-        lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, LK_VEC<T>>(p, more, {}, where);
-        lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
-    }
-    sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
+    lk_srms_norm_backward_sums<T, R, WEIGHT, LK_SRMS_NORM_TWICE, N>(p, more, {}, where);
+    lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
-template <class T, class R, bool WEIGHT, int KIND, int N>
-LK_DEVICE void lk_srms_norm_rest_put_one(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial, int col)
-{
-    const lk_srms_norm_where<false> where = {row.number, col, NULL};
-    const bool has_sums = WEIGHT && lk_srms_norm_has_sums<KIND>(p), has_dbias = lk_srms_norm_has_dbias<KIND>(p);
-    float *const dbias = partial + p.partials * p.pitch;
-    lk_srms_norm_sums<N> sums;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        sums.dweight[j] = has_sums ? partial[col + j] : 0.0f;
-        sums.dbias[j] = has_dbias ? dbias[col + j] : 0.0f;
-    }
-    lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, row, sums, {}, where);
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        if (has_sums) partial[col + j] = sums.dweight[j];
-        if (has_dbias) dbias[col + j] = sums.dbias[j];
-    }
-}
-template <class T, class R, bool WEIGHT, int KIND>
+template <class T, class R, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial,
-                                     const lk_srms_norm_thread &at)
+                                     lk_srms_norm_where<false> where)
 {
-    constexpr int N = LK_VEC<T>;
-    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
-        lk_srms_norm_rest_put_one<T, R, WEIGHT, KIND, N>(p, row, partial, at.first + i * N);
-    for (int i = at.rank; i < at.edge; i += at.size)
-        lk_srms_norm_rest_put_one<T, R, WEIGHT, KIND, 1>(p, row, partial, lk_srms_norm_edge(at, i));
+    const bool has_sums = WEIGHT && p.a.dweight;
+    float sums[N];
+    partial += where.col;
+#pragma unroll
+    for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
+    lk_srms_norm_backward_put<T, R, WEIGHT, LK_SRMS_NORM_TWICE, N>(p, row, sums, {}, where);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        if (has_sums) partial[j] = sums[j];
 }
 
-template <int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sum)[N])
+/* Writes the sums of a thread's vectors. */
+template <int U, int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sums)[U][N], int count)
 {
 #pragma unroll
-    for (int j = 0; j < N; j += 4) *(float4 *)(to + j) = make_float4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3]);
+    for (int u = 0; u < U; u++) {
+        if (u * 32 >= count) break;
+#pragma unroll
+        for (int j = 0; j < N; j += 4)
+            *(float4 *)(to + u * 32 * N + j) = make_float4(sums[u][j], sums[u][j + 1], sums[u][j + 2], sums[u][j + 3]);
+    }
 }
 
-/* The thread's single element of a row of EDGES. */
+/* A thread's single element of the rows of EDGES: its column, w and sum for dweight, in shared memory, since registers are few;
+ * and of one row. */
+typedef struct {
+    int col;
+    float w[1], sum;
+} lk_srms_norm_single_column;
 typedef struct {
     float s, dy, dr;
 } lk_srms_norm_single;
@@ -811,31 +765,29 @@ typedef struct {
 template <class T, class R>
 LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input &in, int64_t row, int col)
 {
-    const lk_srms_norm_where<false> where = {row, col, NULL};
+    const lk_srms_norm_where<false> where = {row, col, 0, NULL};
     float s[1], dy[1], dr[1] = {0.0f};
     lk_srms_norm_get_both<T, R, LK_SRMS_NORM_EDGES>(s, dy, in, where);
     if (in.dr.data) lk_srms_norm_get<R>(dr, in.dr, where);
     return {s[0], dy[0], dr[0]};
 }
 
-/* A team owns a row. WEIGHT: there is weight, dweight or dbias; a team owns every step-th row, all of one group, in which its
- * vectors are at the same columns, and copies its next row while it works on this one. */
+/* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
+ * are at the same columns, and copies its next row while it works on this one. */
 template <class T, class R, bool WEIGHT, int KIND>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND < LK_SRMS_NORM_TWICE ? 2 : 1)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == LK_SRMS_NORM_TWICE ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    constexpr bool TWICE = KIND >= LK_SRMS_NORM_TWICE;
+    constexpr bool TWICE = KIND == LK_SRMS_NORM_TWICE;
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
-    const int stage_size = p.in.parts * U * 32, vecs = at.count;
+    const int stage_size = p.in.parts * U * 32;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
-    float *partial = (float *)p.a.workspace; /* the team's row of it: a team's number is its first row */
-    if (WEIGHT) partial += at.row * p.pitch + lk_srms_norm_past(p.in, at.row, N);
-    lk_srms_norm_sums<N> sums[WEIGHT ? U : 1] = {};
+    const int group = WEIGHT ? lk_srms_norm_group(p, at.row) : 0; /* the same for all rows of the team */
+    float sums[WEIGHT ? U : 1][N] = {}, w[WEIGHT ? U : 1][N];
     lk_cluster_begin();
-    if (at.row >= p.a.rows) at.count = 0;
-    if (at.count > 0) {
+    if (at.row < p.a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(p.in.x, at);
         lk_srms_norm_prefetch<R>(p.in.r, at);
         lk_srms_norm_prefetch<T>(p.in.dy, at);
@@ -843,74 +795,79 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND < L
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    const int64_t dbias = p.partials * p.pitch; /* from a sum for dweight to that for dbias */
-    if (WEIGHT && TWICE && lk_srms_norm_has_sums<KIND>(p)) lk_srms_norm_rest_clear<N>(partial, vecs, at);
-    if (lk_srms_norm_has_dbias<KIND>(p)) lk_srms_norm_rest_clear<N>(partial + dbias, vecs, at);
-    lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
+    if (WEIGHT && TWICE && p.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(p, at.row, N), at);
+    if (at.row < p.a.rows) lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
     lk_cp_async_commit_group();
-    lk_vec<T> weights[WEIGHT ? U : 1] = {};
 #pragma unroll
     for (int u = 0; WEIGHT && !TWICE && u < U; u++)
-        if (u * 32 < at.count && p.in.weight_dtype == lk_dtype<T>)
-            weights[u] = lk_srms_norm_load_weight((const T *)p.a.weight + at.first + u * 32 * N);
+        if (u * 32 < at.count) lk_srms_norm_load_w(w[u], p, group + at.first + u * 32 * N);
     const bool single = KIND == LK_SRMS_NORM_EDGES && at.rank < at.edge;
-    const int single_col = lk_srms_norm_edge(at, at.rank);
-    float single_weight[1] = {1.0f}, single_sum = 0.0f; /* of EDGES, without groups */
-    if (WEIGHT && single) lk_srms_norm_apply_weight<T, KIND>(single_weight, p, 0, single_col);
-    lk_srms_norm_single one = {}, next = {};
-    if (single && at.row < p.a.rows) one = lk_srms_norm_load_single<T, R>(p.in, at.row, single_col);
+    LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* in a larger block the first 14 have one */
+    lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
+    if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f};
+    if (WEIGHT && single) lk_srms_norm_load_w(column->w, p, group + column->col);
     lk_cluster_ready();
 
     int number = 0;
-    for (int64_t row = at.row; row - at.team < p.a.rows; row += at.step, number++) {
+    int64_t row = at.row;
+    for (; row - at.team < p.a.rows; row += at.step, number++) {
         const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
-        if (!owner) at.edge = at.count = 0;
+        const int count = owner ? at.count : 0;
         const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
         if (WEIGHT) {
-            const bool has_next = row + at.step < p.a.rows;
-            if (has_next) lk_srms_norm_fetch_row<T, R>(p.in, slots + (~number & 1) * stage_size, row + at.step, at);
-            if (single && has_next) next = lk_srms_norm_load_single<T, R>(p.in, row + at.step, single_col);
+            if (row + at.step < p.a.rows)
+                lk_srms_norm_fetch_row<T, R>(p.in, slots + (~number & 1) * stage_size, row + at.step, at);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if constexpr (TWICE) lk_srms_norm_rest_sums<T, R, WEIGHT, KIND>(p, sum, row, at);
-        if (single) sum[0] = one.s * (one.dy * single_weight[0]), sum[1] = one.s * one.s;
+        if constexpr (TWICE) {
+            lk_srms_norm_total total[2] = {};
+            for (int i = at.rank; owner && i < at.edge; i += at.size)
+                lk_srms_norm_rest_sums<T, R, WEIGHT, 1>(p, total, {row, lk_srms_norm_edge(at, i), group, NULL});
+            for (int i = U * 32; i < count; i += 32)
+                lk_srms_norm_rest_sums<T, R, WEIGHT, N>(p, total, {row, at.first + i * N, group, NULL});
+            sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
+        }
+        lk_srms_norm_single one = {}; /* its line is in the L2 with the copies of this row */
+        if (single && owner) one = lk_srms_norm_load_single<T, R>(p.in, row, column->col);
         lk_cp_async_wait_group<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (u * 32 >= at.count) break;
-            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, slot + u * 32};
-            lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, N>(p, more, weights[WEIGHT ? u : 0], where);
+            if (u * 32 >= count) break;
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
+            lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, N>(p, more, w[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
+        if (single) sum[0] += one.s * (one.dy * column->w[0]), sum[1] += one.s * one.s;
         lk_srms_norm_sum(p.in, sum, number, p.a.rstd);
 
         if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.in.inverse_cols, p.a.eps));
         here.slope = sum[0] * here.rstd * p.in.inverse_cols * here.rstd;
+        if (single && owner) {
+            column->sum = fmaf(one.dy * here.rstd, one.s, column->sum);
+            const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * column->w[0]) + one.dr};
+            lk_srms_norm_backward_store<T, R>(p, row, column->col, ds);
+        }
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            if (u * 32 >= at.count) break;
-            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, slot + u * 32};
-            lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, here, sums[WEIGHT ? u : 0], weights[WEIGHT ? u : 0], where);
+            if (u * 32 >= count) break;
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
+            lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
         }
-        if (single && owner) {
-            single_sum = fmaf(one.dy * here.rstd, one.s, single_sum);
-            const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * single_weight[0]) + one.dr};
-            lk_srms_norm_backward_store<T, R>(p, row, single_col, ds);
-            one = next;
+        if constexpr (TWICE) {
+            float *const partial = WEIGHT ? lk_srms_norm_partial(p, row - (int64_t)number * at.step, N) : NULL;
+            for (int i = U * 32; i < count; i += 32)
+                lk_srms_norm_rest_put<T, R, WEIGHT, N>(p, here, partial, {row, at.first + i * N, group, NULL});
+            for (int i = at.rank; owner && i < at.edge; i += at.size)
+                lk_srms_norm_rest_put<T, R, WEIGHT, 1>(p, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
         }
-        if constexpr (TWICE) lk_srms_norm_rest_put<T, R, WEIGHT, KIND>(p, here, partial, at);
+        if (!WEIGHT) break;
     }
-    if (!WEIGHT || !lk_srms_norm_has_sums<KIND>(p)) return;
-    if (single) partial[single_col] = single_sum;
-#pragma unroll
-    for (int u = 0; WEIGHT && u < U; u++) { /* a team without rows writes zeros */
-        if (u * 32 >= vecs) break;
-        float *const to = partial + at.first + u * 32 * N;
-        lk_srms_norm_put_sums(to, sums[WEIGHT ? u : 0].dweight);
-        if (lk_srms_norm_has_dbias<KIND>(p)) lk_srms_norm_put_sums(to + dbias, sums[WEIGHT ? u : 0].dbias);
-    }
+    if (!WEIGHT || !p.a.dweight) return;
+    float *const partial = lk_srms_norm_partial(p, row - (int64_t)number * at.step, N);
+    if (single) partial[column->col] = column->sum;
+    lk_srms_norm_put_sums(partial + at.first, sums, at.count); /* a team without rows writes zeros */
 }
 
 /* Few rows, as in forward, without dweight. */
@@ -947,7 +904,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
 #pragma unroll
         for (int j = 0; j < N; j++) g[u][j] = 1.0f;
         if (in.dy.data) lk_unpack(g[u], dy[u][0]);
-        if (p.a.weight) lk_srms_norm_scale(g[u], weight[u][0]);
+        if (p.a.weight) lk_srms_norm_apply<false>(g[u], weight[u][0], p.a.weight_offset);
         if (u * 32 < at.count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
@@ -965,36 +922,43 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     }
 }
 
-/* dweight from the workspace. A lane owns a column. A block owns 32 columns, and each of its 32 warps adds every 32nd row. With
- * GROUPS a block's columns are of a group, to which every groups-th row belongs. */
-template <class T, bool GROUPS>
-LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_dweight_kernel(const __grid_constant__ lk_srms_norm_plan p)
+/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. Row r starts past + r past_step elements
+ * behind where its stride says, modulo past_mask + 1. */
+typedef struct {
+    const void *from;
+    void *to; /* [groups, cols] */
+    int64_t rows, cols, stride, groups;
+    int past, past_step, past_mask, accumulate;
+} lk_srms_norm_row_sum;
+
+/* A block owns 32 columns of a group, and a lane one of them. Each of the block's 32 warps adds every 32nd row of the group. */
+template <class From, class To>
+LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum p)
 {
-    const lk_srms_norm_args &a = p.a;
-    const lk_srms_norm_input &in = p.in;
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int groups = GROUPS ? (int)a.groups : 1, blocks = (int)gridDim.x / groups;
-    const int group = GROUPS ? (int)blockIdx.x / blocks : 0;
-    const int64_t col = (int64_t)((int)blockIdx.x - group * blocks) * 32 + lane, first = group + (int64_t)groups * warp;
-    const int past = lk_srms_norm_past(in, first, p.vec); /* the same in every 32nd row */
-    const float *from = (const float *)a.workspace + past + col;
+    const int blocks = (int)gridDim.x / (int)p.groups, group = (int)blockIdx.x / blocks;
+    const int64_t col = (int64_t)((int)blockIdx.x - group * blocks) * 32 + lane, first = group + p.groups * warp;
+    const int past = (int)((unsigned)p.past + (unsigned)first * (unsigned)p.past_step) & p.past_mask; /* as every 32nd row's */
+    const From *from = (const From *)p.from + past + col;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
-    if (col < a.cols) {
+    if (col < p.cols) {
 #pragma unroll 8
-        for (int64_t row = first; row < p.partials; row += 32 * (int64_t)groups) sum += from[row * p.pitch];
+        for (int64_t row = first; row < p.rows && p.from; row += 32 * p.groups) sum += lk_to_float(from[row * p.stride]);
+#pragma unroll 1
+        for (int64_t row = first; row < p.rows && !p.from; row += 32 * p.groups) sum += 1.0f;
     }
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
-    if (warp > 0 || col >= a.cols) return;
+    if (warp > 0 || col >= p.cols) return;
     float quarter[4] = {};
 #pragma unroll
     for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
-    T *out = (T *)a.dweight + group * a.cols + col;
-    lk_put(out, a.accumulate ? lk_to_float(*out) + sum : sum);
+    To *out = (To *)p.to + group * p.cols + col;
+    lk_put(out, p.accumulate ? lk_to_float(*out) + sum : sum);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
@@ -1035,7 +999,7 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
 
 #define LK_SRMS_NORM_ROWS ((int64_t)1 << 27) /* most rows of BLOCK and CLUSTER */
 
-/* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+/* Validates; a becomes the arguments with every default filled in, the types too. arch: lk_device's, or LK_QUERY. */
 template <class T>
 LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, bool backward, int arch,
                                      lk_srms_norm_args *a)
@@ -1061,6 +1025,9 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (!status && backward) status = lk_check_enum(op, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     if (!status) status = lk_check_enum(op, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
     if (status) return status;
+    if (!a->residual_dtype) a->residual_dtype = lk_dtype<T>;
+    if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
+    if (!a->dweight_dtype) a->dweight_dtype = lk_dtype<T>;
     if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
         return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
     if (a->path == LK_SRMS_NORM_CLUSTER && arch < 90)
@@ -1074,25 +1041,10 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     return lk_check_allocations(op, list, count);
 }
 
-/* Whether a field names f32 while T is another type. */
-template <class T> LK_HOST bool lk_srms_norm_other(int dtype)
+/* Whether a thread can hold weight, or bias, as it holds rows: it is of T, on 16 bytes and the same for all rows, or NULL. */
+template <class T> LK_HOST bool lk_srms_norm_plain(const lk_srms_norm_args *a, const void *columns)
 {
-    return dtype == LK_DTYPE_F32 && sizeof(T) < sizeof(float);
-}
-
-/* Whether only the GENERAL kernels take the call. */
-template <class T> LK_HOST bool lk_srms_norm_is_general(const lk_srms_norm_args *a, bool backward)
-{
-    const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T> || a->weight_dtype == LK_DTYPE_F32;
-    if (a->weight && (!own || a->weight_offset != 0.0f || a->groups > 1)) return true;
-    return backward ? a->dbias || (a->dweight && a->groups > 1) : a->bias != NULL;
-}
-
-/* Whether a thread can hold weight as it holds rows: it is of T and on 16 bytes, or NULL. */
-template <class T> LK_HOST bool lk_srms_norm_plain_weight(const lk_srms_norm_args *a, bool backward)
-{
-    const bool own = a->weight_dtype == LK_DTYPE_T || a->weight_dtype == lk_dtype<T>;
-    return !lk_srms_norm_is_general<T>(a, backward) && (!a->weight || (own && (uintptr_t)a->weight % 16 == 0));
+    return !columns || (a->weight_dtype == lk_dtype<T> && a->groups == 1 && (uintptr_t)columns % 16 == 0);
 }
 
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
@@ -1107,8 +1059,8 @@ typedef struct {
     lk_srms_norm_plan plan;
     int threads, cluster;
     int64_t grid;
-    bool edges, few, fast, general; /* edges: rows have single elements at their ends; few: by the kernel for few rows; fast:
-                                       backward's threads hold all elements; general: backward goes by GENERAL */
+    bool edges, few; /* rows have single elements at their ends; they go by the kernel for few rows */
+    int kind;        /* of backward's kernel */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
@@ -1122,10 +1074,9 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
 {
     constexpr int N = LK_VEC<T>;
     lk_srms_norm_layout l = {};
-    l.plan.a = *a, l.plan.vec = N, l.cluster = 1;
+    l.plan.a = *a, l.cluster = 1;
     const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_srms_norm_input *in = &l.plan.in;
-    in->weight_dtype = a->weight_dtype ? a->weight_dtype : lk_dtype<T>;
     lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
     in->inverse_cols = 1.0f / (float)a->cols;
     in->aligned = 1;
@@ -1186,21 +1137,17 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     while (threads < block_units && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
     threads = lk_ceil_div(threads < block_units ? threads : block_units, 32) * 32;
     l.threads = (int)(threads < most ? threads : most);
-    in->stretch = (int)lk_ceil_div(block_units, l.threads) * 32;
+    in->stretch = in->aligned ? (int)lk_ceil_div(block_units, l.threads) * 32 : 32; /* 2^30 times N is no int */
     l.grid = rows * l.cluster;
     return l;
 }
 
-template <class T, class R>
-LK_HOST void (*lk_srms_norm_forward_choose(bool general, bool packed, bool held, bool few))(lk_srms_norm_plan)
+template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(int kind))(lk_srms_norm_plan)
 {
-    constexpr bool PACKED = sizeof(T) == sizeof(R); /* where it can be */
-    constexpr int HELD = sizeof(T) == 2 ? LK_SRMS_NORM_WEIGHED : LK_SRMS_NORM_MANY;
-    if (general) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_GENERAL>;
-    if (few) return lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>;
-    if (packed) return held ? lk_srms_norm_forward_kernel<T, R, PACKED, HELD>
-                            : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_MANY>;
-    return held ? lk_srms_norm_forward_kernel<T, R, false, HELD> : lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_MANY>;
+    return kind == LK_SRMS_NORM_FEW       ? lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>
+           : kind == LK_SRMS_NORM_WEIGHED ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_WEIGHED>
+           : kind == LK_SRMS_NORM_BARE    ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_BARE>
+                                          : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_GENERAL>;
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1212,19 +1159,22 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
 
-    const bool other = lk_srms_norm_other<T>(a.residual_dtype), general = lk_srms_norm_is_general<T>(&a, false);
-    const bool packed = !other && !general && !a.residual;
-    const int64_t vecs = a.cols / LK_VEC<T>;
-    const bool plain = lk_srms_norm_plain_weight<T>(&a, false);
-    const bool held = sizeof(T) == 2 && a.weight && plain && (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
-                      vecs <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
+    const bool other = a.residual_dtype != lk_dtype<T>, packed = !other && !a.residual;
+    const bool fits = (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
+                      a.cols / LK_VEC<T> <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
+    const bool plain = lk_srms_norm_plain<T>(&a, a.weight) && lk_srms_norm_plain<T>(&a, a.bias);
+    const int kind = !a.weight && !a.bias ? LK_SRMS_NORM_BARE
+                     : plain && fits      ? LK_SRMS_NORM_WEIGHED
+                                          : LK_SRMS_NORM_GENERAL;
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && !held), 4, 0, LK_SRMS_NORM_THREADS, 128, 0,
-                                        plain ? 2048 : 0};
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && kind != LK_SRMS_NORM_WEIGHED), 4, 0,
+                                        LK_SRMS_NORM_THREADS, 128, 0, plain && !a.bias ? 2048 : 0};
     const lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(&device, &a, false, traits);
+    const int chosen = l.few ? LK_SRMS_NORM_FEW : kind;
     return lk_launch_pdl(op, &device,
-                         other ? lk_srms_norm_forward_choose<T, float>(general, false, held, l.few)
-                               : lk_srms_norm_forward_choose<T, T>(general, packed, held, l.few),
+                         other    ? lk_srms_norm_forward_choose<T, float, false>(chosen)
+                         : packed ? lk_srms_norm_forward_choose<T, T, true>(chosen)
+                                  : lk_srms_norm_forward_choose<T, T, false>(chosen),
                          l.grid, l.cluster, l.threads, 0, stream, l.plan);
 }
 
@@ -1234,28 +1184,39 @@ LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
     return b ? lk_srms_norm_common_divisor(b, a % b) : a;
 }
 
+/* The parts of dbias, each the sum of every so many rows of dy: a multiple of groups, as many as keep all SMs busy, with 256
+ * rows or more. */
+LK_HOST int64_t lk_srms_norm_dbias_parts(const lk_device *device, const lk_srms_norm_args *a)
+{
+    const int64_t wanted = lk_ceil_div(4 * device->sms, lk_ceil_div(a->cols, 32) * a->groups), most = a->rows / a->groups / 256;
+    const int64_t parts = wanted < most ? wanted : most;
+    return a->groups * (parts > 1 ? parts : 1);
+}
+
 /* The launch for checked arguments. */
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
-    const bool weight = a->weight || a->dweight || a->dbias;
-    const int few = a->dweight || !lk_srms_norm_plain_weight<T>(a, true) ? 0 : 256; /* see forward */
+    const bool weight = a->weight || a->dweight;
+    const int few = a->dweight || !lk_srms_norm_plain<T>(a, a->weight) ? 0 : 256; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
-    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight), 64, 1, few};
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
+                                        LK_SRMS_NORM_TEAM_THREADS, 1, few};
     lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
     lk_srms_norm_plan *const plan = &l.plan;
     lk_srms_norm_input *const in = &plan->in;
     l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * l.threads);
     if (weight && !l.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
         plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
-        const int64_t room = 220 * 1024 / ((int64_t)l.smem + 5 * 1024);
+        const int64_t fit = device->smem * 1024 / ((int64_t)l.smem + 8 * 1024); /* static shared memory and the system's */
+        const int64_t room = fit > 1 ? fit : 1;
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l.threads;
         const int64_t most = (resident < room ? resident : room) * device->sms;
-        const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2;
+        const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2; /* 64 MiB and two rows */
         const int64_t teams = in->team_log2 < 0 ? 1 : l.threads >> in->team_log2;
         int64_t blocks = l.grid / l.cluster;
         if (l.grid > most) blocks = lk_ceil_div(most, l.cluster);
-        if (blocks * teams > cap) blocks = cap / teams; /* at most 64 MiB and two rows */
+        if (a->dweight && blocks * teams > cap) blocks = cap / teams;
         const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
         int64_t period = in->offset_step ? turn * lk_ceil_div(N, teams) : turn; /* every N-th row starts at the same offset */
         if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
@@ -1263,51 +1224,55 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
         if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
         l.grid = blocks * l.cluster;
         plan->partials = blocks * teams;
-        if (a->dweight || a->dbias) l.workspace = (size_t)((a->dbias ? 2 : 1) * plan->partials * plan->pitch) * sizeof(float);
+        if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
     }
-    const bool held = !l.few && in->aligned && in->stretch <= 32 * vecs &&
+    const int64_t parts = a->dbias ? lk_srms_norm_dbias_parts(device, a) : 0;
+    const size_t part_sums = parts > a->groups ? (size_t)(parts * a->cols) * sizeof(float) : 0;
+    if (part_sums > l.workspace) l.workspace = part_sums; /* dbias is done before dweight begins */
+    const bool held = in->aligned && in->stretch <= 32 * vecs &&
                       (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* source of s */
-    l.general = weight && lk_srms_norm_is_general<T>(a, true);
-    l.fast = held && a->dy && one && !l.general && (!weight || a->weight);
-    if (l.fast && !in->x.data && !lk_srms_norm_other<T>(a->residual_dtype))
+    l.kind = !(held && a->dy && one) ? LK_SRMS_NORM_TWICE : l.edges ? LK_SRMS_NORM_EDGES : LK_SRMS_NORM_HELD;
+    if (!l.few && l.kind != LK_SRMS_NORM_TWICE && !in->x.data && a->residual_dtype == lk_dtype<T>)
         in->x = in->r, in->r.data = NULL; /* of the same type */
     return l;
 }
 
-template <class T, class R, bool WEIGHT>
-LK_HOST void (*lk_srms_norm_backward_kind(bool fast, bool edges))(lk_srms_norm_plan)
+template <class T, class R, bool WEIGHT> LK_HOST void (*lk_srms_norm_backward_kind(int kind))(lk_srms_norm_plan)
 {
-    return !fast   ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_TWICE>
-           : edges ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_EDGES>
-                   : lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_HELD>;
+    return kind == LK_SRMS_NORM_HELD    ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_HELD>
+           : kind == LK_SRMS_NORM_EDGES ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_EDGES>
+                                        : lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_TWICE>;
 }
-template <class T, class R>
-LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
+template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
 {
-    const lk_srms_norm_args &a = l.plan.a;
-    return l.general               ? lk_srms_norm_backward_kernel<T, R, true, LK_SRMS_NORM_GENERAL>
-           : l.few                 ? lk_srms_norm_backward_few_kernel<T, R>
-           : a.weight || a.dweight ? lk_srms_norm_backward_kind<T, R, true>(l.fast, l.edges)
-                                   : lk_srms_norm_backward_kind<T, R, false>(l.fast, l.edges);
+    return l.few                                   ? lk_srms_norm_backward_few_kernel<T, R>
+           : l.plan.a.weight || l.plan.a.dweight ? lk_srms_norm_backward_kind<T, R, true>(l.kind)
+                                                   : lk_srms_norm_backward_kind<T, R, false>(l.kind);
 }
 
-/* dweight, or what stands in its place, from the sums in the workspace. */
-template <class D>
-LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_plan &plan,
+template <class From>
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, int dtype, const lk_srms_norm_row_sum &sum,
                                         cudaStream_t stream)
 {
-    const int64_t groups = plan.a.groups;
     return lk_launch_pdl(op, device,
-                         groups > 1 ? lk_srms_norm_dweight_kernel<D, true> : lk_srms_norm_dweight_kernel<D, false>,
-                         lk_ceil_div(plan.a.cols, 32) * groups, 1, 1024, 0, stream, plan);
+                         dtype == LK_DTYPE_F32   ? lk_srms_norm_row_sum_kernel<From, lk_f32>
+                         : dtype == LK_DTYPE_F16 ? lk_srms_norm_row_sum_kernel<From, lk_f16>
+                                                 : lk_srms_norm_row_sum_kernel<From, lk_bf16>,
+                         lk_ceil_div(sum.cols, 32) * sum.groups, 1, 1024, 0, stream, sum);
 }
-LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, int dtype, const lk_srms_norm_plan &plan,
-                                        cudaStream_t stream)
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, const lk_srms_norm_args *a, cudaStream_t stream)
 {
-    return dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_rows<lk_f32>(op, device, plan, stream)
-           : dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_rows<lk_f16>(op, device, plan, stream)
-                                   : lk_srms_norm_sum_rows<lk_bf16>(op, device, plan, stream);
+    const int64_t parts = lk_srms_norm_dbias_parts(device, a);
+    const bool direct = parts == a->groups;
+    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, a->rows, a->cols, a->dy_stride, parts, 0, 0, 0,
+                                direct && a->accumulate};
+    const lk_status status = lk_srms_norm_sum_rows<T>(op, device, direct ? a->dweight_dtype : LK_DTYPE_F32, sum, stream);
+    if (status || direct) return status;
+    sum = {a->workspace, a->dbias, parts, a->cols, a->cols, a->groups, 0, 0, 0, a->accumulate};
+    return lk_srms_norm_sum_rows<float>(op, device, a->dweight_dtype, sum, stream);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1324,16 +1289,15 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     if (!status) status = lk_check_allocations(op, &workspace, 1);
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
     const bool pdl = device.arch >= 90 && (l.plan.partials == 0 || a.rows <= 4 * l.plan.partials);
-    const bool other = lk_srms_norm_other<T>(a.residual_dtype);
-    if (!status && a.rows > 0)
+    const bool other = a.residual_dtype != lk_dtype<T>;
+    if (!status && a.dbias) status = lk_srms_norm_dbias<T>(op, &device, &a, stream); /* before dx, which may be dy */
+    if (!status && a.rows > 0 && (a.dx || a.dresidual || a.dweight))
         status = lk_launch_blocks(op, pdl,
                                   other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
                                   l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
-    const int dtype = a.dweight_dtype ? a.dweight_dtype : lk_dtype<T>;
-    lk_srms_norm_plan sums = l.plan;
-    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, &device, dtype, sums, stream);
-    sums.a.workspace = (float *)a.workspace + sums.partials * sums.pitch, sums.a.dweight = a.dbias;
-    if (!status && a.dbias) status = lk_srms_norm_sum_rows(op, &device, dtype, sums, stream);
+    const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, l.plan.partials, a.cols, l.plan.pitch, a.groups,
+                                      l.plan.in.offset, l.plan.in.offset_step, LK_VEC<T> - 1, a.accumulate};
+    if (!status && a.dweight) status = lk_srms_norm_sum_rows<float>(op, &device, a.dweight_dtype, sum, stream);
     return status;
 }
 

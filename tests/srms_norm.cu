@@ -438,7 +438,7 @@ static size_t most_bytes(const lk_srms_norm_args *a)
 {
     const size_t cols = (size_t)a->cols, one = (64u << 20) + 8 * cols + 128;
     const size_t many = a->groups > 1 ? (size_t)a->groups * (8 * cols + 6144) : 0;
-    return (a->dbias ? 2 : 1) * (one > many ? one : many);
+    return one > many ? one : many;
 }
 
 /* Fills and uploads everything for a run, and the two args structs. With rstd given, eps must not matter. A tensor in place has
@@ -717,6 +717,11 @@ static void many_rows(int type, int direction, int path)
             if (direction == BACKWARD) p.has[DWEIGHT] = true;
             check(&p);
         }
+    for (int groups = 1; groups <= 2 && direction == BACKWARD; groups++) { /* dbias is the sum of several parts */
+        problem p = drawn(type, direction, path, 1100, 9, 310 + groups, PACKED);
+        p.groups = groups, p.has[DBIAS] = p.has[DY] = true, p.has[DWEIGHT] = groups == 2;
+        check(&p);
+    }
 }
 
 /* Rows at odd offsets with common options: a weight of T, and in backward dy, one source of s and dweight, where all rows of a
