@@ -215,7 +215,7 @@ LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
 /* frac(theta / 2 pi) 2^64 of a float's bits, exact except for the last bit, for |theta| < 2^24. theta is mantissa 2^-shift with
  * 24 bits of mantissa, and 1 / 2 pi is three words. Words 2 to 0 of their product, 86 bits, are floor(mantissa / 2 pi 2^64).
  * They are shifted right by `shift`. Beyond 2^24 they are shifted left, and each doubling of theta loses a bit. */
-LK_DEVICE uint64_t lk_lrpe_turn_bits(uint32_t theta)
+LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
 {
     const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too: such a theta makes no angle at any position */
     const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
@@ -226,12 +226,7 @@ LK_DEVICE uint64_t lk_lrpe_turn_bits(uint32_t theta)
     uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
     turn <<= min(max(-right, 0), 63);
     const uint64_t sign = (uint64_t)((int64_t)(int)theta >> 63);
-    return (turn ^ sign) - sign;
-}
-
-LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
-{
-    const uint64_t turn = lk_lrpe_turn_bits(theta);
+    turn = (turn ^ sign) - sign;
     const int low = (int)(uint32_t)turn;
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
@@ -420,18 +415,12 @@ template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
  * no vector and add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
 template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool mine)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
-        lk_lrpe_activate(p.activation, x);
-        return;
-    }
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, x);
     const int team = (int)p.lanes.size;
     float max = -INFINITY, partial[4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
-    if (!mine) max = -INFINITY;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    max = lk_max_warp(mine ? max : -INFINITY, team);
 #pragma unroll
     for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
     const float sum = lk_sum_warp(mine ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
@@ -597,85 +586,22 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
-/* The angles of the next vector. */
-template <class T>
-LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_own<T, true> *own, bool in_prefix)
-{
-    lk_lrpe_rotate(angles, own->phase, own->not_finite, in_prefix);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) own->phase[j] += own->step[j];
-}
-template <class T> LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *, lk_lrpe_own<T, false> *, bool)
-{
-}
-
-/* Writes y of a vector; x is act(x). */
-template <class T, int N>
-LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
-{
-    float z[N];
-    lk_vec<T> out;
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
-    lk_pack(&out, z);
-    lk_store_vec_wb(y, out);
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
-    lk_pack(&out, z);
-    if (angles.in_prefix) out = {};
-    lk_store_vec_wb(y + p.dim, out);
-}
-
-/* A walk loads a vector while it uses the one before, a loop over the batch U vectors after it has used U. The launch of
- * dependents comes directly after the wait: after the first loads, the compiler may move it behind their first use. */
-template <class T, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_FORWARD_BLOCKS)
-    lk_lrpe_forward_kernel(const __grid_constant__ lk_lrpe_plan p)
-{
-    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U;
-    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
-    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
-    const T *x = lk_lrpe_at((const T *)p.in, p.in_stride, item);
-    T *y = lk_lrpe_at((T *)p.out, p.out_stride, item);
-    lk_lrpe_own<T, WALK> own;
-    lk_lrpe_find_own(&own, p, item);
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-    lk_vec<T> ahead[U] = {};
-#pragma unroll
-    for (int u = 0; u < U; u++, x += p.in_stride[3])
-        if (u < item.count) ahead[u] = lk_load_vec_ca(x);
-    lk_lrpe_angles<N> angles;
-    lk_lrpe_start(&own, &angles, table, p, item);
-    const int steps = ACT ? p.steps : item.count;
-#pragma unroll 1
-    for (int i = 0; i < steps; i += U) {
-#pragma unroll
-        for (int u = 0; u < U; u++, y += p.out_stride[3]) {
-            if (!WALK && i + u >= steps) break;
-            const lk_vec<T> now = ahead[u];
-            if (WALK && i + 1 < item.count) ahead[u] = lk_load_vec_ca(x);
-            if (WALK) x += p.in_stride[3];
-            float act[N];
-            lk_unpack(act, now);
-            if (ACT) lk_lrpe_activate_row(act, p, i + u < item.count);
-            lk_lrpe_next(&angles, &own, i < own.prefix);
-            if (!ACT || i + u < item.count) lk_lrpe_write_y(y, act, angles, p);
-        }
-#pragma unroll
-        for (int u = 0; u < U && !WALK && i + U < steps; u++, x += p.in_stride[3])
-            if (i + U + u < item.count) ahead[u] = lk_load_vec_ca(x);
-    }
-}
-
-/* What a step of backward reads. In the prefix the second half of dy is not read. It is set to 0 before the load: a select
- * after the load would wait for it. */
-template <class T> struct lk_lrpe_step {
+/* What a kernel reads for a vector: x, and in backward the two halves of dy. In the prefix the second half is not read. It is
+ * set to 0 before the load: a select after the load would wait for it. */
+template <class T, bool BACKWARD> struct lk_lrpe_step {
+    lk_vec<T> x;
+};
+template <class T> struct lk_lrpe_step<T, true> {
     lk_vec<T> first, second, x;
 };
 
 template <bool ACT, bool DTHETA, class T>
-LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, false> *step, const lk_lrpe_plan &, const T *in, const T *, bool)
+{
+    step->x = lk_load_vec_ca(in);
+}
+template <bool ACT, bool DTHETA, class T>
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
 {
     step->second = {};
     if (!ACT || p.read_dy) {
@@ -693,77 +619,97 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, c
     if (DTHETA || (ACT && p.read_x)) step->x = lk_load_vec_ca(x);
 }
 
-/* g becomes dx, for a vector of a row. */
-template <int N>
-LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool mine)
+/* Writes y of a vector of one token; x is act(x). */
+template <class T, int N>
+LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
-        lk_lrpe_chain(p.activation, g, x);
-        return;
-    }
-    float dot = 0.0f;
+    float z[N];
+    lk_vec<T> out;
 #pragma unroll
-    for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
-    dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
+    lk_pack(&out, z);
+    lk_store_vec_wb(y, out);
 #pragma unroll
-    for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
+    lk_pack(&out, z);
+    if (angles.in_prefix) out = {};
+    lk_store_vec_wb(y + p.dim, out);
 }
 
-/* Backward of a vector of one token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
+/* dx of a vector of one token. ACT: also where dy is 1. sums: of dtheta, or NULL. */
 template <bool ACT, class T, int N>
-LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p,
-                                     bool mine, lk_lrpe_sums<N> *sums)
+LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
+                                     const lk_lrpe_plan &p, bool mine, lk_lrpe_sums<N> *sums)
 {
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
     lk_lrpe_rotate_back(g, angles, u, v);
     if (ACT || sums) {
-        float x[N], act[N];
+        float x[N], act[N], dot = 0.0f;
         lk_unpack(x, step.x), lk_unpack(act, step.x);
         if (ACT) lk_lrpe_activate_row(act, p, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-        if (ACT) lk_lrpe_chain_row(g, x, act, p, mine);
+        if (ACT && p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+#pragma unroll
+            for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
+            dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
+#pragma unroll
+            for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+        } else if (ACT) {
+            lk_lrpe_chain(p.activation, g, x);
+        }
     }
     lk_vec<T> out;
     lk_pack(&out, g);
     if (mine && (!sums || p.write_dx)) lk_store_vec_wb(dx, out);
 }
 
-template <class T, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_BACKWARD_BLOCKS(ACT, WALK))
-    lk_lrpe_backward_kernel(const __grid_constant__ lk_lrpe_plan p)
+/* Forward, and backward without dtheta. A walk loads a vector while it uses the one before, a loop over the batch U vectors
+ * after it has used U. The launch of dependents comes directly after the wait: after the first loads, the compiler may move it
+ * behind their first use. */
+template <class T, bool BACKWARD, bool ACT, bool WALK>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) : LK_LRPE_FORWARD_BLOCKS)
+    lk_lrpe_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
-    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - ACT;
+    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - (BACKWARD && ACT);
     LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
     const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
-    const T *dy = lk_lrpe_at((const T *)p.in, p.in_stride, item), *x = lk_lrpe_at((const T *)p.x, p.x_stride, item);
-    T *dx = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    const T *in = lk_lrpe_at((const T *)p.in, p.in_stride, item), *x = lk_lrpe_at((const T *)p.x, p.x_stride, item);
+    T *out = lk_lrpe_at((T *)p.out, p.out_stride, item);
     lk_lrpe_own<T, WALK> own;
     lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    lk_lrpe_step<T> ahead[U] = {};
+    lk_lrpe_step<T, BACKWARD> ahead[U] = {};
 #pragma unroll
-    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3])
-        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, u < own.prefix);
+    for (int u = 0; u < U; u++, in += p.in_stride[3], x += p.x_stride[3])
+        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, u < own.prefix);
     lk_lrpe_angles<N> angles;
     lk_lrpe_start(&own, &angles, table, p, item);
     const int steps = ACT ? p.steps : item.count;
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
-        for (int u = 0; u < U; u++, dx += p.out_stride[3]) {
+        for (int u = 0; u < U; u++, out += p.out_stride[3]) {
             if (!WALK && i + u >= steps) break;
-            const lk_lrpe_step<T> now = ahead[u];
+            const lk_lrpe_step<T, BACKWARD> now = ahead[u];
             const bool mine = !ACT || i + u < item.count;
-            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + 1 < own.prefix);
-            if (WALK) dy += p.in_stride[3], x += p.x_stride[3];
-            lk_lrpe_next(&angles, &own, i < own.prefix);
-            lk_lrpe_backward_step<ACT>(dx, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
+            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, i + 1 < own.prefix);
+            if (WALK) in += p.in_stride[3], x += p.x_stride[3];
+            float act[N];
+            if constexpr (!BACKWARD) lk_unpack(act, now.x);
+            if (!BACKWARD && ACT) lk_lrpe_activate_row(act, p, mine);
+            if constexpr (WALK) {
+                lk_lrpe_rotate(&angles, own.phase, own.not_finite, i < own.prefix);
+#pragma unroll
+                for (int j = 0; j < N; j++) own.phase[j] += own.step[j];
+            }
+            if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
+            else if (mine) lk_lrpe_write_y(out, act, angles, p);
         }
 #pragma unroll
-        for (int u = 0; u < U && !WALK && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + U + u < own.prefix);
+        for (int u = 0; u < U && !WALK && i + U < steps; u++, in += p.in_stride[3], x += p.x_stride[3])
+            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, i + U + u < own.prefix);
     }
 }
 
@@ -791,13 +737,13 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
         const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
-        lk_lrpe_step<T> next = {};
+        lk_lrpe_step<T, true> next = {};
         if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
         if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
         for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
-            const lk_lrpe_step<T> now = next;
+            const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
@@ -829,10 +775,7 @@ template <class T> LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], co
 template <class T>
 LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, const lk_lrpe_plan &p, const T *row)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
-        lk_lrpe_activate(p.activation, v);
-        return;
-    }
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, v);
     lk_lse s = lk_lse_empty();
     if (p.dim <= LK_LRPE_ROW_FEATURES) s = lk_lse_add(s, v);
     for (int f = threadIdx.x % 32; p.dim > LK_LRPE_ROW_FEATURES && f < p.dim; f += LK_LRPE_ROW_FEATURES) {
@@ -1026,7 +969,7 @@ typedef struct {
 
 /* u, v and g of a token. */
 template <class T, int N>
-LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T> &step,
+LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T, true> &step,
                                  const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
     lk_unpack_n(u, step.first), lk_unpack_n(v, step.second);
@@ -1063,7 +1006,7 @@ LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost
 
 /* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). */
 template <bool BACKWARD, class T, int N>
-LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T> &step, const lk_lrpe_column (&of)[N],
+LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T, true> &step, const lk_lrpe_column (&of)[N],
                                    const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_plan &p)
 {
     float u[N], v[N], g[N];
@@ -1110,7 +1053,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DT
         int64_t token = item.token;
 #pragma unroll 1
         for (int i = 0; i < item.tokens; i += U) {
-            lk_lrpe_step<T> step[U] = {};
+            lk_lrpe_step<T, true> step[U] = {};
             float value[U][N], g[U][N] = {};
 #pragma unroll
             for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
@@ -1329,7 +1272,7 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
         if (a.x) lk_lrpe_set_strides(p->x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
         lk_lrpe_set_strides(p->out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
     } else {
-        p->in = a.x, p->out = a.y;
+        p->in = p->x = a.x, p->out = a.y;
         lk_lrpe_set_strides(p->in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
         lk_lrpe_set_strides(p->out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
     }
@@ -1412,8 +1355,8 @@ template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward,
 {
     if (dtheta)
         return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
-    if (walk_tokens) return backward ? lk_lrpe_backward_kernel<T, ACT, true> : lk_lrpe_forward_kernel<T, ACT, true>;
-    return backward ? lk_lrpe_backward_kernel<T, ACT, false> : lk_lrpe_forward_kernel<T, ACT, false>;
+    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
+    return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
 }
 
 /* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
