@@ -31,15 +31,13 @@
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
- *            With dtheta: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes) says how much memory
- *            args.workspace must have. With softmax over tokens forward has a workspace too, and such a function.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Two options need a workspace. dtheta: about 2 MiB on an H200, more with
- *            very many heads. Softmax over tokens: at most 13 MiB on an H200, and 12 bytes for each batch, head and feature.
- *            The size depends on the device's number of SMs, so its function needs a device then.
- * Options    activation: relu, sigmoid, silu, or softmax over dim or over tokens. theta_dtype: f32 or T. theta_heads,
- *            theta_features: 1 where all heads or all features share a theta, and dtheta. accumulate: the new dtheta is added
- *            to its old contents. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0
- *            means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
+ * Workspace  For dtheta about 2 MiB on an H200, more with very many heads. For softmax over tokens, in forward too, at most
+ *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The number of SMs counts, so the function needs
+ *            a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or forward.
+ * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
+ *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0. The struct says how. A stride of
+ *            0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
@@ -55,10 +53,7 @@
  *            PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN where what it sums over has +inf or NaN, or only -inf. An
  *            angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
- *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
- *            angles. Over 3 and more, four threads compute a vector's angles together and exchange them. Each then processes
- *            every fourth batch. Softmax over tokens has kernels of its own, which read x, and in backward dy, twice: one sums
- *            over tokens, one merges sums, and one writes y or dx.
+ *            activation needs it. Softmax over tokens reads x, and in backward dy, twice. There is no table of cosines.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -67,7 +62,7 @@
 
 #include "lk_base.cuh"
 
-/* The kernel that runs. Both compute the same function. AUTO takes VECTOR wherever it can run. */
+/* The kernel that runs. Both compute the same function. AUTO takes VECTOR, the faster one, wherever it can run. */
 enum {
     LK_MD_LRPE_COSINE_AUTO = 0,
     LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features. dim and strides must be multiples of 16 bytes, and
@@ -134,8 +129,7 @@ typedef struct {
  *                     512 bytes
  *   LK_ERR_WORKSPACE  with dtheta or softmax over tokens: workspace is NULL, too small or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
- * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there.
- * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
+ * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
     LK_PROTOTYPES(md_lrpe_cosine, forward, T)                                                                                  \
@@ -161,8 +155,7 @@ typedef struct {
 
 LK_HOST lk_lrpe_divisor lk_lrpe_make_divisor(int64_t size)
 {
-    int log2 = 0;
-    while ((int64_t)1 << log2 < size) log2++;
+    const int log2 = lk_log2(size);
     __extension__ const unsigned __int128 power = (unsigned __int128)1 << (63 + log2);
     lk_lrpe_divisor by = {size, (uint64_t)((power + (uint64_t)size - 1) / (uint64_t)size), log2 - 1, 0, 0};
     if (log2 <= 30) by.factor_32 = (uint32_t)lk_ceil_div((int64_t)1 << (31 + log2), size), by.shift_32 = 31 + log2;
@@ -393,12 +386,11 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID || activation == LK_MD_LRPE_COSINE_SILU) {
-        const bool silu = activation == LK_MD_LRPE_COSINE_SILU;
 #pragma unroll
         for (int j = 0; j < N; j++) {
             float other;
             const float slope = lk_lrpe_sigmoid(x[j], &other);
-            g[j] *= slope * (silu ? fmaf(x[j], other, 1.0f) : other);
+            g[j] *= slope * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
         }
     }
 }
@@ -627,8 +619,7 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
     lk_vec<T> out;
 #pragma unroll
     for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
-    lk_pack(&out, z);
-    lk_store_vec_wb(y, out);
+    lk_store_n<true>(y, z);
 #pragma unroll
     for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
     lk_pack(&out, z);
@@ -1134,42 +1125,39 @@ typedef struct {
     size_t bytes;   /* of the workspace */
 } lk_lrpe_split;
 
-LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
-{
-    const int64_t tokens = lk_lrpe_tokens(a), features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
-    *split = {};
-    if (!a->dtheta || a->batch == 0 || a->heads == 0 || tokens == 0) return LK_OK;
-    int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
-    while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
-    split->token_step = tokens < slots ? tokens : slots;
-    const int64_t stretches = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
-    split->stretch = lk_ceil_div(a->batch, stretches);
-    if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
-    split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
-    if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
-        return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
-                       (long long)split->slots);
-    split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
-    return LK_OK;
-}
-
-/* The same, and the splits of columns: as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so
- * that states are few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
+/* Splits of columns are as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so that states are
+ * few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
 LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
 {
     const int64_t tokens = lk_lrpe_tokens(a), columns = lk_count(lk_count(a->batch, a->heads), a->dim);
-    const lk_status status = lk_lrpe_split_dtheta(op, a, sms, split);
-    if (status || a->activation != LK_MD_LRPE_COSINE_SOFTMAX_TOKENS || columns == 0 || tokens == 0) return status;
-    const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
-    const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
-    const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
-    split->splits = wanted < most ? wanted : most;
-    if (split->splits < least) split->splits = least;
-    if (columns > ((int64_t)1 << 57) / split->splits)
-        return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
-                       (long long)split->splits);
-    split->columns = split->bytes;
-    split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
+    *split = {};
+    if (columns == 0 || tokens == 0) return LK_OK;
+    if (a->dtheta) {
+        const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
+        int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
+        while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
+        split->token_step = tokens < slots ? tokens : slots;
+        const int64_t stretches = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
+        split->stretch = lk_ceil_div(a->batch, stretches);
+        if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
+        split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
+        if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
+            return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
+                           (long long)split->slots);
+        split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
+    }
+    if (a->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
+        const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
+        const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
+        const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
+        split->splits = wanted < most ? wanted : most;
+        if (split->splits < least) split->splits = least;
+        if (columns > ((int64_t)1 << 57) / split->splits)
+            return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
+                           (long long)split->splits);
+        split->columns = split->bytes;
+        split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
+    }
     return LK_OK;
 }
 
@@ -1255,10 +1243,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     return lk_check_allocations(op, list, count);
 }
 
-LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, int64_t token)
-{
-    to[0] = batch, to[1] = head, to[2] = token;
-}
+#define LK_LRPE_SET_STRIDES(to, name) to[0] = a.name##_batch_stride, to[1] = a.name##_head_stride, to[2] = a.name##_token_stride
 
 /* The fields of a plan for the tensors, theta and the grid. */
 template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, bool backward)
@@ -1268,19 +1253,17 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
         p->read_dy = a.dy, p->read_x = a.x, p->write_dx = a.dx;
         p->partial = a.dtheta ? (float *)a.workspace : NULL;
         p->x = a.x ? a.x : a.dx, p->in = a.dy ? a.dy : p->x, p->out = a.dx ? a.dx : (void *)p->x;
-        lk_lrpe_set_strides(p->in_stride, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride);
-        if (a.x) lk_lrpe_set_strides(p->x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
-        lk_lrpe_set_strides(p->out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
+        LK_LRPE_SET_STRIDES(p->in_stride, dy), LK_LRPE_SET_STRIDES(p->out_stride, dx);
+        if (a.x) LK_LRPE_SET_STRIDES(p->x_stride, x);
     } else {
         p->in = p->x = a.x, p->out = a.y;
-        lk_lrpe_set_strides(p->in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
-        lk_lrpe_set_strides(p->out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
+        LK_LRPE_SET_STRIDES(p->in_stride, x), LK_LRPE_SET_STRIDES(p->out_stride, y);
     }
     p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
     p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
     p->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, p->theta_step = a.theta_features == a.e;
     p->e = (int)(a.e < a.dim ? a.e : a.dim);
-    for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
+    p->e_shift = 31 + lk_log2(p->e);
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
     lk_lrpe_grid *const grid = &p->grid;
     grid->prefix = a.prefix;
@@ -1321,8 +1304,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
     p->vecs = (int)lanes;
-    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team is a power of two; some of its lanes are idle */
-        for (lanes = 1; lanes < p->vecs;) lanes *= 2;
+    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) lanes = (int64_t)1 << lk_log2(lanes); /* a team; some are idle */
     const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* most_rows: so that no product overflows */
     const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
     const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* threads: per batch */
@@ -1367,24 +1349,23 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
 {
     lk_lrpe_columns_plan c = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
     const int64_t lanes = a.dim / N, columns = a.batch * a.heads * a.dim;
+    const int threads = LK_LRPE_THREADS;
     lk_lrpe_start_plan<T>(&c.p, a, backward);
     c.p.vecs = (int)lanes, c.p.token_step = split.splits, c.p.stretch = 1;
     lk_lrpe_number_items(&c.p, a, lanes, true, 1);
-    lk_status status = lk_launch_pdl(
-        op, device, backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>,
-        lk_ceil_div(c.p.items, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0, stream, c);
+    void (*kernel)(lk_lrpe_columns_plan) =
+        backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>;
+    lk_status status = lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
     if (!status)
-        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(columns, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0,
-                               stream, c);
+        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(columns, threads), 1, threads, 0, stream, c);
     if (status) return status;
     int64_t each = lk_count(columns / N, c.p.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
     each = each < 1 ? 1 : each > LK_LRPE_TOKENS_MOST ? LK_LRPE_TOKENS_MOST : each;
     c.p.token_step = a.dtheta ? split.token_step : lk_ceil_div(c.p.tokens, each);
     c.p.stretch = a.dtheta ? split.stretch : 1;
     lk_lrpe_number_items(&c.p, a, lanes, true, 1);
-    return lk_launch_pdl(
-        op, device, backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>,
-        lk_ceil_div(c.p.items, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0, stream, c);
+    kernel = backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>;
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
 }
 
 /* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
@@ -1411,36 +1392,35 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block_items), 1, LK_LRPE_THREADS, 0, stream, p);
 }
 
+/* Forward has no dtheta: the check takes it away. */
 template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_lrpe_call(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, cudaStream_t stream)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, false, device.sms, &a, &split);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, backward, device.sms, &a, &split);
     if (!status) status = lk_asked_device(op, error);
-    if (status || a.batch == 0 || a.heads == 0 || lk_lrpe_tokens(&a) == 0) return status;
-    return lk_lrpe_launch<T>(op, &device, a, false, split, stream);
-}
-
-template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
-{
-    lk_md_lrpe_cosine_args a = {};
-    lk_lrpe_split split = {};
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, device.sms, &a, &split);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
-    if (a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
-        status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
+    if (!status && a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
+        status = lk_lrpe_launch<T>(op, &device, a, backward, split, stream);
     if (status || !a.dtheta || a.theta_heads == 0) return status;
     const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.theta_heads, a.theta_features, a.heads, a.dim,
                                      split.slots, a.accumulate != 0};
     const int64_t grid = lk_ceil_div(a.theta_heads * a.theta_features, LK_LRPE_ELEMENTS);
     return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+{
+    return lk_lrpe_call<T>(op, args, false, stream);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+{
+    return lk_lrpe_call<T>(op, args, true, stream);
 }
 
 template <class T>
