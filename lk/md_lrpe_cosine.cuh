@@ -421,13 +421,11 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     for (int j = 0; j < N; j++) x[j] *= inverse;
 }
 
-/* sum += term. `lost` keeps what the additions round off, for the next one (Kahan). */
+/* Kahan's sum; an infinite sum stays one. */
 LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
 {
-    term -= *lost;
-    const float total = *sum + term;
-    *lost = lk_is_finite(total) ? (total - *sum) - term : 0.0f; /* an infinite sum stays one */
-    *sum = total;
+    lk_kahan_add(sum, lost, term);
+    *lost = lk_is_finite(*sum) ? *lost : 0.0f;
 }
 
 /* g of N features of one token; u is dy[f], v is dy[dim + f]. */
@@ -461,8 +459,7 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
  * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
 
 #define LK_LRPE_THREADS 128 /* per block */
-/* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. A
- * group is whole warps. */
+/* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. */
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
@@ -522,12 +519,6 @@ template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const 
     if (!item.owner) item.count = 0;
     item.batch += group;
     return item;
-}
-
-/* The first of them in a tensor. */
-template <class T> LK_DEVICE T *lk_lrpe_at(T *tensor, const int64_t (&stride)[4], const lk_lrpe_item &item)
-{
-    return tensor + lk_lrpe_offset(stride, item.batch, item.head, item.token) + item.feature;
 }
 
 /* The angles that a thread computes for its vectors: all of a walk, or the share of its group. A walk may begin in the prefix;
@@ -665,8 +656,9 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
     constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - (BACKWARD && ACT);
     LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
     const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
-    const T *in = lk_lrpe_at((const T *)p.in, p.in_stride, item), *x = lk_lrpe_at((const T *)p.x, p.x_stride, item);
-    T *out = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + item.feature;
+    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + item.feature;
+    T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + item.feature;
     lk_lrpe_own<T, WALK> own;
     lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
@@ -1101,8 +1093,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
 
 /* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that run at once. A loop over the
  * batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which limits the
- * error of their angles. They are for batches that leave half of the groups idle. Partial sums of dtheta are those of the
- * threads that run at once. */
+ * error of their angles. They are for batches that leave half of the groups idle: theta in turns is the same for all tokens,
+ * but an angle serves only the batches of one token. Partial sums of dtheta are those of the threads that run at once. */
 #define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
 #define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
 #define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
@@ -1117,12 +1109,12 @@ LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
     return __builtin_add_overflow(cells, a->prefix, &tokens) ? INT64_MAX : tokens;
 }
 
-/* The work of an item with dtheta: many tokens and batches of a head, so that there are few partial sums. These are dim floats
- * for each of a head's `slots`. splits: of a column's tokens, for softmax over tokens. */
+/* How the work is split. With dtheta an item has many tokens and batches of a head, so that there are few partial sums. */
 typedef struct {
-    int64_t token_step, stretch, slots, splits;
-    size_t columns; /* where these begin in the workspace, behind the partial sums */
-    size_t bytes;   /* of the workspace */
+    int64_t token_step, stretch; /* of such an item */
+    int64_t slots;               /* of a head's partial sums, each of dim floats */
+    int64_t splits;              /* of a column's tokens, for softmax over tokens */
+    size_t columns, bytes;       /* where columns begin in the workspace, behind the partial sums; its size */
 } lk_lrpe_split;
 
 /* Splits of columns are as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so that states are
@@ -1265,13 +1257,12 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
     p->e = (int)(a.e < a.dim ? a.e : a.dim);
     p->e_shift = 31 + lk_log2(p->e);
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    lk_lrpe_grid *const grid = &p->grid;
-    grid->prefix = a.prefix;
+    p->grid.prefix = a.prefix;
     int64_t stride = 1;
     const bool cells = p->tokens > a.prefix; /* in an empty grid the product of the other axes may overflow; it is not used */
     for (int i = a.axes - 1; i >= 0; i--) {
-        grid->stride[i] = lk_lrpe_make_divisor(stride);
-        grid->shape[i] = (int)(uint32_t)a.shape[i], grid->offset[i] = (int)a.offset[i];
+        p->grid.stride[i] = lk_lrpe_make_divisor(stride);
+        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
         if (cells) stride *= a.shape[i];
     }
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
@@ -1308,8 +1299,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
     const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* most_rows: so that no product overflows */
     const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
     const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* threads: per batch */
-    const lk_lrpe_divisor &position = p->grid.stride[p->walk_axis];
-    const int64_t cells = position.size; /* per position on walk_axis */
+    const int64_t cells = p->grid.stride[p->walk_axis].size; /* per position on walk_axis */
     p->token_step = tokens, p->stretch = 1;
     if (a.dtheta) {
         p->token_step = split.token_step, p->stretch = split.stretch;
@@ -1368,8 +1358,6 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
 }
 
-/* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
- * of one token. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
