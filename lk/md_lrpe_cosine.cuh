@@ -31,15 +31,13 @@
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
- *            With dtheta: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes) says how much memory
- *            args.workspace must have. With softmax over tokens forward has a workspace too, and such a function.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Two options need a workspace. dtheta: about 2 MiB on an H200, more with
- *            very many heads. Softmax over tokens: at most 13 MiB on an H200, and 12 bytes for each batch, head and feature.
- *            The size depends on the device's number of SMs, so its function needs a device then.
- * Options    activation: relu, sigmoid, silu, or softmax over dim or over tokens. theta_dtype: f32 or T. theta_heads,
- *            theta_features: 1 where all heads or all features share a theta, and dtheta. accumulate: the new dtheta is added
- *            to its old contents. In backward dx or dtheta may be NULL. A NULL dy means 1 everywhere, not 0. A stride of 0
- *            means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
+ * Workspace  For dtheta about 2 MiB on an H200, more with very many heads. For softmax over tokens, in forward too, at most
+ *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The number of SMs counts, so the function needs
+ *            a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or forward.
+ * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
+ *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0. The struct says how. A stride of
+ *            0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
@@ -55,10 +53,7 @@
  *            PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN where what it sums over has +inf or NaN, or only -inf. An
  *            angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
- *            activation needs it. There is no table of cosines. Over 1 or 2 batches a thread walks along tokens and adds to its
- *            angles. Over 3 and more, four threads compute a vector's angles together and exchange them. Each then processes
- *            every fourth batch. Softmax over tokens has kernels of its own, which read x, and in backward dy, twice: one sums
- *            over tokens, one merges sums, and one writes y or dx.
+ *            activation needs it. Softmax over tokens reads x, and in backward dy, twice. There is no table of cosines.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
@@ -67,7 +62,7 @@
 
 #include "lk_base.cuh"
 
-/* The kernel that runs. Both compute the same function. AUTO takes VECTOR wherever it can run. */
+/* The kernel that runs. Both compute the same function. AUTO takes VECTOR, the faster one, wherever it can run. */
 enum {
     LK_MD_LRPE_COSINE_AUTO = 0,
     LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features. dim and strides must be multiples of 16 bytes, and
@@ -134,8 +129,7 @@ typedef struct {
  *                     512 bytes
  *   LK_ERR_WORKSPACE  with dtheta or softmax over tokens: workspace is NULL, too small or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
- * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there.
- * Fastest: dim, strides and pointers that are multiples of 16 bytes. */
+ * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there. */
 
 #define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
     LK_PROTOTYPES(md_lrpe_cosine, forward, T)                                                                                  \
@@ -161,8 +155,7 @@ typedef struct {
 
 LK_HOST lk_lrpe_divisor lk_lrpe_make_divisor(int64_t size)
 {
-    int log2 = 0;
-    while ((int64_t)1 << log2 < size) log2++;
+    const int log2 = lk_log2(size);
     __extension__ const unsigned __int128 power = (unsigned __int128)1 << (63 + log2);
     lk_lrpe_divisor by = {size, (uint64_t)((power + (uint64_t)size - 1) / (uint64_t)size), log2 - 1, 0, 0};
     if (log2 <= 30) by.factor_32 = (uint32_t)lk_ceil_div((int64_t)1 << (31 + log2), size), by.shift_32 = 31 + log2;
@@ -215,7 +208,7 @@ LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
 /* frac(theta / 2 pi) 2^64 of a float's bits, exact except for the last bit, for |theta| < 2^24. theta is mantissa 2^-shift with
  * 24 bits of mantissa, and 1 / 2 pi is three words. Words 2 to 0 of their product, 86 bits, are floor(mantissa / 2 pi 2^64).
  * They are shifted right by `shift`. Beyond 2^24 they are shifted left, and each doubling of theta loses a bit. */
-LK_DEVICE uint64_t lk_lrpe_turn_bits(uint32_t theta)
+LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
 {
     const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too: such a theta makes no angle at any position */
     const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
@@ -226,12 +219,7 @@ LK_DEVICE uint64_t lk_lrpe_turn_bits(uint32_t theta)
     uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
     turn <<= min(max(-right, 0), 63);
     const uint64_t sign = (uint64_t)((int64_t)(int)theta >> 63);
-    return (turn ^ sign) - sign;
-}
-
-LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
-{
-    const uint64_t turn = lk_lrpe_turn_bits(theta);
+    turn = (turn ^ sign) - sign;
     const int low = (int)(uint32_t)turn;
     return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
 }
@@ -398,12 +386,11 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
 #pragma unroll
         for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID || activation == LK_MD_LRPE_COSINE_SILU) {
-        const bool silu = activation == LK_MD_LRPE_COSINE_SILU;
 #pragma unroll
         for (int j = 0; j < N; j++) {
             float other;
             const float slope = lk_lrpe_sigmoid(x[j], &other);
-            g[j] *= slope * (silu ? fmaf(x[j], other, 1.0f) : other);
+            g[j] *= slope * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
         }
     }
 }
@@ -420,18 +407,12 @@ template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
  * no vector and add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
 template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool mine)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
-        lk_lrpe_activate(p.activation, x);
-        return;
-    }
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, x);
     const int team = (int)p.lanes.size;
     float max = -INFINITY, partial[4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
-    if (!mine) max = -INFINITY;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+    max = lk_max_warp(mine ? max : -INFINITY, team);
 #pragma unroll
     for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
     const float sum = lk_sum_warp(mine ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
@@ -440,13 +421,11 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     for (int j = 0; j < N; j++) x[j] *= inverse;
 }
 
-/* sum += term. `lost` keeps what the additions round off, for the next one (Kahan). */
+/* Kahan's sum; an infinite sum stays one. */
 LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
 {
-    term -= *lost;
-    const float total = *sum + term;
-    *lost = lk_is_finite(total) ? (total - *sum) - term : 0.0f; /* an infinite sum stays one */
-    *sum = total;
+    lk_kahan_add(sum, lost, term);
+    *lost = lk_is_finite(*sum) ? *lost : 0.0f;
 }
 
 /* g of N features of one token; u is dy[f], v is dy[dim + f]. */
@@ -480,8 +459,7 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
  * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
 
 #define LK_LRPE_THREADS 128 /* per block */
-/* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. A
- * group is whole warps. */
+/* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. */
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
@@ -543,12 +521,6 @@ template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const 
     return item;
 }
 
-/* The first of them in a tensor. */
-template <class T> LK_DEVICE T *lk_lrpe_at(T *tensor, const int64_t (&stride)[4], const lk_lrpe_item &item)
-{
-    return tensor + lk_lrpe_offset(stride, item.batch, item.head, item.token) + item.feature;
-}
-
 /* The angles that a thread computes for its vectors: all of a walk, or the share of its group. A walk may begin in the prefix;
  * its angles are computed at its first token in the grid. In 2^-32 turns they and their increase per step are rounded to
  * nearest, so an angle errs by (n + 1) / 2 units n steps from there. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
@@ -597,85 +569,22 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
-/* The angles of the next vector. */
-template <class T>
-LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_own<T, true> *own, bool in_prefix)
-{
-    lk_lrpe_rotate(angles, own->phase, own->not_finite, in_prefix);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) own->phase[j] += own->step[j];
-}
-template <class T> LK_DEVICE void lk_lrpe_next(lk_lrpe_angles<LK_VEC<T>> *, lk_lrpe_own<T, false> *, bool)
-{
-}
-
-/* Writes y of a vector; x is act(x). */
-template <class T, int N>
-LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
-{
-    float z[N];
-    lk_vec<T> out;
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
-    lk_pack(&out, z);
-    lk_store_vec_wb(y, out);
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
-    lk_pack(&out, z);
-    if (angles.in_prefix) out = {};
-    lk_store_vec_wb(y + p.dim, out);
-}
-
-/* A walk loads a vector while it uses the one before, a loop over the batch U vectors after it has used U. The launch of
- * dependents comes directly after the wait: after the first loads, the compiler may move it behind their first use. */
-template <class T, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_FORWARD_BLOCKS)
-    lk_lrpe_forward_kernel(const __grid_constant__ lk_lrpe_plan p)
-{
-    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U;
-    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
-    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
-    const T *x = lk_lrpe_at((const T *)p.in, p.in_stride, item);
-    T *y = lk_lrpe_at((T *)p.out, p.out_stride, item);
-    lk_lrpe_own<T, WALK> own;
-    lk_lrpe_find_own(&own, p, item);
-    lk_griddepcontrol_wait();
-    lk_griddepcontrol_launch_dependents();
-    lk_vec<T> ahead[U] = {};
-#pragma unroll
-    for (int u = 0; u < U; u++, x += p.in_stride[3])
-        if (u < item.count) ahead[u] = lk_load_vec_ca(x);
-    lk_lrpe_angles<N> angles;
-    lk_lrpe_start(&own, &angles, table, p, item);
-    const int steps = ACT ? p.steps : item.count;
-#pragma unroll 1
-    for (int i = 0; i < steps; i += U) {
-#pragma unroll
-        for (int u = 0; u < U; u++, y += p.out_stride[3]) {
-            if (!WALK && i + u >= steps) break;
-            const lk_vec<T> now = ahead[u];
-            if (WALK && i + 1 < item.count) ahead[u] = lk_load_vec_ca(x);
-            if (WALK) x += p.in_stride[3];
-            float act[N];
-            lk_unpack(act, now);
-            if (ACT) lk_lrpe_activate_row(act, p, i + u < item.count);
-            lk_lrpe_next(&angles, &own, i < own.prefix);
-            if (!ACT || i + u < item.count) lk_lrpe_write_y(y, act, angles, p);
-        }
-#pragma unroll
-        for (int u = 0; u < U && !WALK && i + U < steps; u++, x += p.in_stride[3])
-            if (i + U + u < item.count) ahead[u] = lk_load_vec_ca(x);
-    }
-}
-
-/* What a step of backward reads. In the prefix the second half of dy is not read. It is set to 0 before the load: a select
- * after the load would wait for it. */
-template <class T> struct lk_lrpe_step {
+/* What a kernel reads for a vector: x, and in backward the two halves of dy. In the prefix the second half is not read. It is
+ * set to 0 before the load: a select after the load would wait for it. */
+template <class T, bool BACKWARD> struct lk_lrpe_step {
+    lk_vec<T> x;
+};
+template <class T> struct lk_lrpe_step<T, true> {
     lk_vec<T> first, second, x;
 };
 
 template <bool ACT, bool DTHETA, class T>
-LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, false> *step, const lk_lrpe_plan &, const T *in, const T *, bool)
+{
+    step->x = lk_load_vec_ca(in);
+}
+template <bool ACT, bool DTHETA, class T>
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
 {
     step->second = {};
     if (!ACT || p.read_dy) {
@@ -693,77 +602,97 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T> *step, const lk_lrpe_plan &p, c
     if (DTHETA || (ACT && p.read_x)) step->x = lk_load_vec_ca(x);
 }
 
-/* g becomes dx, for a vector of a row. */
-template <int N>
-LK_DEVICE void lk_lrpe_chain_row(float (&g)[N], const float (&x)[N], const float (&act)[N], const lk_lrpe_plan &p, bool mine)
+/* Writes y of a vector of one token; x is act(x). */
+template <class T, int N>
+LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
-        lk_lrpe_chain(p.activation, g, x);
-        return;
-    }
-    float dot = 0.0f;
+    float z[N];
+    lk_vec<T> out;
 #pragma unroll
-    for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
-    dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
+    lk_store_n<true>(y, z);
 #pragma unroll
-    for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
+    lk_pack(&out, z);
+    if (angles.in_prefix) out = {};
+    lk_store_vec_wb(y + p.dim, out);
 }
 
-/* Backward of a vector of one token, likewise. ACT: also where dy is 1. sums: of dtheta, or NULL. */
+/* dx of a vector of one token. ACT: also where dy is 1. sums: of dtheta, or NULL. */
 template <bool ACT, class T, int N>
-LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T> &step, const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p,
-                                     bool mine, lk_lrpe_sums<N> *sums)
+LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
+                                     const lk_lrpe_plan &p, bool mine, lk_lrpe_sums<N> *sums)
 {
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
     lk_lrpe_rotate_back(g, angles, u, v);
     if (ACT || sums) {
-        float x[N], act[N];
+        float x[N], act[N], dot = 0.0f;
         lk_unpack(x, step.x), lk_unpack(act, step.x);
         if (ACT) lk_lrpe_activate_row(act, p, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-        if (ACT) lk_lrpe_chain_row(g, x, act, p, mine);
+        if (ACT && p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+#pragma unroll
+            for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
+            dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
+#pragma unroll
+            for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+        } else if (ACT) {
+            lk_lrpe_chain(p.activation, g, x);
+        }
     }
     lk_vec<T> out;
     lk_pack(&out, g);
     if (mine && (!sums || p.write_dx)) lk_store_vec_wb(dx, out);
 }
 
-template <class T, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_BACKWARD_BLOCKS(ACT, WALK))
-    lk_lrpe_backward_kernel(const __grid_constant__ lk_lrpe_plan p)
+/* Forward, and backward without dtheta. A walk loads a vector while it uses the one before, a loop over the batch U vectors
+ * after it has used U. The launch of dependents comes directly after the wait: after the first loads, the compiler may move it
+ * behind their first use. */
+template <class T, bool BACKWARD, bool ACT, bool WALK>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) : LK_LRPE_FORWARD_BLOCKS)
+    lk_lrpe_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
-    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - ACT;
+    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - (BACKWARD && ACT);
     LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
     const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
-    const T *dy = lk_lrpe_at((const T *)p.in, p.in_stride, item), *x = lk_lrpe_at((const T *)p.x, p.x_stride, item);
-    T *dx = lk_lrpe_at((T *)p.out, p.out_stride, item);
+    const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + item.feature;
+    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + item.feature;
+    T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + item.feature;
     lk_lrpe_own<T, WALK> own;
     lk_lrpe_find_own(&own, p, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    lk_lrpe_step<T> ahead[U] = {};
+    lk_lrpe_step<T, BACKWARD> ahead[U] = {};
 #pragma unroll
-    for (int u = 0; u < U; u++, dy += p.in_stride[3], x += p.x_stride[3])
-        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, u < own.prefix);
+    for (int u = 0; u < U; u++, in += p.in_stride[3], x += p.x_stride[3])
+        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, u < own.prefix);
     lk_lrpe_angles<N> angles;
     lk_lrpe_start(&own, &angles, table, p, item);
     const int steps = ACT ? p.steps : item.count;
 #pragma unroll 1
     for (int i = 0; i < steps; i += U) {
 #pragma unroll
-        for (int u = 0; u < U; u++, dx += p.out_stride[3]) {
+        for (int u = 0; u < U; u++, out += p.out_stride[3]) {
             if (!WALK && i + u >= steps) break;
-            const lk_lrpe_step<T> now = ahead[u];
+            const lk_lrpe_step<T, BACKWARD> now = ahead[u];
             const bool mine = !ACT || i + u < item.count;
-            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + 1 < own.prefix);
-            if (WALK) dy += p.in_stride[3], x += p.x_stride[3];
-            lk_lrpe_next(&angles, &own, i < own.prefix);
-            lk_lrpe_backward_step<ACT>(dx, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
+            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, i + 1 < own.prefix);
+            if (WALK) in += p.in_stride[3], x += p.x_stride[3];
+            float act[N];
+            if constexpr (!BACKWARD) lk_unpack(act, now.x);
+            if (!BACKWARD && ACT) lk_lrpe_activate_row(act, p, mine);
+            if constexpr (WALK) {
+                lk_lrpe_rotate(&angles, own.phase, own.not_finite, i < own.prefix);
+#pragma unroll
+                for (int j = 0; j < N; j++) own.phase[j] += own.step[j];
+            }
+            if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
+            else if (mine) lk_lrpe_write_y(out, act, angles, p);
         }
 #pragma unroll
-        for (int u = 0; u < U && !WALK && i + U < steps; u++, dy += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, dy, x, i + U + u < own.prefix);
+        for (int u = 0; u < U && !WALK && i + U < steps; u++, in += p.in_stride[3], x += p.x_stride[3])
+            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, i + U + u < own.prefix);
     }
 }
 
@@ -791,13 +720,13 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
         const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
-        lk_lrpe_step<T> next = {};
+        lk_lrpe_step<T, true> next = {};
         if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
         if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
         for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
-            const lk_lrpe_step<T> now = next;
+            const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
@@ -829,10 +758,7 @@ template <class T> LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], co
 template <class T>
 LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, const lk_lrpe_plan &p, const T *row)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) {
-        lk_lrpe_activate(p.activation, v);
-        return;
-    }
+    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, v);
     lk_lse s = lk_lse_empty();
     if (p.dim <= LK_LRPE_ROW_FEATURES) s = lk_lse_add(s, v);
     for (int f = threadIdx.x % 32; p.dim > LK_LRPE_ROW_FEATURES && f < p.dim; f += LK_LRPE_ROW_FEATURES) {
@@ -1026,7 +952,7 @@ typedef struct {
 
 /* u, v and g of a token. */
 template <class T, int N>
-LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T> &step,
+LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T, true> &step,
                                  const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
     lk_unpack_n(u, step.first), lk_unpack_n(v, step.second);
@@ -1063,7 +989,7 @@ LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost
 
 /* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). */
 template <bool BACKWARD, class T, int N>
-LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T> &step, const lk_lrpe_column (&of)[N],
+LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T, true> &step, const lk_lrpe_column (&of)[N],
                                    const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_plan &p)
 {
     float u[N], v[N], g[N];
@@ -1110,7 +1036,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DT
         int64_t token = item.token;
 #pragma unroll 1
         for (int i = 0; i < item.tokens; i += U) {
-            lk_lrpe_step<T> step[U] = {};
+            lk_lrpe_step<T, true> step[U] = {};
             float value[U][N], g[U][N] = {};
 #pragma unroll
             for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
@@ -1167,8 +1093,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
 
 /* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that run at once. A loop over the
  * batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which limits the
- * error of their angles. They are for batches that leave half of the groups idle. Partial sums of dtheta are those of the
- * threads that run at once. */
+ * error of their angles. They are for batches that leave half of the groups idle: theta in turns is the same for all tokens,
+ * but an angle serves only the batches of one token. Partial sums of dtheta are those of the threads that run at once. */
 #define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
 #define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
 #define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
@@ -1183,50 +1109,47 @@ LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
     return __builtin_add_overflow(cells, a->prefix, &tokens) ? INT64_MAX : tokens;
 }
 
-/* The work of an item with dtheta: many tokens and batches of a head, so that there are few partial sums. These are dim floats
- * for each of a head's `slots`. splits: of a column's tokens, for softmax over tokens. */
+/* How the work is split. With dtheta an item has many tokens and batches of a head, so that there are few partial sums. */
 typedef struct {
-    int64_t token_step, stretch, slots, splits;
-    size_t columns; /* where these begin in the workspace, behind the partial sums */
-    size_t bytes;   /* of the workspace */
+    int64_t token_step, stretch; /* of such an item */
+    int64_t slots;               /* of a head's partial sums, each of dim floats */
+    int64_t splits;              /* of a column's tokens, for softmax over tokens */
+    size_t columns, bytes;       /* where columns begin in the workspace, behind the partial sums; its size */
 } lk_lrpe_split;
 
-LK_HOST lk_status lk_lrpe_split_dtheta(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
-{
-    const int64_t tokens = lk_lrpe_tokens(a), features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
-    *split = {};
-    if (!a->dtheta || a->batch == 0 || a->heads == 0 || tokens == 0) return LK_OK;
-    int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
-    while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
-    split->token_step = tokens < slots ? tokens : slots;
-    const int64_t stretches = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
-    split->stretch = lk_ceil_div(a->batch, stretches);
-    if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
-    split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
-    if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
-        return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
-                       (long long)split->slots);
-    split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
-    return LK_OK;
-}
-
-/* The same, and the splits of columns: as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so
- * that states are few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
+/* Splits of columns are as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so that states are
+ * few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
 LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
 {
     const int64_t tokens = lk_lrpe_tokens(a), columns = lk_count(lk_count(a->batch, a->heads), a->dim);
-    const lk_status status = lk_lrpe_split_dtheta(op, a, sms, split);
-    if (status || a->activation != LK_MD_LRPE_COSINE_SOFTMAX_TOKENS || columns == 0 || tokens == 0) return status;
-    const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
-    const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
-    const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
-    split->splits = wanted < most ? wanted : most;
-    if (split->splits < least) split->splits = least;
-    if (columns > ((int64_t)1 << 57) / split->splits)
-        return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
-                       (long long)split->splits);
-    split->columns = split->bytes;
-    split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
+    *split = {};
+    if (columns == 0 || tokens == 0) return LK_OK;
+    if (a->dtheta) {
+        const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
+        int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
+        while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
+        split->token_step = tokens < slots ? tokens : slots;
+        const int64_t stretches = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
+        split->stretch = lk_ceil_div(a->batch, stretches);
+        if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
+        split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
+        if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
+            return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
+                           (long long)split->slots);
+        split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
+    }
+    if (a->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
+        const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
+        const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
+        const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
+        split->splits = wanted < most ? wanted : most;
+        if (split->splits < least) split->splits = least;
+        if (columns > ((int64_t)1 << 57) / split->splits)
+            return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
+                           (long long)split->splits);
+        split->columns = split->bytes;
+        split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
+    }
     return LK_OK;
 }
 
@@ -1312,10 +1235,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     return lk_check_allocations(op, list, count);
 }
 
-LK_HOST void lk_lrpe_set_strides(int64_t (&to)[4], int64_t batch, int64_t head, int64_t token)
-{
-    to[0] = batch, to[1] = head, to[2] = token;
-}
+#define LK_LRPE_SET_STRIDES(to, name) to[0] = a.name##_batch_stride, to[1] = a.name##_head_stride, to[2] = a.name##_token_stride
 
 /* The fields of a plan for the tensors, theta and the grid. */
 template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, bool backward)
@@ -1325,27 +1245,24 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
         p->read_dy = a.dy, p->read_x = a.x, p->write_dx = a.dx;
         p->partial = a.dtheta ? (float *)a.workspace : NULL;
         p->x = a.x ? a.x : a.dx, p->in = a.dy ? a.dy : p->x, p->out = a.dx ? a.dx : (void *)p->x;
-        lk_lrpe_set_strides(p->in_stride, a.dy_batch_stride, a.dy_head_stride, a.dy_token_stride);
-        if (a.x) lk_lrpe_set_strides(p->x_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
-        lk_lrpe_set_strides(p->out_stride, a.dx_batch_stride, a.dx_head_stride, a.dx_token_stride);
+        LK_LRPE_SET_STRIDES(p->in_stride, dy), LK_LRPE_SET_STRIDES(p->out_stride, dx);
+        if (a.x) LK_LRPE_SET_STRIDES(p->x_stride, x);
     } else {
-        p->in = a.x, p->out = a.y;
-        lk_lrpe_set_strides(p->in_stride, a.x_batch_stride, a.x_head_stride, a.x_token_stride);
-        lk_lrpe_set_strides(p->out_stride, a.y_batch_stride, a.y_head_stride, a.y_token_stride);
+        p->in = p->x = a.x, p->out = a.y;
+        LK_LRPE_SET_STRIDES(p->in_stride, x), LK_LRPE_SET_STRIDES(p->out_stride, y);
     }
     p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
     p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
     p->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, p->theta_step = a.theta_features == a.e;
     p->e = (int)(a.e < a.dim ? a.e : a.dim);
-    for (p->e_shift = 31; (int64_t)1 << (p->e_shift - 31) < p->e;) p->e_shift++;
+    p->e_shift = 31 + lk_log2(p->e);
     p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    lk_lrpe_grid *const grid = &p->grid;
-    grid->prefix = a.prefix;
+    p->grid.prefix = a.prefix;
     int64_t stride = 1;
     const bool cells = p->tokens > a.prefix; /* in an empty grid the product of the other axes may overflow; it is not used */
     for (int i = a.axes - 1; i >= 0; i--) {
-        grid->stride[i] = lk_lrpe_make_divisor(stride);
-        grid->shape[i] = (int)(uint32_t)a.shape[i], grid->offset[i] = (int)a.offset[i];
+        p->grid.stride[i] = lk_lrpe_make_divisor(stride);
+        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
         if (cells) stride *= a.shape[i];
     }
     while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
@@ -1378,13 +1295,11 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
     p->vecs = (int)lanes;
-    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) /* a team is a power of two; some of its lanes are idle */
-        for (lanes = 1; lanes < p->vecs;) lanes *= 2;
+    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) lanes = (int64_t)1 << lk_log2(lanes); /* a team; some are idle */
     const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* most_rows: so that no product overflows */
     const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
     const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* threads: per batch */
-    const lk_lrpe_divisor &position = p->grid.stride[p->walk_axis];
-    const int64_t cells = position.size; /* per position on walk_axis */
+    const int64_t cells = p->grid.stride[p->walk_axis].size; /* per position on walk_axis */
     p->token_step = tokens, p->stretch = 1;
     if (a.dtheta) {
         p->token_step = split.token_step, p->stretch = split.stretch;
@@ -1412,8 +1327,8 @@ template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward,
 {
     if (dtheta)
         return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
-    if (walk_tokens) return backward ? lk_lrpe_backward_kernel<T, ACT, true> : lk_lrpe_forward_kernel<T, ACT, true>;
-    return backward ? lk_lrpe_backward_kernel<T, ACT, false> : lk_lrpe_forward_kernel<T, ACT, false>;
+    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
+    return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
 }
 
 /* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
@@ -1424,28 +1339,25 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
 {
     lk_lrpe_columns_plan c = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
     const int64_t lanes = a.dim / N, columns = a.batch * a.heads * a.dim;
+    const int threads = LK_LRPE_THREADS;
     lk_lrpe_start_plan<T>(&c.p, a, backward);
     c.p.vecs = (int)lanes, c.p.token_step = split.splits, c.p.stretch = 1;
     lk_lrpe_number_items(&c.p, a, lanes, true, 1);
-    lk_status status = lk_launch_pdl(
-        op, device, backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>,
-        lk_ceil_div(c.p.items, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0, stream, c);
+    void (*kernel)(lk_lrpe_columns_plan) =
+        backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>;
+    lk_status status = lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
     if (!status)
-        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(columns, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0,
-                               stream, c);
+        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(columns, threads), 1, threads, 0, stream, c);
     if (status) return status;
     int64_t each = lk_count(columns / N, c.p.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
     each = each < 1 ? 1 : each > LK_LRPE_TOKENS_MOST ? LK_LRPE_TOKENS_MOST : each;
     c.p.token_step = a.dtheta ? split.token_step : lk_ceil_div(c.p.tokens, each);
     c.p.stretch = a.dtheta ? split.stretch : 1;
     lk_lrpe_number_items(&c.p, a, lanes, true, 1);
-    return lk_launch_pdl(
-        op, device, backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>,
-        lk_ceil_div(c.p.items, LK_LRPE_THREADS), 1, LK_LRPE_THREADS, 0, stream, c);
+    kernel = backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>;
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
 }
 
-/* Over few batches a thread walks over tokens: theta in turns is the same for all tokens, but an angle serves only the batches
- * of one token. */
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
@@ -1468,36 +1380,35 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block_items), 1, LK_LRPE_THREADS, 0, stream, p);
 }
 
+/* Forward has no dtheta: the check takes it away. */
 template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_lrpe_call(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, cudaStream_t stream)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, false, device.sms, &a, &split);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, backward, device.sms, &a, &split);
     if (!status) status = lk_asked_device(op, error);
-    if (status || a.batch == 0 || a.heads == 0 || lk_lrpe_tokens(&a) == 0) return status;
-    return lk_lrpe_launch<T>(op, &device, a, false, split, stream);
-}
-
-template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
-{
-    lk_md_lrpe_cosine_args a = {};
-    lk_lrpe_split split = {};
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, true, device.sms, &a, &split);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
-    if (a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
-        status = lk_lrpe_launch<T>(op, &device, a, true, split, stream);
+    if (!status && a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
+        status = lk_lrpe_launch<T>(op, &device, a, backward, split, stream);
     if (status || !a.dtheta || a.theta_heads == 0) return status;
     const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.theta_heads, a.theta_features, a.heads, a.dim,
                                      split.slots, a.accumulate != 0};
     const int64_t grid = lk_ceil_div(a.theta_heads * a.theta_features, LK_LRPE_ELEMENTS);
     return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+{
+    return lk_lrpe_call<T>(op, args, false, stream);
+}
+
+template <class T>
+LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
+{
+    return lk_lrpe_call<T>(op, args, true, stream);
 }
 
 template <class T>
