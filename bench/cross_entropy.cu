@@ -524,7 +524,7 @@ static void describe(bench_case *c, const shape *s)
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = s->low || s->prob ? NULL : launch_naive;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->low || s->prob || is_split(s) ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
     if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
