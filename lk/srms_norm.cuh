@@ -933,7 +933,7 @@ typedef struct {
 
 /* A block owns 32 columns of a group, and a lane one of them. Each of the block's 32 warps adds every 32nd row of the group. */
 template <class From, class To>
-LK_KERNEL void __launch_bounds__(1024, 2) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum p)
+LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum p)
 {
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -943,17 +943,12 @@ LK_KERNEL void __launch_bounds__(1024, 2) lk_srms_norm_row_sum_kernel(const __gr
     const From *from = (const From *)p.from + past + col;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    const int64_t step = 32 * p.groups, end = col < p.cols ? p.rows : 0;
+    const int64_t step = 32 * p.groups;
     float sum = 0.0f;
-    for (int64_t row = first; row < end; row += 8 * step) { /* eight loads in flight, the last ones too */
-        float x[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const bool there = row + i * step < end;
-            x[i] = there && p.from ? lk_to_float(from[(row + i * step) * p.stride]) : there ? 1.0f : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum += x[i];
+    if (!p.from && first < p.rows) sum = (float)((p.rows - first + step - 1) / step);
+    if (p.from && col < p.cols) { /* not in the loop's condition, which would make each load wait for the one before */
+#pragma unroll 8
+        for (int64_t row = first; row < p.rows; row += step) sum += lk_to_float(from[row * p.stride]);
     }
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */

@@ -17,7 +17,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class VocabParallel(ctypes.Structure):
     """lk_vocab_parallel of cross_entropy.cuh; the callbacks stay NULL here."""
     _fields_ = [("vocab_start", ctypes.c_int64), ("vocab_total", ctypes.c_int64), ("rank", ctypes.c_int), ("ranks", ctypes.c_int),
-                ("user", ctypes.c_void_p), ("all_gather", ctypes.c_void_p), ("reduce", ctypes.c_void_p)]
+                ("user", ctypes.c_void_p), ("all_gather", ctypes.c_void_p), ("reduce", ctypes.c_void_p), ("reduce_sms", ctypes.c_int)]
 
 
 SCALARS = {"lk_vocab_parallel": VocabParallel, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "int": ctypes.c_int,
