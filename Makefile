@@ -237,7 +237,7 @@ else
 	@echo "lk: bench-parallel measures a GPU and there is none here ($(why))"
 endif
 
-bench-parallel-peers: | backend ## behind it: Megatron's and TransformerEngine's heads in PyTorch on all GPUs, added to the same rows
+bench-parallel-peers: | backend ## adds the heads of Megatron and TransformerEngine in PyTorch to the rows of all GPUs
 	$(if $(simt),@echo "lk: $@ measures GPUs and there is none here ($(why))",BENCH_CSV=bench/results/$(gpu_name)-x$(gpu_count).csv \
 	BENCH_GPU=$(gpu_name) COMMIT=$(COMMIT) $(PYTHON) bench/parallel_peers.py $(ARGS))
 

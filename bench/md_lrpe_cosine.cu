@@ -259,7 +259,7 @@ template <class T> static double half_ulp(double x)
 }
 
 /* Checks 60 rows, or 6 with softmax over tokens: the first, the last, others at random. The limits: what the header says,
- * doubled, since here it need not be told apart, and half an ulp of T. dtheta is held against a second launch on the other path,
+ * doubled, since here it need not be tight, and half an ulp of T. dtheta is held against a second launch on the other path,
  * which sums in another order. */
 template <class T> static bool check_rows(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
 {

@@ -1118,8 +1118,8 @@ LK_DEVICE float lk_ce_rate(float rate, float value)
 
 /* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
  * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
- * exactly, and so is the rounding of base. Where floats are far apart value is computed again, from lse_low too. With
- * lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
+ * exactly, and so is the rounding of base. Where neighbouring floats differ by much, value is computed again, from lse_low too.
+ * With lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
 LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
 {
     float value = __fdiv_rn(lse, scale);

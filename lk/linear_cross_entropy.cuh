@@ -872,7 +872,7 @@ enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
 
 typedef struct {
     CUtensorMap x, weight;
-    lk_lce_work q;       /* the chunk; all columns, or for dZ those of a panel */
+    lk_lce_work q;        /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
     float ahead;          /* (largest of vocab columns - mean) / (largest of a tile - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
@@ -1339,7 +1339,7 @@ typedef struct {
 typedef struct {
     CUtensorMap e, weight;    /* dx's factors */
     CUtensorMap e_across, x;  /* dweight's */
-    lk_lce_work q;           /* the chunk, and the panel's columns */
+    lk_lce_work q;            /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
     int early;                /* see lk_lce_gradient_tile */
     bool first, last;         /* chunk */

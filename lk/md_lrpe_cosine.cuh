@@ -33,8 +33,9 @@
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
  * Workspace  For dtheta about 2 MiB on an H200, more with very many heads. For softmax over tokens, in forward too, at most
- *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The number of SMs counts, so the function needs
- *            a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or forward.
+ *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The size depends on the number of SMs, so its
+ *            function needs a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or
+ *            that of forward.
  * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
  *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0. The struct says how. A stride of
  *            0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
