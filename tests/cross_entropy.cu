@@ -941,7 +941,7 @@ static void verify_gradient(const problem *p, bool exact)
                 if (pass == 0 && c == o.y) continue;
                 /* What may count as 0. */
                 const double flushed = 0x1p-126 + (fabs(o.max) > 0x1p24 && probability < 0x1p-64 ? probability : 0);
-                rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here + flushed;
+                rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here + (fabs(o.max) > 0x1p24 ? flushed : 0);
                 const double smoothed = share * (pass ? weight_total - o.weight : weight_of(p, c)),
                              fall = f * (p->prob ? prob_of(p, row, c) : smoothed);
                 double want = pass ? own * probability - class_part * rest + fall : (class_part + own) * probability - fall;
