@@ -922,12 +922,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     }
 }
 
-/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. Row r starts past + r past_step elements
- * behind where its stride says, modulo past_mask + 1. */
+/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in the
+ * first `more` groups. Row r starts past + r past_step elements behind where its stride says, modulo past_mask + 1. */
 typedef struct {
     const void *from;
     void *to; /* [groups, cols] */
-    int64_t rows, cols, stride, groups;
+    int64_t each, more, cols, stride, groups;
     int past, past_step, past_mask, accumulate;
 } lk_srms_norm_row_sum;
 
@@ -937,18 +937,18 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_
 {
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int blocks = (int)gridDim.x / (int)p.groups, group = (int)blockIdx.x / blocks;
-    const int64_t col = (int64_t)((int)blockIdx.x - group * blocks) * 32 + lane, first = group + p.groups * warp;
+    const int groups = (int)p.groups, group = (int)blockIdx.x % groups;
+    const int64_t col = (int64_t)((int)blockIdx.x / groups) * 32 + lane, first = group + p.groups * warp;
+    const int64_t rows = p.each + (group < p.more), step = 32 * p.groups * p.stride;
     const int past = (int)((unsigned)p.past + (unsigned)first * (unsigned)p.past_step) & p.past_mask; /* as every 32nd row's */
-    const From *from = (const From *)p.from + past + col;
+    const From *from = (const From *)p.from + past + col + first * p.stride;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    const int64_t step = 32 * p.groups;
     float sum = 0.0f;
-    if (!p.from && first < p.rows) sum = (float)((p.rows - first + step - 1) / step);
+    if (!p.from && warp < rows) sum = (float)((rows - warp + 31) / 32);
     if (p.from && col < p.cols) { /* not in the loop's condition, which would make each load wait for the one before */
 #pragma unroll 8
-        for (int64_t row = first; row < p.rows; row += step) sum += lk_to_float(from[row * p.stride]);
+        for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
     }
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
@@ -1267,11 +1267,11 @@ LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, co
 {
     const int64_t parts = lk_srms_norm_dbias_parts(device, a);
     const bool direct = parts == a->groups;
-    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, a->rows, a->cols, a->dy_stride, parts, 0, 0, 0,
-                                direct && a->accumulate};
+    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, a->rows / parts, a->rows % parts, a->cols, a->dy_stride,
+                                parts, 0, 0, 0, direct && a->accumulate};
     const lk_status status = lk_srms_norm_sum_rows<T>(op, device, direct ? a->dweight_dtype : LK_DTYPE_F32, sum, stream);
     if (status || direct) return status;
-    sum = {a->workspace, a->dbias, parts, a->cols, a->cols, a->groups, 0, 0, 0, a->accumulate};
+    sum = {a->workspace, a->dbias, parts / a->groups, 0, a->cols, a->cols, a->groups, 0, 0, 0, a->accumulate};
     return lk_srms_norm_sum_rows<float>(op, device, a->dweight_dtype, sum, stream);
 }
 
@@ -1295,8 +1295,9 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
         status = lk_launch_blocks(op, pdl,
                                   other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
                                   l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
-    const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, l.plan.partials, a.cols, l.plan.pitch, a.groups,
-                                      l.plan.in.offset, l.plan.in.offset_step, LK_VEC<T> - 1, a.accumulate};
+    const int64_t partials = l.plan.partials;
+    const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, partials / a.groups, partials % a.groups, a.cols, l.plan.pitch,
+                                      a.groups, l.plan.in.offset, l.plan.in.offset_step, LK_VEC<T> - 1, a.accumulate};
     if (!status && a.dweight) status = lk_srms_norm_sum_rows<float>(op, &device, a.dweight_dtype, sum, stream);
     return status;
 }
