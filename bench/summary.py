@@ -4,13 +4,14 @@
 memory, where that was measured, and its list of losses between their marks.
 
 An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
-linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's; the header's lines.
+linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's;
+the header's lines. Ops that were compared on an H100 too have those rows here, which are newer.
 """
 import collections, csv, pathlib, re, sys
 
 import plot
 
-H100 = "bench/results/h100.csv"
+H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
 DIRECTIONS = ("forward", "backward", "forward_backward")
 
 
@@ -61,18 +62,22 @@ def table(results, groups):
         yield f"| [{op}](lk/{op}.cuh) | {text} | {of} | {there} | {other} | {lines} |"
 
 
-def losses(rows, path):
-    groups, stem = plot.grouped(rows), path.removesuffix(".csv")
-    kernels, count, compared = plot.slower(groups, "kernel_ms")
+def losses(rows, newer, path):
+    """`newer`: rows of H100_COMPARE, which stand for all rows of their ops."""
+    ops = sorted({row["op"] for row in newer})
+    older, stem = [row for row in rows if row["op"] not in ops], path.removesuffix(".csv")
+    kernels, count, compared = plot.slower(plot.grouped(older + newer), "kernel_ms")
     how, _, called, calls = plot.called(rows, path)
     yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\* by the profiler). The worst:"
     yield ""
     yield from kernels[:4]
     yield f"- Called from Python {how}, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases."
     yield ""
-    yield f"The comparison was measured at {plot.commits_of(rows)}; its page names the ops that have changed since."
+    yield f"Compared on an H200 at {plot.commits_of(older)}, whose page names the ops that have changed since;"
+    yield f"{', '.join(ops)} on an H100 at {plot.commits_of(newer)}."
     yield ""
-    yield f"[All losses, plots and errors]({stem}.md) · [all of lk's own rows]({stem.removesuffix('-compare')}.md)"
+    yield (f"[All losses, plots and errors]({stem}.md), [those of the H100]({H100_COMPARE.removesuffix('.csv')}.md) · "
+           f"[all of lk's own rows]({stem.removesuffix('-compare')}.md)")
 
 
 def put(text, mark, lines):
@@ -85,11 +90,13 @@ def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     results, compare, path = sys.argv[1:]
-    rows = plot.with_calls(compare)
+    rows, newer = plot.with_calls(compare), plot.read(H100_COMPARE)
+    ops = {row["op"] for row in newer}
     readme = pathlib.Path(path)
-    text = put(readme.read_text(), "table", table(results, plot.grouped(rows)))
+    compared = plot.grouped([row for row in rows if row["op"] not in ops] + newer)
+    text = put(readme.read_text(), "table", table(results, compared))
     text = put(text, "frontier", plot.frontier_lines(compare))
-    readme.write_text(put(text, "losses", losses(rows, compare)))
+    readme.write_text(put(text, "losses", losses(rows, newer, compare)))
     print(f"wrote {path}")
 
 
