@@ -2398,9 +2398,36 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, kernel, team.grid, cluster, threads, 0, stream, p);
 }
 
-/* The launch of gradients, and of forward's rows that are not plain. Short rows have a kernel of their own. Another row gets
- * threads of LK_CROSS_ENTROPY_FEW slots up to a whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY
- * slots, so that three blocks fit on an SM. Then it gets a cluster, and last as many slots as there is room for. */
+/* Whether rows start and end on whole vectors. */
+template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_args &a)
+{
+    return (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
+}
+
+/* Whether the kernel for short rows takes the rows. */
+template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy_call &p)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
+    return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
+           p.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy;
+}
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
+{
+    while (p.a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
+    p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
+    void (*const kernels[4])(lk_cross_entropy_call) = {
+        lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
+        lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
+    const int64_t blocks = lk_ceil_div(p.a.rows, LK_CROSS_ENTROPY_THREADS >> p.team_log2);
+    return lk_launch_pdl(op, device, kernels[p.team_log2 < 5 ? 0 : p.team_log2 - 4], blocks, 1, LK_CROSS_ENTROPY_THREADS, 0,
+                         stream, p);
+}
+
+/* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
+ * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
+ * gets a cluster, and last as many slots as there is room for. */
 #define LK_CROSS_ENTROPY_SHARED 128 /* threads of a block where rows share it */
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
@@ -2408,19 +2435,6 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
 {
     lk_cross_entropy_args &a = p.a;
     const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    const bool whole = (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
-    const bool whole_out = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0;
-    const bool fits = a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T>;
-    if (fits && simple && whole && whole_out && !padded && a.dlogits_dtype == lk_dtype<T>) {
-        while (a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
-        p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
-        void (*const kernels[4])(lk_cross_entropy_call) = {
-            lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
-            lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
-        const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS >> p.team_log2);
-        return lk_launch_pdl(op, device, kernels[p.team_log2 < 5 ? 0 : p.team_log2 - 4], blocks, 1,
-                             LK_CROSS_ENTROPY_THREADS, 0, stream, p);
-    }
     const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
     const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
     const int64_t blocks = lk_ceil_div(vecs, full * LK_CROSS_ENTROPY_BLOCK_MOST);
@@ -2441,7 +2455,7 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - spills;
     const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << p.team_log2), most = room / (threads * 16);
     p.slots = (int)(slots < most ? slots : most);
-    p.more = !whole || slots > most || padded || p.ordered;
+    p.more = !lk_cross_entropy_whole<T>(a) || slots > most || padded || p.ordered;
     const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
     const int64_t bytes = p.slots * threads * 16 + spills;
     int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
@@ -2451,6 +2465,14 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
                          plain ? lk_cross_entropy_gradient_kernel<T, true, given>
                                : lk_cross_entropy_gradient_kernel<T, false, given>,
                          lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
+}
+
+/* Short rows have a kernel of their own. */
+template <class T, bool given>
+LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
+{
+    return lk_cross_entropy_is_short<T>(p) ? lk_cross_entropy_short<T, given>(op, device, p, stream)
+                                           : lk_cross_entropy_gradient<T, given>(op, device, p, stream);
 }
 
 /* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
@@ -2520,7 +2542,7 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
     p.valid_rows = a.valid_rows;
     if (!a.denominator && a.class_weight) p.over = a.weight_sum;
     return a.parallel.vocab_total ? lk_cross_entropy_slice<T>(op, device, p, true, stream)
-                                  : lk_cross_entropy_gradient<T, true>(op, device, p, stream);
+                                  : lk_cross_entropy_rows<T, true>(op, device, p, stream);
 }
 
 /* forward and forward_backward where columns are split over ranks: the states, their exchange, the results; then the gradients
@@ -2553,14 +2575,15 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
     return lk_cross_entropy_run_backward<T>(op, device, p, stream);
 }
 
-/* forward and forward_backward of all columns. Rows are read where an output per row or a reduced loss is wanted. A mean's
+/* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. A mean's
  * gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &p, int call,
-                                        cudaStream_t stream)
+                                            cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
     lk_status status = LK_OK;
+    if (a.parallel.vocab_total) return lk_cross_entropy_run_ranks<T>(op, device, p, call, stream);
     const bool gradient = call == LK_CE_BOTH, prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
     const bool reduced = lk_cross_entropy_reduced(&a), asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
     const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
@@ -2573,48 +2596,55 @@ LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *dev
     if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, p, stream);
     if (!status && !prob && a.rows > 0 && (gradient || rowwise))
         status = !gradient && lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, p, stream)
-                                                            : lk_cross_entropy_gradient<T, false>(op, device, p, stream);
+                                                            : lk_cross_entropy_rows<T, false>(op, device, p, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, device, p, stream);
     return status;
 }
 
-/* A call: the checks, and what all kernels get. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_args *args, int call, cudaStream_t stream)
+/* What all kernels get of checked arguments. */
+template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const lk_cross_entropy_args &a)
 {
     lk_cross_entropy_call p = {};
-    lk_cross_entropy_args &a = p.a;
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
+    p.a = a, p.valid = a.rows;
     p.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
     p.padded_end = !a.zero_padding ? a.vocab : p.ordered ? a.logits_stride : a.dlogits_stride;
-    if (a.rows < 2) a.logits_stride = a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    p.terms = lk_ce_space_of(&a, call).terms, p.valid = a.rows;
-    if (call == LK_CE_FINISH) return lk_cross_entropy_merge(op, &device, p, stream);
-    if (call == LK_CE_BACKWARD) return lk_cross_entropy_run_backward<T>(op, &device, p, stream);
-    return a.parallel.vocab_total ? lk_cross_entropy_run_ranks<T>(op, &device, p, call, stream)
-                                  : lk_cross_entropy_run_rows<T>(op, &device, p, call, stream);
+    if (a.rows < 2) p.a.logits_stride = p.a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    return p;
+}
+
+/* Checks a call and fills p in. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int call, lk_device *device,
+                                         lk_cross_entropy_call *p)
+{
+    lk_cross_entropy_args a = {};
+    const cudaError_t error = lk_current_device(device);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device->arch, &a);
+    if (status) return status;
+    *p = lk_cross_entropy_call_of<T>(a);
+    p->terms = lk_ce_space_of(&p->a, call).terms;
+    return lk_asked_device(op, error);
 }
 
 /* The functions that LK_EMIT calls. */
-#define LK_CE_ENTRY(direction, call)                                                                                           \
+#define LK_CE_ENTRY(direction, call, run)                                                                                      \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_##direction(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)     \
     {                                                                                                                          \
-        return lk_cross_entropy_run<T>(op, args, call, stream);                                                                \
+        lk_cross_entropy_call p = {};                                                                                          \
+        lk_device device = {};                                                                                                 \
+        const lk_status status = lk_cross_entropy_begin<T>(op, args, call, &device, &p);                                       \
+        return status ? status : run;                                                                                          \
     }                                                                                                                          \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_##direction##_workspace(const char *op, const lk_cross_entropy_args *args, size_t *n)   \
     {                                                                                                                          \
         return lk_cross_entropy_query<T>(op, args, call, n);                                                                   \
     }
-LK_CE_ENTRY(forward, LK_CE_FORWARD)
-LK_CE_ENTRY(backward, LK_CE_BACKWARD)
-LK_CE_ENTRY(forward_backward, LK_CE_BOTH)
-LK_CE_ENTRY(finish, LK_CE_FINISH)
+LK_CE_ENTRY(forward, LK_CE_FORWARD, lk_cross_entropy_run_rows<T>(op, &device, p, LK_CE_FORWARD, stream))
+LK_CE_ENTRY(backward, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &device, p, stream))
+LK_CE_ENTRY(forward_backward, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, p, LK_CE_BOTH, stream))
+LK_CE_ENTRY(finish, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, p, stream))
 
 #define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \

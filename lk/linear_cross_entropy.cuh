@@ -2585,7 +2585,7 @@ template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const l
     return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(q.cols, LK_LCE_THREADS) * w.splits, columns);
 }
 
-/* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh. */
+/* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh's kernels for rows of any length. */
 template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &q)
 {
     const lk_lce_call &c = q.c;
@@ -2596,22 +2596,22 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     f.class_weight = w.class_weight ? w.class_weight : c.a.class_weight;
     f.rows = q.rows, f.vocab = c.a.vocab, f.logits_stride = w.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
     f.logit_scale = c.a.logit_scale, f.softcap = c.a.softcap, f.label_smoothing = c.a.label_smoothing, f.z_loss = c.a.z_loss;
-    f.target_dtype = LK_TARGET_INT32;
+    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = c.gradient ? c.type : lk_dtype<L>;
     if (w.loss) f.loss = w.loss + q.first_row;
     if (w.z) f.z_loss_out = w.z + q.first_row;
     if (w.entropy) f.entropy = w.entropy + q.first_row;
     if (w.argmax) f.argmax = w.argmax + q.first_row;
-    if (!c.gradient) return lk_cross_entropy_forward<L>(job->op, &f, job->stream);
-    f.dlogits = w.logits, f.dlogits_dtype = c.type;
-    if (w.slice) { /* of 16-bit elements */
-        f.dlogits_stride = w.logits_stride;
-        f.dlogits = (char *)w.logits + lk_lce_in_chunk(job, q) * w.logits_stride * lk_lce_bytes_of(c.type);
+    if (c.gradient) {
+        const int64_t first = w.slice ? lk_lce_in_chunk(job, q) * w.logits_stride * lk_lce_bytes_of(c.type) : 0;
+        f.dlogits = (char *)w.logits + first, f.dlogits_stride = lk_lce_dz_stride(job, q);
+        f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
     }
-    f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
     if (w.dlse) f.dlse = w.dlse + q.first_row;
     if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
-    return c.gives_loss ? lk_cross_entropy_forward_backward<L>(job->op, &f, job->stream)
-                        : lk_cross_entropy_backward<L>(job->op, &f, job->stream);
+    lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
+    if (!c.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
+    return c.gives_loss ? lk_cross_entropy_gradient<L, false>(job->op, &job->device, p, job->stream)
+                        : lk_cross_entropy_gradient<L, true>(job->op, &job->device, p, job->stream);
 }
 
 /* The panel-th panel of the chunk-th chunk. */
