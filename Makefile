@@ -262,6 +262,10 @@ $(out)/bench/%: bench/%.cu
 	$(Q)$(compile) -DBENCH_COMMIT='"$(COMMIT)"' -DBENCH_CODE='"$(shell NVCC=$(NVCC) tests/code $*)"' $< $(libs) -o $@
 $(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file
 # NCCL=DIR: with NCCL, from DIR/include and DIR/lib.
+$(out)/nccl: always # rewritten, so that these are compiled again, when it changes
+	@mkdir -p $(@D)
+	@echo '$(NCCL)' | cmp -s - $@ || echo '$(NCCL)' > $@
+$(out)/examples/parallel/main.o $(out)/bench/parallel.o: $(out)/nccl
 $(out)/examples/parallel/main $(out)/bench/parallel: $(out)/examples/parallel/kernels.o
 $(out)/examples/parallel/main.o $(out)/bench/parallel.o: nccl = $(if $(NCCL),-DWITH_NCCL -I$(NCCL)/include)
 $(out)/examples/parallel/main $(out)/bench/parallel: libs += $(if $(NCCL),-L$(NCCL)/lib -Xlinker -rpath=$(NCCL)/lib -Xlinker $(NCCL)/lib/libnccl.so.2)

@@ -4,8 +4,8 @@
 memory, where that was measured, and its list of losses between their marks.
 
 An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
-linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's;
-the header's lines. Ops that were compared on an H100 too have those rows here, which are newer.
+linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's.
+Ops that were compared on an H100 too have those rows here, which are newer.
 """
 import collections, csv, pathlib, re, sys
 
@@ -16,10 +16,10 @@ DIRECTIONS = ("forward", "backward", "forward_backward")
 
 
 def what(op):
-    """What the header's first sentence says, and how many lines it has."""
+    """What the header's first sentence says."""
     lines = pathlib.Path(f"lk/{op}.cuh").read_text().split("\n")
     text = " ".join(line.lstrip("/* ") for line in lines[1:4])
-    return re.match(rf"{op}\.cuh - (.*?)\.( |$)", text)[1], len(lines) - 1
+    return re.match(rf"{op}\.cuh - (.*?)\.( |$)", text)[1]
 
 
 def shares(path):
@@ -51,15 +51,14 @@ def ratios(groups):
 
 def table(results, groups):
     largest, ratio, h100 = shares(results), ratios(groups), shares(H100)
-    yield "| op | what it computes | of ceiling: forward, backward, both | on an H100 | best other / lk: forward, backward, both | lines |"
-    yield "|---|---|---|---|---|---|"
+    yield "| op | what it computes | of ceiling: forward, backward, both | on an H100 | best other / lk: forward, backward, both |"
+    yield "|---|---|---|---|---|"
     for op in sorted(largest):
-        text, lines = what(op)
         of, there = (", ".join(f"{share[1]:.2f}{share[2]}" if share else "-" for share in map(card[op].get, DIRECTIONS))
                      if op in card else "not measured" for card in (largest, h100))
         peers = [ratio.get((op, d)) for d in DIRECTIONS]
         other = ", ".join(f"{min(p):.2f} to {max(p):.2f}" if p else "-" for p in peers)
-        yield f"| [{op}](lk/{op}.cuh) | {text} | {of} | {there} | {other} | {lines} |"
+        yield f"| [{op}](lk/{op}.cuh) | {what(op)} | {of} | {there} | {other} |"
 
 
 def losses(rows, newer, path):
@@ -68,13 +67,13 @@ def losses(rows, newer, path):
     older, stem = [row for row in rows if row["op"] not in ops], path.removesuffix(".csv")
     kernels, count, compared = plot.slower(plot.grouped(older + newer), "kernel_ms")
     how, _, called, calls = plot.called(rows, path)
-    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\* by the profiler). The worst:"
+    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\*: timed by a profiler, without gaps between kernels). The worst:"
     yield ""
     yield from kernels[:4]
     yield f"- Called from Python {how}, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases."
     yield ""
-    yield f"Compared on an H200 at {plot.commits_of(older)}, whose page names the ops that have changed since;"
-    yield f"{', '.join(ops)} on an H100 at {plot.commits_of(newer)}."
+    yield f"{', '.join(ops)} was compared on an H100 at {plot.commits_of(newer)}, the other ops on an H200 at {plot.commits_of(older)};"
+    yield "each page lists all cases of its card, and that of the H200 the ops that have changed since."
     yield ""
     yield (f"[All losses, plots and errors]({stem}.md), [those of the H100]({H100_COMPARE.removesuffix('.csv')}.md) · "
            f"[all of lk's own rows]({stem.removesuffix('-compare')}.md)")

@@ -20,7 +20,7 @@ LK_DECLARE_LOGSUMEXP(f32)
 
 static int check(const char *what, int status)
 {
-    if (status) printf("%s: %s %s\n", what, lk_status_string(status), lk_last_error());
+    if (status) printf("%s: %s %s\n", what, lk_status_string(status), status < 0 ? lk_last_error() : "");
     return status != 0;
 }
 

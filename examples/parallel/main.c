@@ -9,7 +9,7 @@
  * dx summed over ranks, and its rows of dweight.
  *
  *   make example-parallel                           virtual ranks
- *   make example-parallel NCCL=DIR ARGS=--gpus      DIR has include/nccl.h and lib/libnccl.so
+ *   make example-parallel NCCL=DIR ARGS=--gpus      DIR has include/nccl.h and lib/libnccl.so.2
  */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime_api.h>
