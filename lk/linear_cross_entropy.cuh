@@ -2267,14 +2267,9 @@ LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, int direction)
     return a->parallel.vocab_total && gathers;
 }
 
-/* Validates and fills in c, with every default; what the call does not have becomes 0. least: the smallest workspace. A query
- * looks at shapes and options; its pointers say what is wanted. */
-template <class T>
-LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *c,
-                               size_t *least)
+/* Copies the arguments without what a call of this direction does not have, and sets what follows from them alone. */
+template <class T> LK_HOST void lk_lce_begin(const lk_lce_args *args, int direction, lk_lce_call *c)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &c->a;
     *c = {}, *a = *args;
     if (direction != LK_LCE_FORWARD) a->batch_invariant = 0;
@@ -2283,26 +2278,72 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         a->dx_stride = a->dweight_stride = a->slice_tokens = 0;
         a->upstream_per_token = a->accumulate = a->dweight_dtype = a->dbias_dtype = 0;
     }
-    if (backward) {
+    if (direction == LK_LCE_BACKWARD) {
         c->saved_lse = a->lse, c->saved_entropy = a->dentropy ? a->entropy : NULL;
         a->loss = a->z_loss_out = a->lse = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
         a->zero_when_empty = 0;
     }
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
-    const lk_vocab_parallel &v = a->parallel;
-    c->split = v.vocab_total != 0, c->classes = c->split ? v.vocab_total : a->vocab, c->state_bytes = lk_ce_state_bytes(a);
-    lk_status status = lk_cross_entropy_check_slice(op, a);
-    if (status) return status;
-    if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !v.all_gather)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
-    const bool leaves_states = c->split && direction == LK_LCE_FORWARD && !v.all_gather;
-    c->gives_loss = !backward, c->gradient = backward || a->dx || a->dweight || a->dbias;
     if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
-    c->saves = a->saved != NULL;
+    c->split = a->parallel.vocab_total != 0, c->classes = c->split ? a->parallel.vocab_total : a->vocab;
+    c->state_bytes = lk_ce_state_bytes(a), c->saves = a->saved != NULL;
+    c->gives_loss = direction != LK_LCE_BACKWARD, c->gradient = !c->gives_loss || a->dx || a->dweight || a->dbias;
     c->note = "", c->type = lk_dtype<T>, c->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
+}
+
+/* Fills in every default, and settles whether FUSED may be the path. Fails where the call asks for a path that it cannot have. */
+template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, lk_lce_call *c)
+{
+    lk_lce_args *const a = &c->a;
+    const bool empty = a->tokens == 0;
+    c->weights = a->class_weight;
+    if (a->class_weight && c->split) a->class_weight += a->parallel.vocab_start;
+    if (c->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS)
+        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
+    if (empty || a->vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
+    for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
+        if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
+    c->open = query && (!a->weight || (!a->x && !c->compact));
+    if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
+        return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
+    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
+    if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
+    const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
+    const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
+    if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
+    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy || a->batch_invariant))
+        only = "calls without label_smoothing, entropy, argmax, dentropy and batch_invariant";
+    if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
+    if (only && by_name)
+        return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
+                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
+    if (only) c->fused = false;
+    a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
+    a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
+    return LK_OK;
+}
+
+/* Validates a call and fills c in. least: the smallest workspace. A query looks at shapes and options; its pointers say what is
+ * wanted. */
+template <class T>
+LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *c,
+                               size_t *least)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const bool backward = direction == LK_LCE_BACKWARD;
+    lk_lce_args *const a = &c->a;
+    lk_lce_begin<T>(args, direction, c);
+    lk_status status = lk_cross_entropy_check_slice(op, a);
+    if (status) return status;
+    if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+    const bool leaves_states = c->split && direction == LK_LCE_FORWARD && !a->parallel.all_gather;
     lk_lce_workspace saved;
     const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_lay_out_saved(c, NULL, &saved) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
@@ -2355,37 +2396,11 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (!status && !query && some) status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
     if (status) return status;
 
-    c->weights = a->class_weight;
-    if (a->class_weight && c->split) a->class_weight += v.vocab_start;
     if (leaves_states) { /* finish has the others */
         a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
     }
-    if (c->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS)
-        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
-    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
-    if (vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
-    for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
-        if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
-    c->open = query && (!a->weight || (!a->x && !c->compact));
-    if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
-        return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
-    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
-    if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
-    const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
-    const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
-    const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
-    if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
-    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy || a->batch_invariant))
-        only = "calls without label_smoothing, entropy, argmax, dentropy and batch_invariant";
-    if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
-    if (only && by_name)
-        return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
-                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
-    if (only) c->fused = false;
-    a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
-    a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
+    status = lk_lce_settle<T>(op, query, c);
+    if (status) return status;
     *least = lk_lce_minimum(c);
     if (query) return LK_OK;
     status = lk_check_alignment(op, list, count);
