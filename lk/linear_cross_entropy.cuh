@@ -2293,7 +2293,7 @@ template <class T> LK_HOST void lk_lce_begin(const lk_lce_args *args, int direct
     c->rows = c->compact ? a->max_counted : a->tokens;
 }
 
-/* Fills in every default, and settles whether FUSED may be the path. Fails where the call asks for a path that it cannot have. */
+/* Fills in every default, and settles whether FUSED may be the path. Fails where a call asks for a path that it cannot have. */
 template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, lk_lce_call *c)
 {
     lk_lce_args *const a = &c->a;
@@ -2903,8 +2903,8 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     p.a = lk_lce_finish_args(&a);
     p.a.states = a.states, p.a.lse = (float *)c.saved_lse, p.a.class_weight = c.weights;
     if (a.tokens == 0) return LK_OK;
-    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<T>(op, &job->device, p, false, stream);
-    const lk_status status = a.bad_targets ? lk_cross_entropy_slice<T>(op, &job->device, p, true, stream) : LK_OK;
+    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<lk_f32>(op, &job->device, p, false, stream); /* any type */
+    const lk_status status = a.bad_targets ? lk_cross_entropy_slice<lk_f32>(op, &job->device, p, true, stream) : LK_OK;
     if (status || !a.dx) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
     const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));
