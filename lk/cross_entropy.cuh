@@ -2626,7 +2626,7 @@ LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_
     return lk_asked_device(op, error);
 }
 
-/* The functions that LK_EMIT calls. */
+/* The functions that LK_EMIT calls. run: the launch, an expression of op, device, p and stream. */
 #define LK_CE_ENTRY(direction, call, run)                                                                                      \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_##direction(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)     \

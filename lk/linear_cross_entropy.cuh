@@ -2267,7 +2267,7 @@ LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, int direction)
     return a->parallel.vocab_total && gathers;
 }
 
-/* Copies the arguments without what a call of this direction does not have, and sets what follows from them alone. */
+/* Copies the arguments that a call of this direction has, and sets what follows from them alone. */
 template <class T> LK_HOST void lk_lce_begin(const lk_lce_args *args, int direction, lk_lce_call *c)
 {
     lk_lce_args *const a = &c->a;
@@ -2892,7 +2892,7 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
     return f;
 }
 
-/* A rank without columns has empty states, and adds 0 to dx. */
+/* A rank without columns has empty states, and adds 0 to dx. It reads no logits, so the kernels of f32 serve every T. */
 template <class T>
 LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int direction, cudaStream_t stream)
 {
@@ -2903,7 +2903,7 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     p.a = lk_lce_finish_args(&a);
     p.a.states = a.states, p.a.lse = (float *)c.saved_lse, p.a.class_weight = c.weights;
     if (a.tokens == 0) return LK_OK;
-    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<lk_f32>(op, &job->device, p, false, stream); /* any type */
+    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<lk_f32>(op, &job->device, p, false, stream);
     const lk_status status = a.bad_targets ? lk_cross_entropy_slice<lk_f32>(op, &job->device, p, true, stream) : LK_OK;
     if (status || !a.dx) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
