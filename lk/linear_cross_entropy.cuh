@@ -353,6 +353,8 @@ typedef struct {
 
 #define LK_LCE_ELSEWHERE INT32_MAX
 
+#define LK_LCE_SAMPLE 8 /* columns of the sample behind a row's reference, or all where there are fewer */
+
 /* Columns whose exponentials are kept in dweight's memory. */
 #define LK_LCE_LOANS 3
 typedef struct {
@@ -376,7 +378,7 @@ typedef struct {
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
     lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
-    lk_lce_sums *sample;   /* fused: [rows], or [chunk] where rows are compacted, of the first 256 columns */
+    float *sample;         /* fused: [chunk, LK_LCE_SAMPLE], logits without bias, of columns spread over the vocabulary */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
@@ -859,7 +861,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
  * error. It stays in float: lk_lce_gradients_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
  * row of x to dweight.
  *
- * A row's exponentials have one reference, chosen before the row is known. It is guessed from the first tile, whose maximum and
+ * A row's exponentials have one reference, chosen before the row is known. It is guessed from a few columns, whose maximum and
  * mean say how far the largest of all columns may be. bf16 has float's range, so a tile may be 2^40 above the guess or 2^90
  * below it. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales
  * it. */
@@ -874,7 +876,8 @@ typedef struct {
     CUtensorMap x, weight;
     lk_lce_work q;        /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
-    float ahead;          /* (largest of vocab columns - mean) / (largest of a tile - mean) - 1, expected */
+    int sampled;          /* columns of the sample */
+    float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
     int lent, kept;       /* tiles whose exponentials are kept in w.loans, and in both w.loans and w.logits */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
@@ -973,12 +976,21 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
     return s;
 }
 
-/* A row's reference, guessed from its first tile. */
-LK_DEVICE float lk_lce_guess(lk_lce_sums first, float ahead, float scale)
+/* A row's reference, guessed from the largest and the mean of its sample. */
+LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
 {
-    const float max = lk_lse_reference(first.max), above = -ahead * __fdiv_rn(first.weighted, first.weights);
-    const float most = __fdiv_rn(80.0f * LK_LN2, scale);
-    return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: no columns, or -inf among them */
+    const lk_lce_args &a = p.q.c.a;
+    const float *const bias = (const float *)p.q.w.bias;
+    float max = -INFINITY, sum = 0.0f, slope;
+    for (int j = 0; j < p.sampled; j++) {
+        float v = p.q.w.sample[row * LK_LCE_SAMPLE + j] + (bias ? bias[a.vocab / p.sampled * j] : 0.0f);
+        if (a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
+        max = fmaxf(max, v), sum += v;
+    }
+    max = lk_lse_reference(max);
+    const float above = p.ahead * (max - __fdiv_rn(sum, (float)p.sampled));
+    const float most = __fdiv_rn(80.0f * LK_LN2, lk_lce_scale(a));
+    return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: one column, or -inf among them */
 }
 
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
@@ -1113,7 +1125,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const bool here = row + 8 * r < q.rows;
-                if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(w.sample[here ? row + 8 * r : 0], p.ahead, lk_lce_scale(a));
+                if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
                 y[r] = here ? w.target[q.first_row + row + 8 * r] : -1;
                 if (mode != LK_LCE_DZ) continue;
                 s[r].max = 0.0f; /* sums of p need no other reference */
@@ -1877,8 +1889,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     lk_take(&w.owners, &room, a.dweight || a.dbias, a.vocab);
     if (!c->gives_loss && (!c->saves || c->split)) lk_take(&w.others, &room, true, rows);
     lk_take(&w.scale, &room, c->gradient && kept, chunk);
-    lk_take(&w.sample, &room, states, c->compact ? chunk : rows);
-    lk_room instead = room; /* v x overwrites sums and references, which the factor kernel has read by then */
+    lk_room instead = room; /* v x overwrites what the factor kernel is the last to read */
+    lk_take(&w.sample, &room, states, chunk * LK_LCE_SAMPLE);
     w.stretches = c->gradient || c->saves ? some : alone;
     lk_take(&w.sums, &room, c->gives_loss || !kept, chunk * w.stretches);
     lk_take(&w.more, &room, more, chunk * w.stretches);
@@ -2025,9 +2037,9 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
     if (lk_lce_keeps(c) && lk_lce_fits(c, plan, budget)) return true;
     for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
         const int64_t lent = keeps ? lk_lce_borrow(c, loans) : 0, all = lk_ceil_div(vocab - lent, tile);
-        int64_t low = 0, high = all + 1; /* tiles: low fits, high does not */
-        while (high - low > 1) {
-            const int64_t tiles = low + (high - low) / 2, cols = lk_lce_min(tiles * tile, vocab - lent);
+        int64_t low = 0, high = all + 1; /* tiles: low fits, high does not. All come first: they need no sums of dx */
+        for (int64_t tiles = all; high - low > 1; tiles = low + (high - low) / 2) {
+            const int64_t cols = lk_lce_min(tiles * tile, vocab - lent);
             *plan = lk_lce_fused_plan(c->rows, keeps ? lent + cols : 0, lent, cols);
             *(lk_lce_fits(c, plan, budget) ? &low : &high) = tiles;
         }
@@ -2077,7 +2089,7 @@ LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narr
     if (once && (plan->kept_vocab == vocab || !lk_lce_keeps(c))) return true;
     if (!lk_lce_plan_fused_chunks(c, budget, &chunks)) return once;
     const double again = (double)(vocab - plan->kept_vocab) / (double)vocab / 3.0;
-    const double sums = c->a.dweight_dtype == LK_DTYPE_F32 ? 60.0 : 170.0;
+    const double sums = !c->a.dweight ? 0.0 : c->a.dweight_dtype == LK_DTYPE_F32 ? 60.0 : 170.0;
     if (!once || again > sums / (double)chunks.chunk_tokens) *plan = chunks;
     return true;
 }
@@ -2724,8 +2736,9 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
     p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
-    /* The largest of n normal values is sqrt(2 log n) deviations above the mean; of 256 it is 2.8. */
-    p->ahead = a.vocab > LK_GEMM_COLS ? sqrtf(2.0f * logf((float)a.vocab)) / 2.8f - 1.0f : 0.0f;
+    /* The largest of n normal values is sqrt(2 log n) deviations above the mean; of 8 it is 1.4. */
+    p->sampled = (int)lk_lce_min(a.vocab, LK_LCE_SAMPLE);
+    p->ahead = a.vocab > LK_LCE_SAMPLE ? sqrtf(2.0f * logf((float)a.vocab)) / 1.4f - 1.0f : 0.0f;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     const T *const weight = (const T *)a.weight + q.first_col * a.weight_stride;
     const int64_t left = a.vocab - q.first_col;
@@ -2734,17 +2747,16 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
-/* The first tile of all rows, for the guess of the references. All rows at once, since one tile per row keeps few clusters
- * busy; compacted rows of x are there for one chunk only. */
-template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, lk_lce_work q)
+/* Some logits of a chunk's rows, for the guess of the references. */
+template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &q)
 {
-    lk_lce_fused p;
-    if (!q.c.compact) q.rows = q.c.rows;
-    const lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
-    p.sums = q.w.sample, p.tiles = p.stretches = p.stretch_tiles = 1, p.items = p.pairs;
-    p.q.c.a.label_smoothing = 1.0f; /* the sums of smoothing too: the tile's mean */
-    p.q.c.a.class_weight = NULL, p.q.w.class_weight = NULL;
-    return status ? status : lk_lce_launch_tiles(job, lk_lce_fused_kernel<false, LK_LCE_STATES>, p.items, p);
+    const lk_lce_args &a = q.c.a;
+    lk_cublas_product m = lk_lce_product(job, LK_DTYPE_F32, false);
+    m.key.transpose_a = 1;
+    m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = q.rows, m.key.k = a.hidden;
+    m.key.lda = a.vocab / m.key.m * a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
+    m.a = a.weight, m.b = lk_lce_x<T>(job, q), m.d = q.w.sample;
+    return lk_lce_multiply(job, &m);
 }
 
 /* dx of a panel's columns, and dweight if it has sums of its own. */
@@ -2775,7 +2787,7 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work 
 }
 
 /* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
-template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lce_work q)
+template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const lk_lce_work &q)
 {
     const lk_lce_call &c = q.c;
     const lk_lce_args &a = c.a;
@@ -2783,8 +2795,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, lk_lc
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax && !a.dentropy;
     lk_lce_fused p;
     lk_status status = LK_OK;
-    if (kept && (q.first_row == 0 || c.compact)) status = lk_lce_sample<T>(job, q);
-    if (kept && !c.compact) q.w.sample += q.first_row;
+    if (kept) status = lk_lce_sample<T>(job, q);
     if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.lent = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
@@ -2871,6 +2882,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     else if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;
     lk_lce_work rest = job->p;
+    if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* states and dx are all there is */
     if (c.split) rest.c.a.dx = NULL; /* it has been handed over */
     return lk_lce_finish(job, rest);
 }

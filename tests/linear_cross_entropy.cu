@@ -1990,6 +1990,25 @@ static void fused_refusals(void)
     }
 }
 
+/* With memory for all columns FUSED makes them in one panel, and so it does in the workspace that this plan says. */
+static void one_panel(int direction)
+{
+    static const int64_t vocabs[] = {257, 4000, 32000, 50257, 131072};
+    for (int i = 0; i < LENGTH_OF(vocabs); i++) {
+        problem p = plain(TEST_BF16, direction, FUSED, 8192, 4096, vocabs[i]);
+        alignas(256) static int64_t some[32];
+        void *at[TENSORS] = {};
+        at[X] = at[WEIGHT] = at[TARGET] = at[LSE] = at[DX] = at[DWEIGHT] = some;
+        plan_t of = {}, again = {};
+        p.on[SMOOTHING] = true; /* exponentials are not kept */
+        set_args(&p, at);
+        lk_status status = plan_of(&p, (size_t)8 << 30, &of);
+        if (!status) status = plan_of(&p, of.workspace_bytes, &again);
+        if (!test_that(!status && of.panels == 1 && again.panels == 1))
+            test_detail("%s, then %s, %s", of.text, again.text, status ? lk_last_error() : "");
+    }
+}
+
 /* The last columns and the others give dx two sums that nearly cancel, each beyond f16's range: dx is within it. A bias makes
  * column 0 all of p, with weights of 3, and the last column is the target, with weights of 3.5. */
 static void cancelling_columns(int type, int direction, int path)
@@ -2047,6 +2066,8 @@ static void all_sequences(void)
         if (fused_here && test_begin("batch_invariant, variant %d", variant)) invariant(variant), test_finish();
     if (fused_here && test_begin("sums of 24 bits")) sums_of_24_bits(), sums_of_dx(), test_finish();
     if (fused_here && test_begin("what fused is not for")) fused_refusals(), test_finish();
+    for (int direction = BACKWARD; fused_here && direction <= BOTH; direction++)
+        if (test_begin("%s: one panel where there is memory", direction_name[direction])) one_panel(direction), test_finish();
     for (int direction = 0; direction < DIRECTIONS; direction++)
         if (test_begin("%s: path 0 and the path by name", direction_name[direction])) {
             choices_by_name(direction, THIS_DEVICE);
