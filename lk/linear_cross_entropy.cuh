@@ -499,7 +499,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.c.type == LK_DTYPE_F16 && p.c.gradient;
     lk_lce_tally s = {};
-#pragma unroll 16
+#pragma unroll 8
     for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
         const lk_ce_label label = lk_lce_look_up(p.c, token);
         s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
