@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 /* Strong scaling of linear_cross_entropy whose columns are split over ranks: `make bench-parallel`.
  *
- *   parallel             on one GPU: one rank of 2, 4 and 8, whose collectives are copies on the GPU. It shows what a rank
- *                        computes, against 1/P of the head without ranks
+ *   parallel             on one GPU: one rank of 2, 4 and 8, whose all-gather is copies on the GPU; dx is not summed. It shows
+ *                        what a rank computes, against 1/P of the head without ranks
  *   parallel --gpus      with NCCL: a thread per GPU of the machine, one rank each; and NCCL's all-reduce of dx alone
  *   --leave N            --gpus: dweight's matmul leaves N SMs to NCCL, which has N blocks (reduce_sms, maxCTAs). May be given
  *                        several times, 0 too; without it 0 and 8
  *   --case TEXT          only cases that hold TEXT
  *
- * A call is repeated back to back for 0.4 s after as long a warm-up; ms is the mean of the second. bf16, dweight in bf16, mean
- * loss, a workspace of up to 4 GiB. efficiency is ms of the head without ranks, over P, over ms. forward is forward by itself;
+ * A call is repeated back to back, 0.4 s to warm up and 0.4 s that are timed; ms is the mean. --gpus: of the slowest rank, with
+ * the sum of dx; the rows "until" are of one call. bf16, dweight in bf16, mean loss, a workspace of up to 4 GiB. efficiency is ms of the head without ranks, over P, over ms. forward is forward by itself;
  * backward makes the gradients from lse; forward_backward is one call. bytes: what a rank sends in the all-gather.
  * Rows go to BENCH_CSV. */
 #define _POSIX_C_SOURCE 200809L

@@ -112,11 +112,12 @@
  *            Under a softcap -inf becomes -softcap, so it masks nothing; +inf becomes softcap. A counted row whose z are all
  *            -inf, or that has +inf or NaN: loss, entropy and dlogits are NaN; lse is -inf, +inf or NaN, respectively.
  * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once. Only rows too
- *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward.
+ *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward, and
+ *            with ranks all rows. In forward a warp that meets NaN, +inf or a sum out of range reads its part of a row again.
  *            With target_prob forward reads both once. forward_backward reads both twice, and backward reads target_prob
  *            twice.
- *            Smoothing with class weights reads class_weight along each row, backward twice. A part of an ignored row may be
- *            prefetched before its target is known: up to two vectors per thread, or 8 KiB.
+ *            Smoothing with class weights reads class_weight along each row, and for gradients twice. A part of an ignored row
+ *            may be prefetched before its target is known: up to two vectors per thread, or 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -308,7 +309,7 @@ typedef struct {
     int64_t valid;
     const float *over;         /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
     int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
-    int team_log2;             /* a row has 1 << team_log2 threads: up to 32, or all of a block or of a cluster */
+    int team_log2;             /* a row has 1 << team_log2 threads: up to 32, short ones up to 128; or a block, or a cluster */
     int slots;                 /* per thread */
     int wave;                  /* about so many blocks run at once */
     int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
@@ -355,8 +356,8 @@ template <class Int> struct alignas(16) lk_ce_sums {
 /* Kahan's sum. An infinite one stays as it is. */
 LK_DEVICE void lk_ce_kahan_add(float *sum, float *lost, float x)
 {
-    const float part = x - *lost, total = *sum + part, over = (total - *sum) - part;
-    *lost = lk_is_finite(over) ? over : 0.0f;
+    const float part = x - *lost, total = *sum + part, error = (total - *sum) - part;
+    *lost = lk_is_finite(error) ? error : 0.0f;
     *sum = total;
 }
 
@@ -538,8 +539,8 @@ template <class T> struct lk_ce_plain_share {
 
 template <class T> LK_DEVICE lk_ce_plain_share<T> lk_ce_plain_aim(const T *row, lk_split split, int rank, int size_log2)
 {
-    const int over = (int)split.vecs & ((1 << size_log2) - 1);
-    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < over)};
+    const int left = (int)split.vecs & ((1 << size_log2) - 1);
+    return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < left)};
 }
 
 /* Loads the first U vectors of a share. */
@@ -601,7 +602,7 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     for (int u = 0; u < U; u++)
         if (u < left) part += lk_lse_terms(raw[u], rate, base);
     sum += part - lost;
-    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* rows shorter than a vector */
+    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* more single elements than threads */
         sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
@@ -760,9 +761,10 @@ template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     lk_cross_entropy_forward_block_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
-    const int over = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank()), size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + over;
+    const int blocks_log2 = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank());
+    const int size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + blocks_log2;
     const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
-    const int64_t row = blockIdx.x >> over; /* U = 8 is for rows of one block */
+    const int64_t row = blockIdx.x >> blocks_log2; /* U = 8 is for rows of one block */
     const lk_cross_entropy_args &a = p.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_ce_plain_share<T> share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
@@ -888,7 +890,7 @@ LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, i
 {
     const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
     float sum = 0.0f, lost = 0.0f;
-    for (int i = at.rank + at.team; i < at.edge; i += at.team) { /* rows of less than a vector per lane */
+    for (int i = at.rank + at.team; i < at.edge; i += at.team) { /* more single elements than threads */
         const int col = lk_ce_edge_col(at, i);
         if (col != y) sum += lk_ex2(fmaf(rate, lk_to_float(at.logits[col]), -base));
     }
@@ -1045,7 +1047,8 @@ LK_DEVICE lk_ce_row lk_ce_exchange(lk_ce_inbox *inbox, lk_ce_row s, float scale,
     return lk_ce_row_warp<all, exact>(sum, scale);
 }
 
-/* The sum of x over the threads of a row, for the lanes of the owner's warp. No other warp waits, and other blocks may end. */
+/* The sum of x over the threads of a row, for the lanes of the owner's warp. In a cluster no other warp waits, and other blocks
+ * may end; in one block all warps meet at a barrier. */
 LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int source)
 {
     if (team <= 32) return lk_sum_warp(x, team);
@@ -1201,7 +1204,7 @@ template <class T, int n> LK_DEVICE void lk_ce_store(const lk_cross_entropy_args
     else lk_ce_store_as((lk_bf16 *)out, x, wide);
 }
 
-/* The address of a gradient. */
+/* The bytes of an element of dlogits, and the address of one. */
 template <class T> LK_DEVICE int lk_ce_bytes(const lk_cross_entropy_args &a)
 {
     return sizeof(T) == 2 || a.dlogits_dtype != LK_DTYPE_F32 ? 2 : 4;
@@ -1489,10 +1492,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
 
 /* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two or four warps, holds
  * a row in registers. Once the exponentials are taken, it holds those, so an element needs one exponential in forward_backward
- * too. At this size most instructions of a row are not for its elements. Whole warps make every step known to the compiler, and
- * what a row needs besides its logits is loaded before them. */
+ * too. At this size most instructions of a row are not for its elements. So with 32 or more threads per row the team's size is
+ * a template argument, and targets, upstream, lse and counts are loaded before the logits; class_weight[y] comes after them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors per lane */
-#define LK_CROSS_ENTROPY_SHORT_BLOCKS (LK_ARCH >= 1000 ? 3 : 4) /* per SM: as many as registers allow without spills */
+#define LK_CROSS_ENTROPY_SHORT_BLOCKS(arch) ((arch) >= 1000 ? 3 : 4) /* per SM: as many as registers allow without spills */
 
 /* -inf in every element of a vector. */
 template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
@@ -1505,18 +1508,18 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
     return none;
 }
 
-/* Puts -inf in element `element` of vector `slot`; slot -1: nowhere. */
-template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int slot, int element)
+/* Puts -inf in element `element` of vector number `vector`; -1: nowhere. */
+template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int vector, int element)
 {
     constexpr int each = LK_VEC<T> / 4; /* elements of a word */
-    const uint32_t one = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << (unsigned)element % each * 16;
+    const uint32_t bits = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << ((unsigned)element % each * 16);
     const uint32_t none = lk_ce_nothing<T>().raw.x;
     uint32_t mask[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) mask[i] = element / each == i ? one : 0;
+    for (int i = 0; i < 4; i++) mask[i] = element / each == i ? bits : 0;
 #pragma unroll
     for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
-        if (u != slot) continue;
+        if (u != vector) continue;
         raw[u].raw.x = (raw[u].raw.x & ~mask[0]) | (none & mask[0]);
         raw[u].raw.y = (raw[u].raw.y & ~mask[1]) | (none & mask[1]);
         raw[u].raw.z = (raw[u].raw.z & ~mask[2]) | (none & mask[2]);
@@ -1546,10 +1549,11 @@ template <class Pair> LK_DEVICE void lk_ce_max_pairs(uint4 *a, uint4 b)
 LK_DEVICE void lk_ce_max(lk_vec<lk_f16> *a, lk_vec<lk_f16> b) { lk_ce_max_pairs<__half2>(&a->raw, b.raw); }
 LK_DEVICE void lk_ce_max(lk_vec<lk_bf16> *a, lk_vec<lk_bf16> b) { lk_ce_max_pairs<__nv_bfloat162>(&a->raw, b.raw); }
 
-/* e = 2^(rate v - base) of a share's elements; difference: 2^(rate (v - base)), for a base out of range. Returns their sum. */
+/* e = 2^(rate v - subtract) of a share's elements; difference: 2^(rate (v - subtract)), for references that are too large times
+ * rate. Returns their sum. */
 template <bool difference, class T>
 LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>],
-                                   const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float rate, float base)
+                                   const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float rate, float subtract)
 {
     float sum[4] = {};
 #pragma unroll
@@ -1557,22 +1561,22 @@ LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>]
         lk_unpack(e[u], raw[u]);
 #pragma unroll
         for (int j = 0; j < LK_VEC<T>; j++)
-            sum[j % 4] += e[u][j] = lk_ex2(difference ? rate * (e[u][j] - base) : fmaf(rate, e[u][j], -base));
+            sum[j % 4] += e[u][j] = lk_ex2(difference ? rate * (e[u][j] - subtract) : fmaf(rate, e[u][j], -subtract));
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The barrier of the W warps of row `team` of the block. */
-template <int W> LK_DEVICE void lk_ce_sync_warps(int team)
+/* The barrier of the W warps of the block's row number `row`. Barrier 0 is that of __syncthreads. */
+template <int W> LK_DEVICE void lk_ce_sync_warps(int row)
 {
-    if (team == 0) lk_named_barrier_sync<1>(32 * W);
-    else if (team == 1) lk_named_barrier_sync<2>(32 * W);
-    else if (W == 2 && team == 2) lk_named_barrier_sync<3>(32 * W);
+    if (row == 0) lk_named_barrier_sync<1>(32 * W);
+    else if (row == 1) lk_named_barrier_sync<2>(32 * W);
+    else if (W == 2 && row == 2) lk_named_barrier_sync<3>(32 * W);
     else if (W == 2) lk_named_barrier_sync<4>(32 * W);
 }
 
-/* The largest logit of a team's shares, `most` among them. */
-template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float most, int team)
+/* The largest of a row's logits in this warp. target: the target's, which is -inf in raw. */
+template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float target, int team)
 {
     lk_vec<T> largest = raw[0];
 #pragma unroll
@@ -1580,13 +1584,13 @@ template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CRO
     float v[LK_VEC<T>];
     lk_unpack(v, largest);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, v[j]);
-    return lk_max_warp(most, team);
+    for (int j = 0; j < LK_VEC<T>; j++) target = fmaxf(target, v[j]);
+    return lk_max_warp(target, team);
 }
 
-/* From the sum of a warp to that of the row's W warps. In backward their sums are against one reference, else each against its
- * *max. That becomes the row's, and *missed gets the factor to it. */
-template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *missed)
+/* Adds the sums of the row's W warps. In forward_backward each is relative to its warp's *max and first rescaled to the row's
+ * largest; *max becomes that, and *unit is multiplied by this warp's rescaling. */
+template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *unit)
 {
     LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
     const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
@@ -1604,7 +1608,7 @@ template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, flo
     } else { /* the difference of two equal infinities is NaN; fminf passes over it */
 #pragma unroll
         for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
-        *missed *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
+        *unit *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
     }
     return sum;
 }
@@ -1624,67 +1628,88 @@ LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROS
     }
 }
 
-/* given: backward. lanes: of a row, 32, 64 or 128; 0: up to 32, 1 << team_log2. Where a row has several warps, each takes its
- * exponentials against a reference of its own, and they exchange once. Their logits stay in the caches, which is faster there.
+/* What a row's gradient reads besides logits, target and class weight. f: upstream; over, valid: as in the call. */
+typedef struct {
+    float f, dlse, lse, lse_low, over;
+    int64_t valid;
+} lk_ce_short_upstream;
+
+template <bool given>
+LK_DEVICE lk_ce_short_upstream lk_ce_short_load_upstream(const lk_cross_entropy_call &p, int64_t row, bool there)
+{
+    const lk_cross_entropy_args &a = p.a;
+    const bool mean = a.reduction == LK_REDUCTION_MEAN;
+    lk_ce_short_upstream in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, p.valid};
+    if (there && given) in.lse = a.lse[row];
+    if (there && given && a.lse_low) in.lse_low = a.lse_low[row];
+    if (there && a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0];
+    if (there && a.dlse) in.dlse = a.dlse[row];
+    if (mean && p.valid_rows) in.valid = *p.valid_rows;
+    if (mean && p.over) in.over = *p.over;
+    return in;
+}
+
+/* Divides the factors of the class term, rest, and of the z-loss, own, for a mean. dlse is not divided. */
+LK_DEVICE void lk_ce_short_divide(const lk_cross_entropy_call &p, lk_ce_short_upstream in, float *rest, float *own)
+{
+    const float over = p.over ? in.over : (float)in.valid, z_over = p.a.denominator ? over : (float)in.valid;
+    *rest = over != 0.0f ? __fdiv_rn(*rest, over) : 0.0f, *own = over != 0.0f ? __fdiv_rn(*own, z_over) : 0.0f;
+}
+
+/* Brings a whole row into the L2. One thread calls; below sm_90 nothing happens. */
+template <class T> LK_DEVICE void lk_ce_short_prefetch(const lk_cross_entropy_args &a, const T *logits)
+{
+    lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
+}
+
+/* given: backward. lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << p.team_log2. In forward_backward each
+ * warp has its own reference, its largest logit; in backward all use lse. The warps of a row exchange their sums once. Rows of
+ * several warps are read by cached loads, which is faster.
  *
- * The first wave of blocks prefetches its rows before the wait for the previous kernel; those of several warps whole. Later
- * rows are prefetched by the block that comes a wave before their own, which by then knows whether they are ignored. */
+ * The first wave of blocks prefetches before the wait for the previous kernel: whole rows where a row has several warps, else
+ * two vectors per thread. On sm_90 and later each row's first thread also loads the target of the row one wave later, and
+ * prefetches that row whole unless it is ignored. */
 template <class T, bool given, int lanes>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS(LK_ARCH))
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
     constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
     constexpr bool full = lanes >= 32;
     const lk_cross_entropy_args &a = p.a;
-    const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : p.team_log2;
-    const int team = 1 << team_log2;
+    const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : p.team_log2, team = 1 << team_log2;
     const int rank = (int)threadIdx.x & (team - 1), step = team * N;
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     const bool there = row < a.rows;
-    const int64_t next = row + (p.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* a wave of blocks later */
-    const bool early = blockIdx.x < (unsigned)p.wave, asks = LK_ARCH >= 900 && rank == 0;
+    const int64_t next_row = row + (p.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* a wave of blocks later */
+    const bool first_wave = blockIdx.x < (unsigned)p.wave, prefetches_next = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
-    const bool mean = a.reduction == LK_REDUCTION_MEAN;
     lk_griddepcontrol_launch_dependents();
     if (there && rank == 0) {
         lk_ce_prefetch_target(a, row);
         if (given) lk_prefetch_l2(a.lse + row);
-        if (W > 1 && early) lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
+        if (W > 1 && first_wave) lk_ce_short_prefetch(a, logits);
     }
-    if (W == 1 && early && count > 0) lk_prefetch_l2(first);
-    if (W == 1 && early && count > 1) lk_prefetch_l2(first + step);
+    if (W == 1 && first_wave && count > 0) lk_prefetch_l2(first);
+    if (W == 1 && first_wave && count > 1) lk_prefetch_l2(first + step);
     lk_griddepcontrol_wait();
     if (full && !there) return;
 
     const lk_ce_word word = lk_ce_load_word(a, row);
-    lk_ce_word next_word = {};
-    if (asks) next_word = lk_ce_load_word(a, next);
-    float f = 1.0f, dlse = 0.0f, lse = 0.0f, lse_low = 0.0f, over = 1.0f;
-    int64_t valid = p.valid;
-    if (there && given) lse = a.lse[row];
-    if (there && given && a.lse_low) lse_low = a.lse_low[row];
-    if (there && a.upstream) f = a.upstream[a.upstream_per_row ? row : 0];
-    if (there && a.dlse) dlse = a.dlse[row];
-    if (mean && p.valid_rows) valid = *p.valid_rows;
-    if (mean && p.over) over = *p.over;
+    const lk_ce_word next_word = prefetches_next ? lk_ce_load_word(a, next_row) : lk_ce_word{};
+    const lk_ce_short_upstream in = lk_ce_short_load_upstream<given>(p, row, there);
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = given ? y >= 0 : y != -1;
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++)
-        if (read && u < count) {
-            const T *from = first + u * step;
-            raw[u] = W > 1 ? lk_load_vec_ca(from) : lk_load_vec(from);
-        }
-    if (asks && lk_ce_label_of_word(a, next, next_word).counted)
-        lk_cp_async_bulk_prefetch_l2((const T *)a.logits + next * a.logits_stride, (unsigned)a.vocab * (unsigned)sizeof(T));
-    T element = {};
-    float weight = 1.0f;
-    if (y >= 0) element = logits[y];
-    if (y >= 0 && a.class_weight) weight = a.class_weight[y];
+        if (read && u < count) raw[u] = W > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
+    if (prefetches_next && lk_ce_label_of_word(a, next_row, next_word).counted)
+        lk_ce_short_prefetch(a, (const T *)a.logits + next_row * a.logits_stride);
+    const T element = y >= 0 ? logits[y] : T{};
+    const float weight = y >= 0 && a.class_weight ? a.class_weight[y] : 1.0f;
     const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : index >= 0;
     if (!read || count < U) {
@@ -1694,48 +1719,44 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     lk_ce_blank(raw, index, y % N);
 
-    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = single = own p[y] - rest sum_{j != y} p[j]. */
+    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = target_gradient = own p[y] - rest sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, single = NAN, rest = f * scale * weight;
-    float own = 2.0f * a.z_loss * f * scale;
-    if (mean) {
-        if (!p.over) over = (float)valid;
-        const float z_over = a.denominator ? over : (float)valid;
-        rest = over != 0.0f ? __fdiv_rn(rest, over) : 0.0f, own = over != 0.0f ? __fdiv_rn(own, z_over) : 0.0f;
-    }
+    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, target_gradient = NAN, rest = in.f * scale * weight;
+    float own = 2.0f * a.z_loss * in.f * scale;
+    if (a.reduction == LK_REDUCTION_MEAN) lk_ce_short_divide(p, in, &rest, &own);
     lk_ce_row all = lk_ce_row_empty();
-    float sum, low = 0.0f, base = 0.0f, missed = 1.0f; /* missed: the rounding of base, which is known exactly */
+    float sum, reference = 0.0f, base = 0.0f, unit = 1.0f; /* unit: what makes up for the rounding of base */
     if constexpr (given) {
-        const bool proper = y >= 0 && lk_is_finite(lse);
-        if (proper) missed = lk_ce_unit(lse, lse_low, scale, &rate, &base);
-        own = (a.z_loss > 0.0f ? own * lse : 0.0f) + dlse * scale;
-        rise = proper ? missed * (rest + own) : y != -1 ? NAN : 0.0f;
+        const bool proper = y >= 0 && lk_is_finite(in.lse);
+        if (proper) unit = lk_ce_unit(in.lse, in.lse_low, scale, &rate, &base);
+        own = (a.z_loss > 0.0f ? own * in.lse : 0.0f) + in.dlse * scale;
+        rise = proper ? unit * (rest + own) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
-        all.max = lk_ce_short_max(raw, logit, team), low = lk_lse_reference(all.max), base = rate * low;
+        all.max = lk_ce_short_max(raw, logit, team), reference = lk_lse_reference(all.max), base = rate * reference;
         if (fabsf(base) < LK_LSE_BASE) {
-            missed = lk_ex2(-fmaf(rate, low, -base));
+            unit = lk_ex2(-fmaf(rate, reference, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
         } else {
-            sum = lk_ce_exponentials<true, T>(e, raw, rate, low);
+            sum = lk_ce_exponentials<true, T>(e, raw, rate, reference);
         }
     }
-    float others = lk_sum_warp(sum, team) * missed;
-    if constexpr (W > 1) others = lk_ce_short_exchange<given, W>(others, rate, &all.max, &missed);
-    if constexpr (W > 1 && !given) low = lk_lse_reference(all.max);
+    float others = lk_sum_warp(sum, team) * unit;
+    if constexpr (W > 1) others = lk_ce_short_exchange<given, W>(others, rate, &all.max, &unit);
+    if constexpr (W > 1 && !given) reference = lk_lse_reference(all.max);
     if constexpr (given) {
-        if (y >= 0 && lk_is_finite(lse)) single = own * (missed * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
+        if (y >= 0 && lk_is_finite(in.lse)) target_gradient = own * (unit * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
-        const float target = lk_ex2(rate * (logit - low));
+        const float target_e = lk_ex2(rate * (logit - reference));
         all.sum = others;
-        if (y >= 0) all.sum += target, all.target = logit;
+        if (y >= 0) all.sum += target_e, all.target = logit;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
             own = a.z_loss > 0.0f ? own * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
-            own += dlse * scale;
-            rise = (rest + own) * missed * inverse;
-            single = own * (target * inverse) - rest * (others * inverse);
+            own += in.dlse * scale;
+            rise = (rest + own) * unit * inverse;
+            target_gradient = own * (target_e * inverse) - rest * (others * inverse);
         } else if (y != -1) {
             rise = NAN;
         }
@@ -1743,7 +1764,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
     lk_ce_short_store(dlogits + rank * N, step, count, e, rise);
-    if (owner && y >= 0) lk_put(dlogits + y, single);
+    if (owner && y >= 0) lk_put(dlogits + y, target_gradient);
     if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
 }
 
@@ -2378,7 +2399,8 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, p);
 }
 
-/* The launch of forward's rows that are plain. Lanes of a warp until each has two vectors. */
+/* The launch of forward's rows that are plain. A row of up to 16 KiB gets lanes of a warp, enough for two vectors each. A
+ * longer row gets a block, or where there are few rows a cluster. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
 {
@@ -2416,7 +2438,7 @@ template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
 {
     while (p.a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
-    p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS * device->sms;
+    p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS(10 * device->arch) * device->sms;
     void (*const kernels[4])(lk_cross_entropy_call) = {
         lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
         lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
@@ -2427,27 +2449,27 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
 
 /* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
  * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
- * gets a cluster, and last as many slots as there is room for. */
-#define LK_CROSS_ENTROPY_SHARED 128 /* threads of a block where rows share it */
+ * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. */
+#define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
                                             cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
     const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    const int64_t vecs = a.vocab / LK_VEC<T>, lanes = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
-    const int64_t full = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
-    const int64_t blocks = lk_ceil_div(vecs, full * LK_CROSS_ENTROPY_BLOCK_MOST);
-    const bool shared = a.path ? a.path == LK_CROSS_ENTROPY_WARP : lanes <= 32 || a.rows > LK_TEAM_ROWS;
-    const bool few = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
-    int cluster = 1, threads = LK_CROSS_ENTROPY_SHARED;
-    if (shared) {
+    const int64_t vecs = a.vocab / LK_VEC<T>, wanted = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
+    const int64_t most_slots = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
+    const int64_t blocks = lk_ceil_div(vecs, most_slots * LK_CROSS_ENTROPY_BLOCK_MOST);
+    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : wanted <= 32 || a.rows > LK_TEAM_ROWS;
+    const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
+    int cluster = 1, threads = LK_CROSS_ENTROPY_SEVERAL_THREADS;
+    if (several_rows) {
         p.team_log2 = p.ordered ? 3 : 0; /* single elements are read at once then, one per thread */
-        while (p.team_log2 < 5 && 1 << p.team_log2 < lanes) p.team_log2++;
+        while (p.team_log2 < 5 && 1 << p.team_log2 < wanted) p.team_log2++;
     } else {
-        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && few))
+        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
             for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
-        for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < lanes;) threads *= 2;
+        for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < wanted;) threads *= 2;
         p.team_log2 = lk_log2(threads * cluster);
     }
     const int rows = threads >> p.team_log2 > 1 ? threads >> p.team_log2 : 1; /* a block's */
@@ -2458,7 +2480,7 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     p.more = !lk_cross_entropy_whole<T>(a) || slots > most || padded || p.ordered;
     const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
     const int64_t bytes = p.slots * threads * 16 + spills;
-    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
+    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static several_rows memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     p.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,

@@ -72,13 +72,14 @@
  *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as under
  *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and
  *            others.
- *            dx is this rank's part. parallel.reduce is called once, with all tokens, as soon as dx is complete; the sum over
- *            ranks can then run beside the matmul of dweight, which leaves it parallel.reduce_sms SMs. With NCCL take 8, and
- *            maxCTAs = 8. Where reduce is NULL, the caller sums dx.
+ *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
+ *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
+ *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. Where
+ *            reduce is NULL, the caller sums dx.
  *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
  *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
  *            argmax and dentropy), else 4.
- *            If more than max_counted tokens count, ignored tokens have the results of ignored tokens, not NaN.
+ *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
  * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
  *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of `hidden` products. With fast_logits they are
  *            stored in T: half the bytes, and an error of half an ulp of T in each. FUSED stores none and ignores it.
@@ -149,7 +150,7 @@
  *            FUSED, 8192 tokens of hidden 4096, vocab 131072: exponentials of all columns take 2144 MiB; with a bf16 dweight
  *            1200 MiB keep nearly all of them, 700 three quarters, 256 half; with an f32 dweight 640 MiB keep all.
  *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
- *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt has no product.
+ *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt does not make dweight.
  *            Tail columns: cuBLASLt is several times slower where the rows of a 16-bit or TF32 matrix are not a multiple of 8
  *            elements. So the last vocab % 8 columns have small products of their own. f16 then sums dx of CHUNKS in an f32
  *            buffer in the workspace. lk cannot do that for `hidden`: make it a multiple of 8.
@@ -1922,7 +1923,7 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* Whether cuBLASLt has a product of this plan. FUSED leaves it dweight, except for sums over chunks in 16 bits. */
+/* Whether cuBLASLt gets memory. FUSED leaves it dweight, except for sums over chunks in 16 bits, and a sample of the logits. */
 LK_HOST bool lk_lce_needs_cublas(const lk_lce_call *c, const lk_lce_plan *plan)
 {
     return plan->path != LK_LINEAR_CROSS_ENTROPY_FUSED || (c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens));

@@ -528,7 +528,7 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
         if (u < left) part += lk_lse_terms(raw[u], rate, base);
     sum += part - lost;
 #pragma unroll 1
-    for (int i = row.rank + (1 << row.size_log2); i < row.split.edge; i += 1 << row.size_log2) /* shorter than a vector */
+    for (int i = row.rank + (1 << row.size_log2); i < row.split.edge; i += 1 << row.size_log2) /* more than threads */
         sum += lk_ex2(fmaf(rate, lk_to_float(row.data[lk_edge_col<T>(row.split, i)]), -base));
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row.there;

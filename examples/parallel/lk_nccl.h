@@ -3,7 +3,7 @@
  *
  * all_gather runs on the caller's stream. dx is summed on a stream of its own, beside what follows on the caller's, which is the
  * matmul of dweight. lk_nccl_join makes the caller's stream wait for that sum; call it before dx is read.
- * NCCL 2.10 or later. */
+ * NCCL 2.10 or later; a communicator's maxCTAs needs 2.17. Make a communicator for the head alone. */
 #ifndef LK_NCCL_H
 #define LK_NCCL_H
 
