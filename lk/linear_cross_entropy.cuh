@@ -74,8 +74,8 @@
  *            others.
  *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
  *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
- *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. Where
- *            reduce is NULL, the caller sums dx.
+ *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
+ *            with max_counted makes dweight first. Where reduce is NULL, the caller sums dx.
  *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
  *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
  *            argmax and dentropy), else 4.
@@ -128,14 +128,14 @@
  *                and in forward_backward where it may keep exponentials
  *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
  *                CHUNKS of 512 tokens or more, likewise
- *                FUSED, with few columns
+ *                FUSED, in the other calls: all exponentials of a chunk, or panels of 2048 columns or more
  *                CHUNKS of fewer tokens, if their smallest plan needs no more than that of PANELS
  *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
  *                FUSED with panels of fewer than 2048 columns
  *                PANELS of about 256 columns, of any chunks
- *            FUSED takes all tokens at once, or, if that is faster, chunks of tokens whose exponentials are all kept. Chunks
- *            cost sums of dweight. With panel_vocab nothing is kept, and panels have that width. chunk_tokens counts only where
- *            exponentials are kept.
+ *            FUSED takes all tokens at once, or chunks of tokens whose exponentials are all kept, if that is faster or all at
+ *            once do not fit. Chunks cost sums of dweight. With panel_vocab nothing is kept, and panels have that width,
+ *            rounded up to a multiple of 256. chunk_tokens counts only where exponentials are kept.
  *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
  *            the current device. plan.text says if there is no device, if the program has no code for it, or if an sm_90
  *            device runs code that was not compiled for sm_90a.
@@ -186,7 +186,7 @@ typedef struct {
     size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
     size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
     int64_t chunk_tokens, chunks; /* tokens of a chunk, number of chunks */
-    int64_t panel_vocab, panels;  /* columns of a panel, number of panels */
+    int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; the others are made again */
     int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
@@ -237,7 +237,7 @@ typedef struct {
     int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
     int64_t max_counted;       /* an upper bound of the tokens that are not ignored; 0, or tokens and more: none */
     int64_t chunk_tokens;      /* tokens of a chunk; 0: lk chooses */
-    int64_t panel_vocab;       /* columns of a panel, rounded up to a multiple of 16; 0: lk chooses */
+    int64_t panel_vocab;       /* columns of a panel, rounded up to a multiple of 16, for FUSED of 256; 0: lk chooses */
     int64_t slice_tokens;      /* B FB tokens of a slice; 0: lk chooses */
     float logit_scale;         /* 0 to 2^127; 0 means 1 */
     float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
@@ -336,10 +336,10 @@ typedef struct {
 /* At the start of the workspace. */
 typedef struct {
     int64_t counted;
-    float weight_sum;       /* the mean's divisor: valid_rows without class weights */
+    float divisor;          /* of a mean: denominator, else the sum of class weights, else valid_rows */
     float weights;          /* the sum of all class weights */
     float alpha, zero, one; /* lk_cublas_product's scalars for 16-bit dZ: see lk_lce_prepare_kernel */
-    int32_t over, bad;      /* not 0: more than max_counted count; some target is bad */
+    int32_t too_many, bad;  /* not 0: more than max_counted count; some target is bad */
 } lk_lce_counts;
 
 /* A row's state over a stretch of columns, without the target; fields as in lk_ce_row. lk_lce_more: for entropy and argmax; its
@@ -354,7 +354,7 @@ typedef struct {
 
 #define LK_LCE_ELSEWHERE INT32_MAX
 
-#define LK_LCE_SAMPLE 8 /* columns of the sample behind a row's reference, or all where there are fewer */
+#define LK_LCE_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
 
 /* Columns whose exponentials are kept in dweight's memory. */
 #define LK_LCE_LOANS 3
@@ -381,7 +381,7 @@ typedef struct {
     lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
     float *sample;         /* fused: [chunk, LK_LCE_SAMPLE], logits without bias, of columns spread over the vocabulary */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
-    float *scale;          /* fused: [chunk], the factor that makes a row of exponentials dZ; NULL: 1 */
+    float *scale;          /* fused: [chunk], v of "Fused" below: a row's exponentials times v are its dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *hit;            /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     int2 *owners;          /* fused: [vocab], of the rows with this target whose hit is not 0: the first one, and how many */
@@ -880,28 +880,28 @@ typedef struct {
     int sampled;          /* columns of the sample */
     float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
-    int lent, kept;       /* tiles whose exponentials are kept in w.loans, and in both w.loans and w.logits */
+    int lent, kept;       /* tiles that are written: the first `lent` to w.loans, from there to `kept` to w.logits */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
 } lk_lce_fused;
 
-/* The factor of v in the exponent: with a softcap v is z itself, else it is the logit. */
+/* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
 LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
 {
     return a.softcap > 0.0f ? 1.0f : a.logit_scale;
 }
 
-/* Columns counted from that of the thread's first sum: left, up to the row's end; hit, the target's. */
+/* Columns counted from that of the thread's first sum: left, up to the row's end; target, the target's. */
 typedef struct {
-    int left, hit;
+    int left, target;
 } lk_lce_window;
 
 /* Whether the thread's i-th sum of the row counts: its column exists and is not the target's. */
 LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
 {
     const int c = i / 2 * 8 + i % 2;
-    return c < w.left && c != w.hit;
+    return c < w.left && c != w.target;
 }
 
 /* Adds the bias. The second column of a pair may be behind the last one; it does not count. */
@@ -991,7 +991,7 @@ LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
     max = lk_lse_reference(max);
     const float above = p.ahead * (max - __fdiv_rn(sum, (float)p.sampled));
     const float most = __fdiv_rn(80.0f * LK_LN2, lk_lce_scale(a));
-    return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: one column, or -inf among them */
+    return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: a mean of -inf or NaN */
 }
 
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
@@ -1141,14 +1141,14 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 if (!plain && w.bias) lk_lce_add_bias(z, (const float *)w.bias + col + own, left - own);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const bool hit = (unsigned)(y[r] - col) < LK_GEMM_COLS;
+                    const bool here = (unsigned)(y[r] - col) < LK_GEMM_COLS;
                     const bool ignored = mode != LK_LCE_STATES && y[r] < 0; /* then zeros are written */
-                    const bool edge = __any_sync(0xffffffffu, hit || ignored || left < LK_GEMM_COLS);
+                    const bool edge = __any_sync(0xffffffffu, here || ignored || left < LK_GEMM_COLS);
                     const lk_lce_window window = {ignored ? 0 : left - own, y[r] - col - own};
                     float v[LK_GEMM_SUMS / 2];
 #pragma unroll
                     for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
-                    if (edge && y[r] >= 0) lk_lce_find(w.logit + q.first_row + row + 8 * r, v, window.hit);
+                    if (edge && y[r] >= 0) lk_lce_find(w.logit + q.first_row + row + 8 * r, v, window.target);
                     if (mode == LK_LCE_STATES) {
                         s[r] = lk_lce_take_tile<plain>(s[r], v, window, edge, tile_weights, a);
                         continue;
@@ -1355,7 +1355,7 @@ typedef struct {
     lk_lce_work q;            /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
     int early;                /* see lk_lce_gradient_tile */
-    bool first, last;         /* chunk */
+    bool first_chunk, last_chunk;
     bool wide_dx, wide_dweight, wide_weight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
 } lk_lce_gradients;
 
@@ -1427,7 +1427,7 @@ LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int
         o.factor[r] = alpha;
     }
     o.low = lk_lce_low(p.q.w.low, p.dweight, row, col);
-    o.old = !p.first || a.accumulate, o.read_low = !p.first, o.write_low = !p.last;
+    o.old = !p.first_chunk || a.accumulate, o.read_low = !p.first_chunk, o.write_low = !p.last_chunk;
     o.wide = p.wide_dweight, o.left = (int)a.hidden - mine;
     return o;
 }
@@ -1589,14 +1589,14 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
     if (threadIdx.x != 0) return;
     if (counts.bad) sums[0] = NAN;
     if (a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = (float)counts.counted, over = counts.weight_sum;
+        const float valid = (float)counts.counted, over = counts.divisor;
         const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
         const float z_divisor = a.denominator ? over : valid;
         const bool some = over != 0.0f;
         sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
         if (w.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
     }
-    if (counts.over) sums[0] = sums[1] = NAN;
+    if (counts.too_many) sums[0] = sums[1] = NAN;
     if (a.loss) *a.loss = sums[0];
     if (a.z_loss_out) *a.z_loss_out = sums[1];
 }
@@ -1614,7 +1614,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
     lk_lce_counts counts = {};
     if (!none) counts = *w.counts;
-    else if (p.c.gives_loss && a.denominator) counts.weight_sum = *a.denominator;
+    else if (p.c.gives_loss && a.denominator) counts.divisor = *a.denominator;
     if (block < 0) {
         if (p.c.gives_loss && !p.c.split && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
         if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
@@ -1624,21 +1624,21 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     if (p.c.split && p.c.gives_loss) { /* states: they are NaN where too many tokens count */
         lk_ce_row unknown = lk_ce_row_empty();
         unknown.max = unknown.sum = NAN;
-        for (int64_t token = thread; counts.over && token < a.tokens; token += step)
+        for (int64_t token = thread; counts.too_many && token < a.tokens; token += step)
             lk_ce_pack_state(a.states, p.c.state_bytes, token, unknown);
         return;
     }
-    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, over = counts.over;
+    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, too_many = counts.too_many;
     const bool rows = p.c.gives_loss && (a.lse || a.entropy || a.argmax);
-    const bool left = every || rows || counts.bad || over || compact; /* some token has something */
+    const bool left = every || rows || counts.bad || too_many || compact; /* some token has something */
     for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
         const int64_t token = first + lane;
         lk_ce_label label = {-1, false, false};
         if (token < a.tokens) {
             label = lk_lce_look_up(p.c, token);
-            if (!compact || over || !label.counted) {
-                const bool skip = over || compact;
-                const float instead = over ? NAN : 0.0f;
+            if (!compact || too_many || !label.counted) {
+                const bool skip = too_many || compact;
+                const float instead = too_many ? NAN : 0.0f;
                 if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
                 if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
                 if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
@@ -1646,8 +1646,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
                 if (p.c.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : w.argmax[token];
             }
         }
-        const bool fill = token < a.tokens && (label.bad || over || (compact && !label.counted));
-        const float with = label.bad || over ? NAN : 0.0f;
+        const bool fill = token < a.tokens && (label.bad || too_many || (compact && !label.counted));
+        const float with = label.bad || too_many ? NAN : 0.0f;
         unsigned todo = a.dx ? __ballot_sync(0xffffffffu, fill) : 0;
         for (; todo; todo &= todo - 1) {
             const int owner = __ffs((int)todo) - 1;
@@ -1656,7 +1656,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
                 lk_lce_set(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
         }
     }
-    for (int64_t row = thread; compact && !over && row < p.c.rows; row += step) {
+    for (int64_t row = thread; compact && !too_many && row < p.c.rows; row += step) {
         const int64_t token = w.token[row];
         if (token < 0) continue;
         if (every && a.loss) a.loss[token] = lk_lce_look_up(p.c, token).bad ? NAN : w.loss[row];
@@ -1665,8 +1665,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
         if (p.c.gives_loss && a.argmax) a.argmax[token] = w.argmax[row];
     }
-    if (over || (none && !a.accumulate)) {
-        const float value = over ? NAN : 0.0f;
+    if (too_many || (none && !a.accumulate)) {
+        const float value = too_many ? NAN : 0.0f;
         for (int64_t i = thread; a.dweight && i < a.vocab * a.hidden; i += step)
             lk_lce_set(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
         for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_lce_set(a.dbias, a.dbias_dtype, col, value);
@@ -1880,7 +1880,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
     const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
     const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
-    const bool states = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
+    const bool keeps = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
     const bool panels = c->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
     lk_room room = {(uintptr_t)lk_lce_base(workspace), 0, 256};
     lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &room);
@@ -1891,11 +1891,11 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     if (!c->gives_loss && (!c->saves || c->split)) lk_take(&w.others, &room, true, rows);
     lk_take(&w.scale, &room, c->gradient && kept, chunk);
     lk_room instead = room; /* v x overwrites what the factor kernel is the last to read */
-    lk_take(&w.sample, &room, states, chunk * LK_LCE_SAMPLE);
+    lk_take(&w.sample, &room, keeps, chunk * LK_LCE_SAMPLE);
     w.stretches = c->gradient || c->saves ? some : alone;
     lk_take(&w.sums, &room, c->gives_loss || !kept, chunk * w.stretches);
     lk_take(&w.more, &room, more, chunk * w.stretches);
-    lk_take(&w.references, &room, states, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
+    lk_take(&w.references, &room, keeps, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
     w.scaled_x = lk_take_bytes(&instead, kept && a.dweight, chunk * w.x_stride * 2);
     if (room.used < instead.used) room = instead;
     lk_take(&w.low, &room, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
@@ -1923,7 +1923,8 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* Whether cuBLASLt gets memory. FUSED leaves it dweight, except for sums over chunks in 16 bits, and a sample of the logits. */
+/* Whether cuBLASLt gets memory. In FUSED it does where it makes dweight: all but sums over chunks in 16 bits. Its sample of the
+ * logits needs none. */
 LK_HOST bool lk_lce_needs_cublas(const lk_lce_call *c, const lk_lce_plan *plan)
 {
     return plan->path != LK_LINEAR_CROSS_ENTROPY_FUSED || (c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens));
@@ -2024,8 +2025,9 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t m
     return best * LK_GEMM_COLS;
 }
 
-/* FUSED with all tokens at once. It keeps the exponentials of as many columns as fit, and makes the other columns again: in the
- * workspace if all fit there; else in dweight and in the workspace; else none. narrow: the fewest columns of a panel. */
+/* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all, if the workspace has room for them;
+ * else of some, in dweight and in the workspace; else of none. The other columns are made again, a panel at a time. narrow: the
+ * fewest columns of a panel. */
 LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = lk_lce_round_up(c->a.panel_vocab, tile);
@@ -2044,7 +2046,7 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
             *plan = lk_lce_fused_plan(c->rows, keeps ? lent + cols : 0, lent, cols);
             *(lk_lce_fits(c, plan, budget) ? &low : &high) = tiles;
         }
-        const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* x is copied for those that are kept */
+        const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* keeping costs a copy of x */
         if (low == 0 || (low < all && low * tile < fewest)) continue;
         const int64_t cols = lk_lce_min(low * tile, vocab - lent), kept = keeps ? lent + cols : 0;
         const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(c, lk_ceil_div(vocab - kept, tile), low);
@@ -2054,7 +2056,7 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
     return false;
 }
 
-/* FUSED with the fewest chunks of tokens that fit. It keeps all exponentials of a chunk, and sums dweight over chunks. */
+/* FUSED with about the fewest chunks of tokens that fit. It keeps all exponentials of a chunk, and sums dweight. */
 LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
 {
     const int64_t given = c->a.chunk_tokens, whole = 2 * LK_GEMM_ROWS;
@@ -2068,21 +2070,22 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lc
 }
 
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
- * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates (choices.md). */
+ * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates (bench/results/choices.md). */
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
     const int64_t all = given ? given : lk_lce_round_up(vocab, LK_GEMM_COLS); /* forward: the columns of a stretch */
     lk_lce_plan chunks = {};
     if (!c->fused) return false;
-    if (c->saves || !c->gradient) { /* of one kind only */
+    if (c->saves || !c->gradient) { /* nothing to choose */
         *plan = lk_lce_fused_plan(rows, c->saves ? vocab : 0, 0, c->saves ? vocab : all);
         const size_t least = lk_lce_need(c, plan);
         if (least > budget) return false;
         const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
-        const int64_t more = (int64_t)((budget - least) / each / (size_t)lk_lce_round_up(rows, 16)); /* whole 256 bytes */
+        /* Stretches besides the first. Arrays take whole 256 bytes: 16 states. */
+        const int64_t extra = (int64_t)((budget - least) / each / (size_t)lk_lce_round_up(rows, 16));
         if (!c->saves && !given)
-            plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + more, vocab)) * LK_GEMM_COLS;
+            plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + extra, vocab)) * LK_GEMM_COLS;
         return true;
     }
     const bool must_chunk = lk_lce_keeps(c) && c->a.chunk_tokens && c->a.chunk_tokens < rows;
@@ -2243,7 +2246,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* The kind of calls that FUSED is for, if this is none; else NULL. Sets c->clusters and c->note. */
+/* NULL if FUSED can run this call; else what it would need, for an error's text. Sets c->clusters and c->note. */
 LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 {
     const lk_lce_args &a = c->a;
@@ -2325,7 +2328,7 @@ template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, l
         return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
     if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
     if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
-    const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* they are those of stored logits */
+    const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* then FUSED must be asked for */
     const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
     const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
@@ -2655,7 +2658,7 @@ LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_
 }
 
 /* What the matmuls do not write of these outputs. */
-LK_HOST lk_status lk_lce_finish(const lk_lce_job *job, const lk_lce_work &p)
+LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
 {
     const int64_t tokens = p.c.a.tokens, vocab = p.c.a.vocab;
     const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
@@ -2673,7 +2676,7 @@ LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_work &q)
     if (v.reduce) job->reduce_sms = v.reduce_sms;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     p.c.a.dweight = p.c.a.dbias = NULL;
-    const lk_status status = lk_lce_finish(job, p); /* dx of bad and ignored tokens */
+    const lk_status status = lk_lce_write_rest(job, p); /* dx of bad and ignored tokens */
     if (status || !v.reduce) return status;
     return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
 }
@@ -2737,7 +2740,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
     p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
-    /* The largest of n normal values is sqrt(2 log n) deviations above the mean; of 8 it is 1.4. */
+    /* Expected: of 8 normal values the largest is 1.4 deviations above the mean; of many, n, it is about sqrt(2 log n). */
     p->sampled = (int)lk_lce_min(a.vocab, LK_LCE_SAMPLE);
     p->ahead = a.vocab > LK_LCE_SAMPLE ? sqrtf(2.0f * logf((float)a.vocab)) / 1.4f - 1.0f : 0.0f;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
@@ -2748,14 +2751,16 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
-/* Some logits of a chunk's rows, for the guess of the references. */
+/* Logits of every (vocab / 8)-th column, for the guess of the references. lk_lce_guess takes the bias of the same columns.
+ * Where columns would be 2^31 elements apart, which cuBLASLt may refuse, they are closer, and the guess is a worse one. */
 template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &q)
 {
     const lk_lce_args &a = q.c.a;
     lk_cublas_product m = lk_lce_product(job, LK_DTYPE_F32, false);
     m.key.transpose_a = 1;
     m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = q.rows, m.key.k = a.hidden;
-    m.key.lda = a.vocab / m.key.m * a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
+    const int64_t apart = lk_lce_min(a.vocab / m.key.m, INT32_MAX / a.weight_stride > 0 ? INT32_MAX / a.weight_stride : 1);
+    m.key.lda = apart * a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
     m.a = a.weight, m.b = lk_lce_x<T>(job, q), m.d = q.w.sample;
     return lk_lce_multiply(job, &m);
 }
@@ -2769,7 +2774,7 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work 
     lk_lce_gradients p = {};
     lk_status status = LK_OK;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    p.q = q, p.first = q.first_row == 0, p.last = q.first_row + q.rows >= c.rows;
+    p.q = q, p.first_chunk = q.first_row == 0, p.last_chunk = q.first_row + q.rows >= c.rows;
     const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
     if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(q.cols, LK_GEMM_DEPTH)};
     if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
@@ -2883,9 +2888,9 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     else if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;
     lk_lce_work rest = job->p;
-    if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* states and dx are all there is */
-    if (c.split) rest.c.a.dx = NULL; /* it has been handed over */
-    return lk_lce_finish(job, rest);
+    if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* no output is left to write */
+    if (c.split) rest.c.a.dx = NULL; /* lk_lce_hand_over has completed it */
+    return lk_lce_write_rest(job, rest);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */

@@ -21,11 +21,11 @@
 
 /* What a kernel knows of its teams when it is compiled. */
 enum {
-    LK_TEAM_LANES = 0,   /* 1 to 32 lanes of a warp, as the plan says */
+    LK_TEAM_LANES = 0,   /* 1 to 32 lanes of a warp, as lk_team.size_log2 says */
     LK_TEAM_WARP = 1,    /* all lanes of a warp */
     LK_TEAM_BLOCK = 2,   /* a block */
     LK_TEAM_CLUSTER = 3, /* the blocks of a cluster, at least 2 */
-    LK_TEAM_ANY = 4      /* any of these, as the plan says */
+    LK_TEAM_ANY = 4      /* lk_row_of: any of these, as lk_team says; lk_inbox_*, lk_lse_team: a block or a cluster */
 };
 
 /* How rows are divided among teams of 1 << size_log2 threads. */
@@ -37,7 +37,7 @@ typedef struct {
     int64_t grid;   /* blocks */
 } lk_team;
 
-/* log2 of a power of two. */
+/* log2 of n, rounded up to an integer; 0 for n < 2. */
 LK_HOST int lk_log2(int64_t n)
 {
     int log2 = 0;
@@ -65,8 +65,8 @@ LK_HOST lk_team lk_team_in_pieces(int64_t rows, int64_t wanted, int64_t most, in
 
 #define LK_TEAM_ROWS ((int64_t)1 << 27) /* the most rows of a path with a block or more per row */
 
-/* The kind of team for a reduction over rows. Short rows get lanes; long ones a block each, or where these are too few for the
- * card, a cluster. */
+/* The kind of team for a reduction over rows: LK_TEAM_WARP for rows of up to 16 KiB (a caller may then take LK_TEAM_LANES) or
+ * for more than LK_TEAM_ROWS rows; else LK_TEAM_BLOCK, or where these are too few for the card, LK_TEAM_CLUSTER. */
 LK_HOST int lk_team_path(const lk_device *device, int64_t rows, int64_t row_bytes)
 {
     if (row_bytes <= 16384 || rows > LK_TEAM_ROWS) return LK_TEAM_WARP;
@@ -721,7 +721,7 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
- * all: more than max and sum. target is never merged: one thread of the row looks it up. */
+ * all: more than max and sum. target is not merged here: each lane keeps its own. */
 template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
 {
     s = lk_ce_row_raise<exact>(s, lk_max_warp(s.max, team), scale);

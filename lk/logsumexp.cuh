@@ -16,7 +16,7 @@
  *                args.dlse = dlse, args.dx = dx;
  *                status = lk_logsumexp_backward_bf16(&args, stream);       // reads x and the lse that forward wrote
  *            lk_lse in lk_row.cuh is the running state (empty, add, merge, log) for kernels of your own.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: its functions ..._workspace_bytes_<T> return 0 bytes.
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the functions ..._workspace_bytes_<T> set *bytes to 0.
  * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded and dlse
  *            are always packed. A NULL dlse means 1, not 0.
  * Numerics   Sums, lse and dlse are float. |lse error| <= 8 * 2^-24 (max |scale x| + log cols + 1).
@@ -35,7 +35,9 @@
  *            lse is +inf, and dx is NaN at the infinite elements, 0 at finite ones. With NaN lse and the row's dx are NaN.
  *            cols = 0: lse = -inf. Where lse is not finite lse_low is 0.
  *            PyTorch rounds lse to T, as lse_rounded does. bench/results/choices.md has errors beside PyTorch's.
- * Traffic    forward reads x once. backward reads x once and writes dx once. Nothing is copied for inner > 1.
+ * Traffic    forward reads x once, and again where its fast sum fails: NaN, +inf, huge values, a sum of 2^80 or more, or (not
+ *            COLUMN) a warp whose first values are all -inf. backward reads x once and writes dx once. Nothing is copied for
+ *            inner > 1.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
  */
@@ -44,13 +46,14 @@
 
 #include "lk_base.cuh"
 
-/* The kernel that runs. Every path computes the same function. */
+/* The kernel to run; all compute the same function. Backward runs COLUMN in place of WARP and BLOCK where the rows of x and dx
+ * start at different addresses modulo 16. */
 enum {
     LK_LOGSUMEXP_AUTO = 0,
-    LK_LOGSUMEXP_WARP = 1,    /* a team of 1 to 32 lanes per row; rows are contiguous (inner = 1, col_stride = 1) */
+    LK_LOGSUMEXP_WARP = 1,    /* 1 to 32 lanes per row, in backward per piece of a row; rows are contiguous (see LK_ERR_PATH) */
     LK_LOGSUMEXP_BLOCK = 2,   /* a block per row, in backward one or more blocks; rows are contiguous */
     LK_LOGSUMEXP_CLUSTER = 3, /* forward only, sm_90 and later: a cluster of blocks per row; rows are contiguous */
-    LK_LOGSUMEXP_COLUMN = 4   /* any shape and strides: neighbouring threads take neighbouring rows */
+    LK_LOGSUMEXP_COLUMN = 4   /* any shape and strides: neighbouring threads take neighbouring rows (or columns, in backward) */
 };
 
 /* One struct for both calls: a training step fills it once. F: forward, B: backward. A call ignores the fields of the other. */
@@ -77,8 +80,8 @@ typedef struct {
  *   LK_ERR_SHAPE      a negative size or stride; a tensor of more than 2^62 elements with its gaps; elements of dx that overlap
  *                     (those of x may)
  *   LK_ERR_VALUE      scale is not finite; path is none of the enum
- *   LK_ERR_PATH       a path for contiguous rows with inner > 1 or col_stride > 1; BLOCK and CLUSTER with more than 2^27 rows;
- *                     CLUSTER in backward, or in code for less than sm_90
+ *   LK_ERR_PATH       a path for contiguous rows with inner, col_stride or (backward) dx_col_stride > 1; BLOCK and CLUSTER with
+ *                     more than 2^27 rows; CLUSTER in backward, or in code for less than sm_90
  * Fastest: packed rows that start on 16 bytes; with inner > 1, columns that do. Slower: rows of dx and x with different
  * addresses modulo 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
 
@@ -94,8 +97,8 @@ typedef struct {
 typedef struct {
     lk_logsumexp_args a;
     lk_team team;           /* of the kernels for contiguous rows */
-    int width;              /* of the column kernels: a power of two up to 32 */
-    int64_t tiles, stretch; /* of backward's column kernel */
+    int width;              /* column kernels: threads side by side, each with a group of N rows; a power of two up to 32 */
+    int64_t tiles, stretch; /* backward's column kernel: tiles of `width` groups of rows, and the columns that a warp has */
 } lk_logsumexp_plan;
 
 #define LK_LOGSUMEXP_THREADS 256
@@ -260,7 +263,7 @@ LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int
 
 LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
 {
-    /* A row of -inf has exp(-inf - -inf); against +inf its gradient is 0. */
+    /* In a row of -inf, scale x - lse would be -inf + inf = NaN. So +inf is taken for that lse, and the gradient is 0. */
     const float t = fmaf(row.scale, x, row.lse == -INFINITY ? -INFINITY : -row.lse);
     return row.scale * row.dlse * lk_ex2(fmaf(t, LK_LOG2E, -LK_LOG2E * row.lse_low)); /* lse_low costs no instruction here */
 }
@@ -402,9 +405,9 @@ LK_HOST lk_status lk_logsumexp_forward_columns(const char *op, const lk_device *
     const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner);
     const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
     while (plan.width > 4 && lk_ceil_div(groups, plan.width) < 2 * device->sms) plan.width /= 2;
-    const int64_t tiles = lk_ceil_div(groups, plan.width), columns = lk_logsumexp_length(&a) * plan.width;
-    int cluster = 1; /* more while there are few blocks and each thread would still have 4 columns */
-    while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < columns) cluster *= 2;
+    const int64_t tiles = lk_ceil_div(groups, plan.width), slots = lk_logsumexp_length(&a) * plan.width; /* columns x threads */
+    int cluster = 1; /* doubled while there are few blocks and each thread has more than 4 columns, so it keeps more than 2 */
+    while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < slots) cluster *= 2;
     return lk_launch_pdl(op, device,
                          wide ? lk_logsumexp_forward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_forward_column_kernel<T, 1>,
                          tiles * cluster, cluster, LK_LOGSUMEXP_THREADS, 0, stream, plan);
@@ -421,7 +424,7 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
     if (status || a.outer == 0) return status;
 
     const int64_t row_bytes = lk_logsumexp_length(&a) * (int64_t)sizeof(T);
-    int kind = a.path;
+    int kind = a.path; /* then an LK_TEAM_*: WARP, BLOCK and CLUSTER have the same numbers in both, 0 and 4 do not */
     if (kind == LK_LOGSUMEXP_AUTO && (a.inner != 1 || a.col_stride != 1)) kind = LK_LOGSUMEXP_COLUMN;
     if (kind == LK_LOGSUMEXP_AUTO) kind = lk_team_path(&device, a.outer, row_bytes);
     if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, &device, plan, stream);
@@ -440,11 +443,11 @@ LK_HOST lk_status lk_logsumexp_backward_columns(const char *op, const lk_device 
                                                 cudaStream_t stream)
 {
     const lk_logsumexp_args &a = plan.a;
-    const bool rows = a.inner == 1 && a.col_stride == 1; /* then neighbouring lanes take neighbouring columns */
+    const bool row_major = a.inner == 1 && a.col_stride == 1; /* then neighbouring lanes take neighbouring columns */
     const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner) &&
                       lk_logsumexp_aligned<T>(a.dx, a.dx_outer_stride, a.dx_col_stride, a.inner);
     const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
-    while (plan.width > 1 && (plan.width / 2 >= groups || (rows && 32 / plan.width < a.cols))) plan.width /= 2;
+    while (plan.width > 1 && (plan.width / 2 >= groups || (row_major && 32 / plan.width < a.cols))) plan.width /= 2;
     plan.tiles = lk_ceil_div(groups, plan.width), plan.stretch = 64;
     /* Long stretches amortise the loads of lse. Short ones fill the card: 64 warps per SM. */
     while (plan.stretch > 4 && plan.tiles * lk_ceil_div(a.cols, plan.stretch) < 64 * device->sms) plan.stretch /= 2;

@@ -42,20 +42,21 @@
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
- *            to pi. With 1 or 2 batches a thread handles up to 16 tokens and gets each angle from the last one; that adds
- *            1.2e-8. Beyond 2^24 each doubling of theta loses a bit.
+ *            to pi. With 1 or 2 batches a thread may handle up to 16 tokens and get each angle from the one before; that
+ *            adds 1.2e-8. Beyond 2^24 each doubling of theta loses a bit.
  *            So |y error| <= 8e-7 |act(x)| and |g error| <= 8e-7 (|dy[f]| + |dy[dim + f]|), in f32 too, plus the error of act
  *            and the rounding to T.
  *            Relative errors: sigmoid and silu (|x| + 8) 2^-23, softmax (max - x + log dim + 8) 2^-23, softmax over tokens
  *            (max - x + 2 log tokens + 18) 2^-23. Sums over tokens and those of dtheta are compensated. Those of dtheta err by
  *            16 * 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act in each term.
- *            A theta that is not finite makes its features of y and dx NaN, except in the prefix. With softmax over tokens dx
- *            is NaN there too, since it has a sum over all tokens. Infinities and NaN of x and dy follow the formulas, as in
- *            PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN where what it sums over has +inf or NaN, or only -inf. An
- *            angle within 2^-29 turns of 0 may count as 0; infinity times its sine is then NaN.
+ *            A theta that is not finite makes its features of y and g NaN, except in the prefix, and dx where it uses them:
+ *            with softmax over dim the whole row, over tokens the prefix too. relu has dx = 0 for x <= 0 even so. Infinities
+ *            and NaN of x and dy follow the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN where
+ *            what it sums over has +inf or NaN, or only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times
+ *            its sine is then NaN.
  * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
  *            activation needs it. Softmax over tokens reads x, and in backward dy, twice. There is no table of cosines.
- * Repeatable The same bits every time on the same device: fixed order, no atomics.
+ * Repeatable The same bits every time on the same device and path: fixed order, no atomics. AUTO chooses by alignment too.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  */
 #ifndef LK_MD_LRPE_COSINE_CUH
@@ -68,7 +69,8 @@ enum {
     LK_MD_LRPE_COSINE_AUTO = 0,
     LK_MD_LRPE_COSINE_VECTOR = 1, /* a thread owns 16 bytes of features. dim and strides must be multiples of 16 bytes, and
                                      tensors must start on 16 bytes; softmax over dim: dim is at most 512 bytes */
-    LK_MD_LRPE_COSINE_ROW = 2     /* a warp owns a row, element by element: any dim, stride and alignment */
+    LK_MD_LRPE_COSINE_ROW = 2     /* any dim, stride and alignment, element by element: a warp owns a row; with softmax over
+                                     tokens a thread owns a feature */
 };
 
 /* The function act, in the prefix too. */
@@ -322,9 +324,9 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
     }
 }
 
-/* cos and sin of angles in 2^-32 turns, as ints from -1/2 to 1/2 of a turn. */
+/* cos and sin of angles. A phase is an angle in 2^-32 turns; read as an int it is from -1/2 to 1/2 of a turn. */
 template <int N>
-LK_DEVICE void lk_lrpe_rotate(lk_lrpe_angles<N> *angles, const uint32_t (&phase)[N], uint32_t not_finite, bool in_prefix)
+LK_DEVICE void lk_lrpe_cos_sin(lk_lrpe_angles<N> *angles, const uint32_t (&phase)[N], uint32_t not_finite, bool in_prefix)
 {
     const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
     angles->in_prefix = in_prefix;
@@ -350,7 +352,7 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<
     lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
 #pragma unroll
     for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
-    lk_lrpe_rotate(angles, phase, turns.not_finite, token < p.grid.prefix);
+    lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < p.grid.prefix);
 }
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
@@ -390,8 +392,8 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
 #pragma unroll
         for (int j = 0; j < N; j++) {
             float other;
-            const float slope = lk_lrpe_sigmoid(x[j], &other);
-            g[j] *= slope * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
+            const float sigmoid = lk_lrpe_sigmoid(x[j], &other); /* other: the sigmoid of -x */
+            g[j] *= sigmoid * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
         }
     }
 }
@@ -528,7 +530,7 @@ template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const 
 template <class T, bool WALK> struct lk_lrpe_own {
     static constexpr int N = WALK ? LK_VEC<T> : LK_VEC<T> / LK_LRPE_GROUPS;
     int feature, prefix, s[N]; /* prefix: how many of the vectors are in the prefix */
-    uint32_t phase[N], step[N];
+    uint32_t phase[N], step[N]; /* the angle at the next vector, and its increase per vector, in 2^-32 turns */
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
@@ -560,7 +562,7 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     }
     if (WALK) return;
     lk_lrpe_angles<N> part;
-    lk_lrpe_rotate(&part, own->phase, own->not_finite, own->prefix > 0);
+    lk_lrpe_cos_sin(&part, own->phase, own->not_finite, own->prefix > 0);
     const int vector = threadIdx.x % S, first = threadIdx.x / S * N;
 #pragma unroll
     for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
@@ -570,8 +572,8 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
-/* What a kernel reads for a vector: x, and in backward the two halves of dy. In the prefix the second half is not read. It is
- * set to 0 before the load: a select after the load would wait for it. */
+/* What a thread reads for one step of its inner loop, a vector: x, and in backward dy[f] (first) and dy[dim + f] (second). In
+ * the prefix the second one is not read. It is set to 0 before the load: a select after the load would wait for it. */
 template <class T, bool BACKWARD> struct lk_lrpe_step {
     lk_vec<T> x;
 };
@@ -619,7 +621,8 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
     lk_store_vec_wb(y + p.dim, out);
 }
 
-/* dx of a vector of one token. ACT: also where dy is 1. sums: of dtheta, or NULL. */
+/* dx of a vector of one token. ACT: there is an activation, or dy is NULL; without it that code is left out. sums: of dtheta,
+ * or NULL. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
                                      const lk_lrpe_plan &p, bool mine, lk_lrpe_sums<N> *sums)
@@ -684,7 +687,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
             if constexpr (!BACKWARD) lk_unpack(act, now.x);
             if (!BACKWARD && ACT) lk_lrpe_activate_row(act, p, mine);
             if constexpr (WALK) {
-                lk_lrpe_rotate(&angles, own.phase, own.not_finite, i < own.prefix);
+                lk_lrpe_cos_sin(&angles, own.phase, own.not_finite, i < own.prefix);
 #pragma unroll
                 for (int j = 0; j < N; j++) own.phase[j] += own.step[j];
             }
@@ -743,8 +746,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
 }
 
 /* A warp owns rows, and each lane every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once. A longer row
- * is processed in pieces of that size. For softmax it is read once more per piece, since a feature needs a sum over the whole
- * row. */
+ * is processed in pieces of that size. For softmax each piece reads the whole row once more, in backward x twice and dy once,
+ * since a feature needs a sum over the whole row. */
 #define LK_LRPE_ROW_N 4
 #define LK_LRPE_ROW_FEATURES (32 * LK_LRPE_ROW_N)
 
@@ -940,7 +943,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
 typedef struct {
     float max;
     float sum; /* of exps; merged: its inverse, and NaN where the softmax is NaN */
-    float dot; /* sum g exps; merged: sum g p */
+    float dot; /* sum g exps; merged: sum g act(x) */
 } lk_lrpe_column;
 
 #define LK_LRPE_LAZY 2.0f
@@ -988,7 +991,7 @@ LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost
     }
 }
 
-/* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). */
+/* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). Forward has no dy: u, v are y[f], y[dim + f]. */
 template <bool BACKWARD, class T, int N>
 LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T, true> &step, const lk_lrpe_column (&of)[N],
                                    const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_plan &p)
@@ -1092,10 +1095,11 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-/* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that run at once. A loop over the
- * batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which limits the
- * error of their angles. They are for batches that leave half of the groups idle: theta in turns is the same for all tokens,
- * but an angle serves only the batches of one token. Partial sums of dtheta are those of the threads that run at once. */
+/* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that forward runs at once. A loop
+ * over the batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which
+ * limits the error of their angles. They are for batches that leave half of the groups idle: theta in turns is the same for all
+ * tokens, but an angle serves only the batches of one token. DTHETA_FILL: the threads, of 8 features, that dtheta's partial
+ * sums are made for; with 16 bits before sm_100 they run at once. */
 #define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
 #define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
 #define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
@@ -1316,8 +1320,8 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
         stretches = stretches < most ? stretches : most;
         p->stretch = lk_ceil_div(a.batch, stretches > least ? stretches : least);
         if (p->stretch < a.batch) p->stretch = lk_ceil_div(p->stretch, LK_LRPE_GROUPS) * LK_LRPE_GROUPS;
-        if (!vector) /* a row takes a warp: a grid may have too few */
-            while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) > (int64_t)1 << 33)
+        if (!vector) /* a row takes a warp: 2^33 of them are 2^31 blocks, one more than a launch may have */
+            while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) >= (int64_t)1 << 33)
                 p->token_step = lk_ceil_div(p->token_step, 2);
     }
     lk_lrpe_number_items(p, a, lanes, walk_tokens, groups);

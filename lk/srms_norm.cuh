@@ -25,7 +25,7 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. dweight and dbias alone need a workspace, the same one: at most 64 MiB +
+ * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, and share it: at most 64 MiB +
  *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
@@ -55,7 +55,8 @@
  *            that holds a row, an eighth as much. With 16 bits forward holds 2^18 columns (2^17 with a residual), backward 2^17
  *            of s and dy (2^16 with weight or dweight), and fewer with more or wider inputs; with 32 bits at most half as
  *            many. With dbias backward reads dy once more.
- * Repeatable The same bits every time on the same device: fixed order, no atomics.
+ * Repeatable The same bits every time on the same device, for the same options, sizes, strides and alignment of tensors to 16
+ *            bytes: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
  */
@@ -123,8 +124,8 @@ typedef struct {
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a multiple of 16
  * bytes, and a weight of 16 bits beside f32. forward is fastest with a weight of T on 16 bytes and without bias and groups.
- * backward takes every weight alike, and is fastest where dy is given, s comes from one tensor, and a row is a multiple of 16
- * bytes. dbias is a pass over dy of its own. */
+ * So is backward of few rows without dweight; otherwise it takes every weight alike. backward is fastest where dy is given, s
+ * comes from one tensor, and a row is a multiple of 16 bytes. dbias is a pass over dy of its own. */
 
 #define LK_DECLARE_SRMS_NORM(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
@@ -174,8 +175,8 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (
     }
 }
 
-/* x times offset + columns[0 .. N), or, with PLUS, x plus columns. They are read 16 bytes at a time where they are aligned;
- * beside rows of odd length they are not. */
+/* x[j] (offset + columns[j]), or with PLUS x[j] + columns[j], without offset. columns is read 16 bytes at a time where it is
+ * aligned to 16 bytes. Beside the vectors of a row that does not start on 16 bytes it may not be. */
 template <bool PLUS> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
 {
     return PLUS ? x + column : x * (offset + column);
@@ -239,7 +240,7 @@ typedef struct {
 } lk_srms_norm_plan;
 
 /* The first element of a row's weight and bias. */
-LK_DEVICE int lk_srms_norm_group(const lk_srms_norm_plan &p, int64_t row)
+LK_DEVICE int lk_srms_norm_group_start(const lk_srms_norm_plan &p, int64_t row)
 {
     return p.a.groups > 1 ? (int)(row % p.a.groups * p.a.cols) : 0;
 }
@@ -265,7 +266,8 @@ template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms
  * instructions. */
 typedef struct {
     int64_t row;                /* the team's first row */
-    int step, team, rank, size; /* to its next row; the team in its block, the thread in its team, its threads */
+    int step, team;             /* rows to the team's next row; the number of the team in its block */
+    int rank, size;             /* this thread among `size`: those of its team, but in a cluster those of its block */
     int first, count;     /* the column of the thread's first vector; u * 32 vectors on is another one while u * 32 < count */
     int begin, head, tail, edge; /* the block's first column; it has `edge` single elements, from there on; those from `head`
                                     on stand `tail` columns later */
@@ -486,9 +488,9 @@ template <class T, class R, bool PACKED, int KIND>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED && KIND != LK_SRMS_NORM_GENERAL))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HELD = FEW || KIND == LK_SRMS_NORM_WEIGHED;
+    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HOLDS_WEIGHT = FEW || KIND == LK_SRMS_NORM_WEIGHED;
     constexpr int REST = KIND == LK_SRMS_NORM_BARE ? KIND : LK_SRMS_NORM_GENERAL;
-    constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HELD);
+    constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HOLDS_WEIGHT);
     const lk_srms_norm_input &in = p.in;
     const lk_srms_norm_thread at =
         FEW ? lk_srms_norm_few_thread<T>((int)p.a.cols) : lk_srms_norm_thread_of<T>(in, (int)p.a.cols);
@@ -506,7 +508,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     if (early) lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (HELD) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, count);
+    if (HOLDS_WEIGHT) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, count);
     lk_srms_norm_held<T, PACKED> held[U];
     lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
     lk_srms_norm_total total = {};
@@ -533,7 +535,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     if (!early) lk_griddepcontrol_launch_dependents();
 
     const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, p.a.eps));
-    const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group(p, at.row) : 0;
+    const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group_start(p, at.row) : 0;
     if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[at.row] = rstd;
 #pragma unroll
     for (int u = 0; u < U; u++) {
@@ -708,9 +710,9 @@ LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_plan &p, int64_t team, 
     return (float *)p.a.workspace + team * p.pitch + lk_srms_norm_past(p.in, team, N);
 }
 
-/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with their sums over rows, which each thread
- * clears for the elements that it will add to; vecs: its vectors, whether its team has a row or not. Then their sums as above,
- * in short chains (see lk_srms_norm_total), and their part of the result. */
+/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements.
+ * clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as for held elements, but in
+ * short chains (see lk_srms_norm_total). put: writes the results and adds to partial. */
 template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
 {
     for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
@@ -784,7 +786,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
     const int stage_size = p.in.parts * U * 32;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
-    const int group = WEIGHT ? lk_srms_norm_group(p, at.row) : 0; /* the same for all rows of the team */
+    const int group = WEIGHT ? lk_srms_norm_group_start(p, at.row) : 0; /* the same for all rows of the team */
     float sums[WEIGHT ? U : 1][N] = {}, w[WEIGHT ? U : 1][N];
     lk_cluster_begin();
     if (at.row < p.a.rows && at.count > 0) {
@@ -1054,7 +1056,7 @@ typedef struct {
     int held, wanted, part_bytes, most_threads, team_threads, singles, few;
 } lk_srms_norm_traits;
 
-/* A launch: one row per team. */
+/* A launch. Each team has one row; in backward with weight or dweight it may have many (persistent blocks). */
 typedef struct {
     lk_srms_norm_plan plan;
     int threads, cluster;
@@ -1064,7 +1066,7 @@ typedef struct {
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
-/* Most bytes of shared memory per block; every architecture has that many. */
+/* Most bytes of dynamic shared memory per block. From sm_80 on a block may have at least 99 KiB; 7 KiB of these are static. */
 #define LK_SRMS_NORM_SMEM (92 * 1024)
 
 /* Divides the rows among teams. a: checked. */
@@ -1101,6 +1103,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     const int64_t rows = a->rows, cols = a->cols;
     int path = a->path;
     l.edges = in->offset || in->offset_step || cols % N;
+    /* What threads share out: the vectors of a row, or its elements where tensors are not aligned to each other. */
     const int64_t units = in->aligned ? lk_ceil_div(cols, N) : cols;
     l.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
     if (path == LK_SRMS_NORM_AUTO && in->aligned && !l.edges && l.threads <= LK_SRMS_NORM_THREADS &&
@@ -1184,8 +1187,8 @@ LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
     return b ? lk_srms_norm_common_divisor(b, a % b) : a;
 }
 
-/* The parts of dbias, each the sum of every so many rows of dy: a multiple of groups, as many as keep all SMs busy, with 256
- * rows or more. */
+/* The number of partial sums of dbias, each over every so many rows of dy: a multiple of groups, as many as keep all SMs busy,
+ * with 256 rows or more. */
 LK_HOST int64_t lk_srms_norm_dbias_parts(const lk_device *device, const lk_srms_norm_args *a)
 {
     const int64_t wanted = lk_ceil_div(4 * device->sms, lk_ceil_div(a->cols, 32) * a->groups), most = a->rows / a->groups / 256;
@@ -1226,9 +1229,9 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
         plan->partials = blocks * teams;
         if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
     }
-    const int64_t parts = a->dbias ? lk_srms_norm_dbias_parts(device, a) : 0;
-    const size_t part_sums = parts > a->groups ? (size_t)(parts * a->cols) * sizeof(float) : 0;
-    if (part_sums > l.workspace) l.workspace = part_sums; /* dbias is done before dweight begins */
+    const int64_t dbias_parts = a->dbias ? lk_srms_norm_dbias_parts(device, a) : 0;
+    const size_t dbias_bytes = dbias_parts > a->groups ? (size_t)(dbias_parts * a->cols) * sizeof(float) : 0;
+    if (dbias_bytes > l.workspace) l.workspace = dbias_bytes; /* the same bytes: dbias is done before dweight begins */
     const bool held = in->aligned && in->stretch <= 32 * vecs &&
                       (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* source of s */
