@@ -120,7 +120,7 @@ sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
 sanitize-asan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=asan schedules="$(asan_schedules)" BACKEND=cpu
 sanitize-tsan: | backend
-	@$(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
+	@TEST_TIMEOUT=2400 $(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) lk
 engine: $(engine) # the simulator's objects, for tests/mutate
