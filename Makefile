@@ -119,7 +119,7 @@ sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend
 	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
 sanitize-asan: | backend
 	@$(MAKE) --no-print-directory -k test SAN=asan schedules="$(asan_schedules)" BACKEND=cpu
-sanitize-tsan: | backend
+sanitize-tsan: | backend # linear_cross_entropy takes a quarter of an hour
 	@TEST_TIMEOUT=2400 $(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
 test-mutants: | backend ## breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) lk

@@ -9,8 +9,9 @@
  *   --case TEXT          only cases that hold TEXT
  *
  * A call is repeated back to back, 0.4 s to warm up and 0.4 s that are timed; ms is the mean. --gpus: of the slowest rank, with
- * the sum of dx; the rows "until" are of one call. bf16, dweight in bf16, mean loss, a workspace of up to 4 GiB. efficiency is ms of the head without ranks, over P, over ms. forward is forward by itself;
- * backward makes the gradients from lse; forward_backward is one call. bytes: what a rank sends in the all-gather.
+ * the sum of dx; the rows "until" are of one call. bf16, dweight in bf16, mean loss, a workspace of up to 4 GiB. efficiency is
+ * ms of the head without ranks, over P, over ms. forward is forward by itself; backward makes the gradients from lse;
+ * forward_backward is one call. bytes: what a rank sends in the all-gather; of the all-reduce, those of dx.
  * Rows go to BENCH_CSV. */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime_api.h>

@@ -1581,11 +1581,11 @@ template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CRO
     lk_vec<T> largest = raw[0];
 #pragma unroll
     for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&largest, raw[u]);
-    float v[LK_VEC<T>];
+    float v[LK_VEC<T>], most = target;
     lk_unpack(v, largest);
 #pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) target = fmaxf(target, v[j]);
-    return lk_max_warp(target, team);
+    for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, v[j]);
+    return lk_max_warp(most, team);
 }
 
 /* Adds the sums of the row's W warps. In forward_backward each is relative to its warp's *max and first rescaled to the row's
@@ -1628,7 +1628,8 @@ LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROS
     }
 }
 
-/* What a row's gradient reads besides logits, target and class weight. f: upstream; over, valid: as in the call. */
+/* What a row's gradient reads besides logits, target and class weight. f: upstream; over, valid: as in the call.
+ * lk_ce_upstream is loaded later, which is slower for short rows (bench/results/choices.md). */
 typedef struct {
     float f, dlse, lse, lse_low, over;
     int64_t valid;
@@ -2480,7 +2481,7 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     p.more = !lk_cross_entropy_whole<T>(a) || slots > most || padded || p.ordered;
     const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
     const int64_t bytes = p.slots * threads * 16 + spills;
-    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static several_rows memory, and what CUDA takes of each block */
+    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     p.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,

@@ -1923,8 +1923,8 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* Whether cuBLASLt gets memory. In FUSED it does where it makes dweight: all but sums over chunks in 16 bits. Its sample of the
- * logits needs none. */
+/* Whether cuBLASLt gets memory. In FUSED it does where it makes dweight: all but sums over chunks in 16 bits. The sample of
+ * the logits gets no more than that. */
 LK_HOST bool lk_lce_needs_cublas(const lk_lce_call *c, const lk_lce_plan *plan)
 {
     return plan->path != LK_LINEAR_CROSS_ENTROPY_FUSED || (c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens));
@@ -2070,7 +2070,8 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lc
 }
 
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
- * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates (bench/results/choices.md). */
+ * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates
+ * (bench/results/choices.md). */
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
@@ -2751,16 +2752,17 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
-/* Logits of every (vocab / 8)-th column, for the guess of the references. lk_lce_guess takes the bias of the same columns.
- * Where columns would be 2^31 elements apart, which cuBLASLt may refuse, they are closer, and the guess is a worse one. */
+/* Logits of every (vocab / 8)-th column, for the guess of the references; lk_lce_guess adds their bias. A stride of 2^31
+ * elements was not tried with cuBLASLt: then the columns are closer, and a guess with the bias of others is a worse one. */
 template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &q)
 {
     const lk_lce_args &a = q.c.a;
     lk_cublas_product m = lk_lce_product(job, LK_DTYPE_F32, false);
     m.key.transpose_a = 1;
     m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = q.rows, m.key.k = a.hidden;
-    const int64_t apart = lk_lce_min(a.vocab / m.key.m, INT32_MAX / a.weight_stride > 0 ? INT32_MAX / a.weight_stride : 1);
-    m.key.lda = apart * a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
+    const int64_t most = INT32_MAX / a.weight_stride; /* rows of weight from one column to the next */
+    m.key.lda = lk_lce_min(a.vocab / m.key.m, most > 0 ? most : 1) * a.weight_stride;
+    m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
     m.a = a.weight, m.b = lk_lce_x<T>(job, q), m.d = q.w.sample;
     return lk_lce_multiply(job, &m);
 }
