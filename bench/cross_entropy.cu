@@ -99,8 +99,10 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 2},
     {"rows=4096 vocab=32768 reduction=none target_prob=f32", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 4},
     {"rows=4096 vocab=131072 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 2},
+    {"rows=4096 vocab=4096 reduction=none ranks=1", "forward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none ranks=1", "forward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none ranks=1", "backward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "backward", "bf16", 4096, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none ranks=1", "backward", "bf16", 4096, 65536, 0, 0, 0, 0},
 };

@@ -40,6 +40,7 @@ static const shape shapes[] = {
     {12, 12, 128, 0, 1, {8192}, " activation=silu", LK_MD_LRPE_COSINE_SILU, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=softmax", LK_MD_LRPE_COSINE_SOFTMAX, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=softmax_tokens", LK_MD_LRPE_COSINE_SOFTMAX_TOKENS, false, false, false},
+    {64, 12, 128, 0, 2, {16, 16}, " dtheta=1", 0, false, true, false},
     {12, 12, 128, 0, 1, {8192}, " dtheta=1", 0, false, true, false},
     {1, 12, 128, 0, 1, {32768}, " dtheta=1", 0, false, true, false},
     {12, 12, 128, 0, 1, {8192}, "", 0, false, false, true},

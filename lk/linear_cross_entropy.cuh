@@ -414,18 +414,6 @@ typedef struct {
     int first, last;         /* not 0: the first, the last panel of its chunk */
 } lk_lce_work;
 
-LK_DEVICE float lk_lce_get(const void *from, int type, int64_t i)
-{
-    if (type == LK_DTYPE_F32) return ((const float *)from)[i];
-    return type == LK_DTYPE_F16 ? lk_to_float(((const lk_f16 *)from)[i]) : lk_to_float(((const lk_bf16 *)from)[i]);
-}
-LK_DEVICE void lk_lce_set(void *to, int type, int64_t i, float x)
-{
-    if (type == LK_DTYPE_F32) ((float *)to)[i] = x;
-    else if (type == LK_DTYPE_F16) lk_put((lk_f16 *)to + i, x);
-    else lk_put((lk_bf16 *)to + i, x);
-}
-
 /* ---- Before the matmuls: counts, and what each row needs ----------------------------------------------------------------- */
 
 /* What a token's target means, among the columns of all ranks; and its column here, see lk_lce_workspace. */
@@ -567,7 +555,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (w.dentropy) w.dentropy[row] = 0.0f;
     }
     for (int64_t col = from; w.bias && col < a.vocab; col += step)
-        lk_lce_set(w.bias, p.c.logits_type, col, lk_lce_get(a.bias, a.bias_dtype, col));
+        lk_put_as(w.bias, p.c.logits_type, col, lk_get_as(a.bias, a.bias_dtype, col));
     for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
     for (int64_t col = from; w.owners && col < a.vocab; col += step) w.owners[col] = make_int2(INT32_MAX, 0);
     if (blockIdx.x != 0) return;
@@ -1653,7 +1641,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
             const int owner = __ffs((int)todo) - 1;
             const float value = __shfl_sync(0xffffffffu, with, owner);
             for (int64_t col = lane; col < a.hidden; col += 32)
-                lk_lce_set(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
+                lk_put_as(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
         }
     }
     for (int64_t row = thread; compact && !too_many && row < p.c.rows; row += step) {
@@ -1668,14 +1656,14 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     if (too_many || (none && !a.accumulate)) {
         const float value = too_many ? NAN : 0.0f;
         for (int64_t i = thread; a.dweight && i < a.vocab * a.hidden; i += step)
-            lk_lce_set(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
-        for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_lce_set(a.dbias, a.dbias_dtype, col, value);
+            lk_put_as(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
+        for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_put_as(a.dbias, a.dbias_dtype, col, value);
     } else if (!none && a.dbias) {
         for (int64_t col = thread; col < a.vocab; col += step) {
             float sum = 0.0f;
             for (int64_t split = 0; split < w.splits; split++) sum += w.dbias[split * a.vocab + col];
-            sum = fmaf(counts.alpha, sum, a.accumulate ? lk_lce_get(a.dbias, a.dbias_dtype, col) : 0.0f);
-            lk_lce_set(a.dbias, a.dbias_dtype, col, sum);
+            sum = fmaf(counts.alpha, sum, a.accumulate ? lk_get_as(a.dbias, a.dbias_dtype, col) : 0.0f);
+            lk_put_as(a.dbias, a.dbias_dtype, col, sum);
         }
     }
 }

@@ -640,6 +640,19 @@ LK_DEVICE void lk_put(lk_f32 *out, float x) { *out = x; }
 LK_DEVICE void lk_put(lk_f16 *out, float x) { *out = __float2half_rn(x); }
 LK_DEVICE void lk_put(lk_bf16 *out, float x) { *out = __float2bfloat16_rn(x); }
 
+/* Element i of an array whose type is known when the kernel runs: LK_DTYPE_F32, LK_DTYPE_F16 or LK_DTYPE_BF16. */
+LK_DEVICE float lk_get_as(const void *from, int dtype, int64_t i)
+{
+    if (dtype == LK_DTYPE_F32) return ((const float *)from)[i];
+    return dtype == LK_DTYPE_F16 ? lk_to_float(((const lk_f16 *)from)[i]) : lk_to_float(((const lk_bf16 *)from)[i]);
+}
+LK_DEVICE void lk_put_as(void *to, int dtype, int64_t i, float x)
+{
+    if (dtype == LK_DTYPE_F32) ((float *)to)[i] = x;
+    else if (dtype == LK_DTYPE_F16) lk_put((lk_f16 *)to + i, x);
+    else lk_put((lk_bf16 *)to + i, x);
+}
+
 /* LK_VEC<T> elements: 16 bytes, the widest access of a thread. They stay packed until they are used, which keeps many loads
  * in flight in few registers. */
 template <class T> constexpr int LK_VEC = 16 / (int)sizeof(T);

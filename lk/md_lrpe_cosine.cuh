@@ -581,12 +581,12 @@ template <class T> struct lk_lrpe_step<T, true> {
     lk_vec<T> first, second, x;
 };
 
-template <bool ACT, bool DTHETA, class T>
+template <bool ACT, class T>
 LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, false> *step, const lk_lrpe_plan &, const T *in, const T *, bool)
 {
     step->x = lk_load_vec_ca(in);
 }
-template <bool ACT, bool DTHETA, class T>
+template <bool ACT, class T>
 LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
 {
     step->second = {};
@@ -602,7 +602,7 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan
         for (int j = 0; j < LK_VEC<T>; j++) one[j] = in_prefix ? 0.0f : 1.0f;
         lk_pack(&step->second, one);
     }
-    if (DTHETA || (ACT && p.read_x)) step->x = lk_load_vec_ca(x);
+    if (ACT && p.read_x) step->x = lk_load_vec_ca(x);
 }
 
 /* Writes y of a vector of one token; x is act(x). */
@@ -621,7 +621,7 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
     lk_store_vec_wb(y + p.dim, out);
 }
 
-/* dx of a vector of one token. ACT: there is an activation, or dy is NULL; without it that code is left out. sums: of dtheta,
+/* dx of a vector of one token. Without ACT there are a dy and no activation; that code is left out. sums: dtheta's, with ACT;
  * or NULL. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
@@ -630,18 +630,18 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, c
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
     lk_lrpe_rotate_back(g, angles, u, v);
-    if (ACT || sums) {
+    if (ACT) {
         float x[N], act[N], dot = 0.0f;
         lk_unpack(x, step.x), lk_unpack(act, step.x);
-        if (ACT) lk_lrpe_activate_row(act, p, mine);
+        lk_lrpe_activate_row(act, p, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-        if (ACT && p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+        if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
 #pragma unroll
             for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
             dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
 #pragma unroll
             for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
-        } else if (ACT) {
+        } else {
             lk_lrpe_chain(p.activation, g, x);
         }
     }
@@ -670,7 +670,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
     lk_lrpe_step<T, BACKWARD> ahead[U] = {};
 #pragma unroll
     for (int u = 0; u < U; u++, in += p.in_stride[3], x += p.x_stride[3])
-        if (u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, u < own.prefix);
+        if (u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, u < own.prefix);
     lk_lrpe_angles<N> angles;
     lk_lrpe_start(&own, &angles, table, p, item);
     const int steps = ACT ? p.steps : item.count;
@@ -681,7 +681,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
             if (!WALK && i + u >= steps) break;
             const lk_lrpe_step<T, BACKWARD> now = ahead[u];
             const bool mine = !ACT || i + u < item.count;
-            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, i + 1 < own.prefix);
+            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, i + 1 < own.prefix);
             if (WALK) in += p.in_stride[3], x += p.x_stride[3];
             float act[N];
             if constexpr (!BACKWARD) lk_unpack(act, now.x);
@@ -696,46 +696,43 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
         }
 #pragma unroll
         for (int u = 0; u < U && !WALK && i + U < steps; u++, in += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < item.count) lk_lrpe_load_step<ACT, false>(&ahead[u], p, in, x, i + U + u < own.prefix);
+            if (i + U + u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, i + U + u < own.prefix);
     }
 }
 
 /* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
- * are few slots of partial sums. Its inner loop is over tokens (TOKENS) or over the batch. It computes all its angles, since
- * dtheta needs the positions too. The compensated sums take the registers that more loads would need. */
-template <class T, bool TOKENS, bool ACT>
+ * are few slots of partial sums. Its inner loop is over tokens. It computes all its angles, since dtheta needs the positions
+ * too. The compensated sums take the registers that more loads would need. */
+template <class T>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>;
     const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
-    if (!ACT && !item.owner) return;
     const int feature = item.owner ? item.lane * N : 0;
     lk_lrpe_turns<N> turns = {};
     lk_lrpe_angles<N> angles = {};
     lk_lrpe_sums<N> sums = {};
 #pragma unroll 1
     for (int o = 0; o < p.outers; o++) {
-        const int64_t batch = item.batch + (TOKENS ? o : 0);
-        int64_t token = item.token + (TOKENS ? 0 : o * p.token_step);
-        const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
-        const int count = !mine ? 0 : TOKENS ? item.tokens : item.batches, steps = ACT ? p.steps : count;
+        const int64_t batch = item.batch + o;
+        int64_t token = item.token;
+        const int count = item.owner && o < item.batches ? item.tokens : 0;
         const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
         const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
         lk_lrpe_step<T, true> next = {};
-        if (count > 0) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
+        if (count > 0) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
-        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
-        for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
+        for (int i = 0; i < p.steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
-            dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
-            if (i + 1 < count) lk_lrpe_load_step<ACT, true>(&next, p, dy, x, token < p.grid.prefix);
-            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
-            lk_lrpe_backward_step<ACT>(dx, now, angles, p, !ACT || i < count, &sums);
+            dy += p.in_stride[3], x += p.x_stride[3], token += p.token_step;
+            if (i + 1 < count) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
+            lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
+            lk_lrpe_backward_step<true>(dx, now, angles, p, i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
@@ -1330,8 +1327,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
 /* The kernel of the vector path. */
 template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_plan)
 {
-    if (dtheta)
-        return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true, ACT> : lk_lrpe_backward_dtheta_kernel<T, false, ACT>;
+    if (dtheta) return lk_lrpe_backward_dtheta_kernel<T>;
     if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
     return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
 }
@@ -1374,8 +1370,8 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     lk_lrpe_plan p = {};
     lk_lrpe_start_plan<T>(&p, a, backward);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
-    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
-    const int groups = vector && !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
+    const bool walk_tokens = vector && (a.dtheta || a.batch <= LK_LRPE_FEW_BATCHES);
+    const int groups = vector && !walk_tokens ? LK_LRPE_GROUPS : 1;
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
     void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
     if (vector)

@@ -571,10 +571,9 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* HELD: threads hold all elements, and w of each; there is a dy; s is one tensor. EDGES: HELD, with single elements, at
- * most one per thread. TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
- * dweight are in the workspace from the start. */
-enum { LK_SRMS_NORM_HELD, LK_SRMS_NORM_EDGES, LK_SRMS_NORM_TWICE };
+/* TWICE, in what follows: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
+ * dweight are in the workspace from the start. Not TWICE: threads hold all elements, at most one single element each, and w of
+ * each; there is a dy; s is one tensor. */
 
 /* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. group: the first element
  * of the row's weight. */
@@ -630,11 +629,11 @@ LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_
 }
 
 /* s and dy, N elements of each. */
-template <class T, class R, int KIND, bool COPIED, int N>
+template <class T, class R, bool TWICE, bool COPIED, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<COPIED> where)
 {
-    if constexpr (KIND != LK_SRMS_NORM_TWICE) {
+    if constexpr (!TWICE) {
         lk_srms_norm_get<T>(dy, in.dy, where);
         if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
         else lk_srms_norm_get<R>(s, in.r, where);
@@ -650,11 +649,11 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
     }
 }
 
-/* g times w. A thread of HELD holds w. */
-template <int KIND, int N>
+/* g times w. Unless TWICE, the thread holds w. */
+template <bool TWICE, int N>
 LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, const float (&w)[N], int at)
 {
-    if constexpr (KIND == LK_SRMS_NORM_TWICE) {
+    if constexpr (TWICE) {
         lk_srms_norm_apply(g, p, at);
     } else {
 #pragma unroll
@@ -663,13 +662,13 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_pla
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
-template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
+template <class T, class R, bool WEIGHT, bool TWICE, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], const float (&w)[N],
                                           lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh<KIND>(g, p, w, where.group + where.col);
+    lk_srms_norm_get_both<T, R, TWICE>(s, g, p.in, where);
+    if (WEIGHT) lk_srms_norm_backward_weigh<TWICE>(g, p, w, where.group + where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -683,16 +682,16 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_plan &p, int64_t r
 }
 
 /* Writes N elements of a row, and adds their terms to dweight's sums. */
-template <class T, class R, bool WEIGHT, int KIND, int N, bool COPIED>
+template <class T, class R, bool WEIGHT, bool TWICE, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N],
                                          const float (&w)[N], lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, KIND>(s, g, p.in, where);
+    lk_srms_norm_get_both<T, R, TWICE>(s, g, p.in, where);
     if (WEIGHT) {
 #pragma unroll
         for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<KIND>(g, p, w, where.group + where.col);
+        lk_srms_norm_backward_weigh<TWICE>(g, p, w, where.group + where.col);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
@@ -724,7 +723,7 @@ LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, lk_srms_norm_t
                                       lk_srms_norm_where<false> where)
 {
     float more[2];
-    lk_srms_norm_backward_sums<T, R, WEIGHT, LK_SRMS_NORM_TWICE, N>(p, more, {}, where);
+    lk_srms_norm_backward_sums<T, R, WEIGHT, true, N>(p, more, {}, where);
     lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
 template <class T, class R, bool WEIGHT, int N>
@@ -736,7 +735,7 @@ LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_ro
     partial += where.col;
 #pragma unroll
     for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, WEIGHT, LK_SRMS_NORM_TWICE, N>(p, row, sums, {}, where);
+    lk_srms_norm_backward_put<T, R, WEIGHT, true, N>(p, row, sums, {}, where);
 #pragma unroll
     for (int j = 0; j < N; j++)
         if (has_sums) partial[j] = sums[j];
@@ -754,7 +753,7 @@ template <int U, int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const fl
     }
 }
 
-/* A thread's single element of the rows of EDGES: its column, w and sum for dweight, in shared memory, since registers are few;
+/* A thread's single element, unless TWICE: its column, w and sum for dweight, in shared memory, since registers are few;
  * and of one row. */
 typedef struct {
     int col;
@@ -769,18 +768,17 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
 {
     const lk_srms_norm_where<false> where = {row, col, 0, NULL};
     float s[1], dy[1], dr[1] = {0.0f};
-    lk_srms_norm_get_both<T, R, LK_SRMS_NORM_EDGES>(s, dy, in, where);
+    lk_srms_norm_get_both<T, R, false>(s, dy, in, where);
     if (in.dr.data) lk_srms_norm_get<R>(dr, in.dr, where);
     return {s[0], dy[0], dr[0]};
 }
 
 /* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
  * are at the same columns, and copies its next row while it works on this one. */
-template <class T, class R, bool WEIGHT, int KIND>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == LK_SRMS_NORM_TWICE ? 1 : 2)
+template <class T, class R, bool WEIGHT, bool TWICE>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), TWICE ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
 {
-    constexpr bool TWICE = KIND == LK_SRMS_NORM_TWICE;
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
@@ -803,7 +801,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
 #pragma unroll
     for (int u = 0; WEIGHT && !TWICE && u < U; u++)
         if (u * 32 < at.count) lk_srms_norm_load_w(w[u], p, group + at.first + u * 32 * N);
-    const bool single = KIND == LK_SRMS_NORM_EDGES && at.rank < at.edge;
+    const bool single = !TWICE && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* in a larger block the first 14 have one */
     lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
     if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f};
@@ -838,7 +836,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_sums<T, R, WEIGHT, KIND, N>(p, more, w[WEIGHT ? u : 0], where);
+            lk_srms_norm_backward_sums<T, R, WEIGHT, TWICE, N>(p, more, w[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
         if (single) sum[0] += one.s * (one.dy * column->w[0]), sum[1] += one.s * one.s;
@@ -855,7 +853,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), KIND == 
         for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_put<T, R, WEIGHT, KIND>(p, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
+            lk_srms_norm_backward_put<T, R, WEIGHT, TWICE>(p, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
         }
         if constexpr (TWICE) {
             float *const partial = WEIGHT ? lk_srms_norm_partial(p, row - (int64_t)number * at.step, N) : NULL;
@@ -924,34 +922,46 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     }
 }
 
-/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in the
- * first `more` groups. Row r starts past + r past_step elements behind where its stride says, modulo past_mask + 1. */
+/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in
+ * the first `more` groups. Row r starts past + r past_step elements behind where its stride says, modulo past_mask + 1. */
 typedef struct {
     const void *from;
     void *to; /* [groups, cols] */
+    int from_dtype, to_dtype;
     int64_t each, more, cols, stride, groups;
     int past, past_step, past_mask, accumulate;
 } lk_srms_norm_row_sum;
 
+/* Of every 32nd row of a group, from the warp's on; at: the lane's column in the first of these. */
+template <class From>
+LK_DEVICE float lk_srms_norm_sum_column(const lk_srms_norm_row_sum &p, int64_t at, int64_t rows, int warp)
+{
+    const From *from = (const From *)p.from + at;
+    const int64_t step = 32 * p.groups * p.stride;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
+    return sum;
+}
+
 /* A block owns 32 columns of a group, and a lane one of them. Each of the block's 32 warps adds every 32nd row of the group. */
-template <class From, class To>
 LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum p)
 {
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int groups = (int)p.groups, group = (int)blockIdx.x % groups;
     const int64_t col = (int64_t)((int)blockIdx.x / groups) * 32 + lane, first = group + p.groups * warp;
-    const int64_t rows = p.each + (group < p.more), step = 32 * p.groups * p.stride;
+    const int64_t rows = p.each + (group < p.more);
     const int past = (int)((unsigned)p.past + (unsigned)first * (unsigned)p.past_step) & p.past_mask; /* as every 32nd row's */
-    const From *from = (const From *)p.from + past + col + first * p.stride;
+    const int64_t at = past + col + first * p.stride;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
     if (!p.from && warp < rows) sum = (float)((rows - warp + 31) / 32);
-    if (p.from && col < p.cols) { /* not in the loop's condition, which would make each load wait for the one before */
-#pragma unroll 8
-        for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
-    }
+    if (p.from && col < p.cols) /* not in the loop's condition, which would make each load wait for the one before */
+        sum = p.from_dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_column<float>(p, at, rows, warp)
+              : p.from_dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_column<lk_f16>(p, at, rows, warp)
+                                             : lk_srms_norm_sum_column<lk_bf16>(p, at, rows, warp);
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
     if (warp > 0 || col >= p.cols) return;
@@ -959,8 +969,8 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
-    To *out = (To *)p.to + group * p.cols + col;
-    lk_put(out, p.accumulate ? lk_to_float(*out) + sum : sum);
+    const int64_t out = group * p.cols + col;
+    lk_put_as(p.to, p.to_dtype, out, p.accumulate ? lk_get_as(p.to, p.to_dtype, out) + sum : sum);
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
@@ -1062,7 +1072,7 @@ typedef struct {
     int threads, cluster;
     int64_t grid;
     bool edges, few; /* rows have single elements at their ends; they go by the kernel for few rows */
-    int kind;        /* of backward's kernel */
+    bool twice;      /* backward's TWICE */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
@@ -1235,34 +1245,25 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     const bool held = in->aligned && in->stretch <= 32 * vecs &&
                       (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* source of s */
-    l.kind = !(held && a->dy && one) ? LK_SRMS_NORM_TWICE : l.edges ? LK_SRMS_NORM_EDGES : LK_SRMS_NORM_HELD;
-    if (!l.few && l.kind != LK_SRMS_NORM_TWICE && !in->x.data && a->residual_dtype == lk_dtype<T>)
+    l.twice = !(held && a->dy && one);
+    if (!l.few && !l.twice && !in->x.data && a->residual_dtype == lk_dtype<T>)
         in->x = in->r, in->r.data = NULL; /* of the same type */
     return l;
 }
 
-template <class T, class R, bool WEIGHT> LK_HOST void (*lk_srms_norm_backward_kind(int kind))(lk_srms_norm_plan)
-{
-    return kind == LK_SRMS_NORM_HELD    ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_HELD>
-           : kind == LK_SRMS_NORM_EDGES ? lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_EDGES>
-                                        : lk_srms_norm_backward_kernel<T, R, WEIGHT, LK_SRMS_NORM_TWICE>;
-}
 template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
 {
-    return l.few                                   ? lk_srms_norm_backward_few_kernel<T, R>
-           : l.plan.a.weight || l.plan.a.dweight ? lk_srms_norm_backward_kind<T, R, true>(l.kind)
-                                                   : lk_srms_norm_backward_kind<T, R, false>(l.kind);
+    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
+    if (l.plan.a.weight || l.plan.a.dweight)
+        return l.twice ? lk_srms_norm_backward_kernel<T, R, true, true> : lk_srms_norm_backward_kernel<T, R, true, false>;
+    return l.twice ? lk_srms_norm_backward_kernel<T, R, false, true> : lk_srms_norm_backward_kernel<T, R, false, false>;
 }
 
-template <class From>
-LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, int dtype, const lk_srms_norm_row_sum &sum,
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_row_sum &sum,
                                         cudaStream_t stream)
 {
-    return lk_launch_pdl(op, device,
-                         dtype == LK_DTYPE_F32   ? lk_srms_norm_row_sum_kernel<From, lk_f32>
-                         : dtype == LK_DTYPE_F16 ? lk_srms_norm_row_sum_kernel<From, lk_f16>
-                                                 : lk_srms_norm_row_sum_kernel<From, lk_bf16>,
-                         lk_ceil_div(sum.cols, 32) * sum.groups, 1, 1024, 0, stream, sum);
+    const int64_t blocks = lk_ceil_div(sum.cols, 32) * sum.groups;
+    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, blocks, 1, 1024, 0, stream, sum);
 }
 
 template <class T>
@@ -1270,12 +1271,14 @@ LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, co
 {
     const int64_t parts = lk_srms_norm_dbias_parts(device, a);
     const bool direct = parts == a->groups;
-    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, a->rows / parts, a->rows % parts, a->cols, a->dy_stride,
-                                parts, 0, 0, 0, direct && a->accumulate};
-    const lk_status status = lk_srms_norm_sum_rows<T>(op, device, direct ? a->dweight_dtype : LK_DTYPE_F32, sum, stream);
+    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, lk_dtype<T>, direct ? a->dweight_dtype : LK_DTYPE_F32,
+                                a->rows / parts, a->rows % parts, a->cols, a->dy_stride, parts,
+                                0, 0, 0, direct && a->accumulate};
+    const lk_status status = lk_srms_norm_sum_rows(op, device, sum, stream);
     if (status || direct) return status;
-    sum = {a->workspace, a->dbias, parts / a->groups, 0, a->cols, a->cols, a->groups, 0, 0, 0, a->accumulate};
-    return lk_srms_norm_sum_rows<float>(op, device, a->dweight_dtype, sum, stream);
+    sum = {a->workspace, a->dbias, LK_DTYPE_F32, a->dweight_dtype, parts / a->groups, 0, a->cols, a->cols, a->groups, 0, 0, 0,
+           a->accumulate};
+    return lk_srms_norm_sum_rows(op, device, sum, stream);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1299,9 +1302,10 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
                                   other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
                                   l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
     const int64_t partials = l.plan.partials;
-    const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, partials / a.groups, partials % a.groups, a.cols, l.plan.pitch,
-                                      a.groups, l.plan.in.offset, l.plan.in.offset_step, LK_VEC<T> - 1, a.accumulate};
-    if (!status && a.dweight) status = lk_srms_norm_sum_rows<float>(op, &device, a.dweight_dtype, sum, stream);
+    const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, LK_DTYPE_F32, a.dweight_dtype,
+                                      partials / a.groups, partials % a.groups, a.cols, l.plan.pitch, a.groups,
+                                      l.plan.in.offset, l.plan.in.offset_step, LK_VEC<T> - 1, a.accumulate};
+    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, &device, sum, stream);
     return status;
 }
 
