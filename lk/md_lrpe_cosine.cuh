@@ -701,9 +701,10 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
 }
 
 /* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
- * are few slots of partial sums. Its inner loop is over tokens. It computes all its angles, since dtheta needs the positions
- * too. The compensated sums take the registers that more loads would need. */
-template <class T>
+ * are few slots of partial sums. Its inner loop is over tokens (TOKENS) or over the batch, for which it computes its angles
+ * once. It computes all of them, since dtheta needs the positions too. The compensated sums take the registers that more loads
+ * would need. */
+template <class T, bool TOKENS>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
@@ -716,22 +717,24 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_sums<N> sums = {};
 #pragma unroll 1
     for (int o = 0; o < p.outers; o++) {
-        const int64_t batch = item.batch + o;
-        int64_t token = item.token;
-        const int count = item.owner && o < item.batches ? item.tokens : 0;
+        const int64_t batch = item.batch + (TOKENS ? o : 0);
+        int64_t token = item.token + (TOKENS ? 0 : o * p.token_step);
+        const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
+        const int count = !mine ? 0 : TOKENS ? item.tokens : item.batches;
         const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
         const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
         lk_lrpe_step<T, true> next = {};
         if (count > 0) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
+        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
         for (int i = 0; i < p.steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
-            dy += p.in_stride[3], x += p.x_stride[3], token += p.token_step;
+            dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
-            lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
+            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
             lk_lrpe_backward_step<true>(dx, now, angles, p, i < count, &sums);
         }
     }
@@ -1327,7 +1330,7 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args 
 /* The kernel of the vector path. */
 template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_plan)
 {
-    if (dtheta) return lk_lrpe_backward_dtheta_kernel<T>;
+    if (dtheta) return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true> : lk_lrpe_backward_dtheta_kernel<T, false>;
     if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
     return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
 }
@@ -1370,8 +1373,8 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
     lk_lrpe_plan p = {};
     lk_lrpe_start_plan<T>(&p, a, backward);
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
-    const bool walk_tokens = vector && (a.dtheta || a.batch <= LK_LRPE_FEW_BATCHES);
-    const int groups = vector && !walk_tokens ? LK_LRPE_GROUPS : 1;
+    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
+    const int groups = vector && !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
     lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
     void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
     if (vector)

@@ -1039,6 +1039,13 @@ static void few_rows(int type, int direction)
         p.has[direction == FORWARD ? (i % 2 ? RSTD : RESIDUAL_OUT) : DRESIDUAL] = true;
         check(&p);
     }
+    /* Rows that start on 16 bytes and do not end there. */
+    for (int more = 1; more < vec; more++) {
+        problem p = plain(type, direction, LK_SRMS_NORM_AUTO, 3, 64 * vec + more);
+        for (int i = 0; i < TENSORS; i++) p.stride[i] = 66 * vec;
+        p.has[WEIGHT] = more % 2;
+        check(&p);
+    }
     for (int i = 0; i < 2; i++) {
         problem p = plain(type, direction, LK_SRMS_NORM_WARP, 3, 100 * vec);
         p.has[WEIGHT] = true, p.has[RESIDUAL] = i;
