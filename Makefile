@@ -197,7 +197,8 @@ ladder-plots: ## a plot and examples/README.md's tables of what bench-ladder mea
 	$(PYTHON) bench/plot.py --ladder $(or $(firstword $(wildcard bench/results/*-ladder.csv)),bench/results/h200-ladder.csv) examples/README.md
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
-readme: ## writes README's tables from bench/results/h200.csv, h200-compare.csv and h200-calls.csv
+	$(PYTHON) bench/plot.py bench/results/h100-compare.csv
+readme: ## writes README's tables and those of bench/results from their CSVs
 	PYTHON="$(PYTHON)" bench/readme bench/results/h200.csv README.md
 	bench/readme bench/results/h100.csv
 clean: ## removes build/

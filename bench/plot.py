@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """What bench/compare.py measured, as plots and tables: `make compare-plots`.
 
-    plot.py CSV            writes CSV's Markdown tables beside it, and plots as SVG and PNG, for light and dark pages; the plots
+    plot.py CSV            writes CSV's Markdown tables beside it, and plots for light and dark pages; the plots
                            need matplotlib
     plot.py --readme CSV   prints the section at the head of that page (bench/readme puts it in its place)
     plot.py --ladder CSV README
@@ -292,9 +292,8 @@ def write_names(plot, panel, names, points):
 
 
 def save(plot, path, theme):
-    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 100})):
-        plot.savefig(f"{path}.{kind}", facecolor=theme["background"], **options)
-    print(f"wrote {path}.svg and .png")
+    plot.savefig(f"{path}.svg", facecolor=theme["background"], metadata={"Date": None})
+    print(f"wrote {path}.svg")
 
 
 def frontier_plots(rows, stem):
@@ -634,7 +633,9 @@ def frontier_lines(path):
         yield "linear_cross_entropy runs in almost any amount of memory. Lower is faster, further left takes less memory."
         yield "Each of lk's points is a budget of workspace. *lk*: loss and gradients in one call; *lk separate*: forward, and a"
         yield "backward that makes the logits again."
-        yield f"[All shapes, errors and lk's plans]({stem}.md), measured at {commits_of(read(f'{stem}.csv'))}."
+        rows = read(f"{stem}.csv")
+        card = rows[0]["gpu"].split("-")[0].upper()
+        yield f"[All shapes, errors and lk's plans]({stem}.md), measured on an {card} at {commits_of(rows)}."
         yield ""
         yield picture(stem, "linear_cross_entropy: time against memory, lk at several budgets and others")
         yield ""
@@ -657,6 +658,8 @@ def readme(rows, path):
             print(picture(f"{stem}-{name}", f"{op}: time and share of the ceiling against size, lk and others") + "\n")
     for line in frontier_lines(path):
         print(line)
+    if all(row["op"] != "linear_cross_entropy" for row in rows):
+        print("linear_cross_entropy was compared on an H100: [all rows](h100-compare.md), [time against memory](h100-frontier.md).\n")
     print("| op | direction | largest case | lk kernels, call | best other kernels, call | best other / lk: kernels, all cases"
           " | call, all cases |", "|---|---|---|---|---|---|---|", sep="\n")
     ratios, most = collections.defaultdict(lambda: ([], [])), {}

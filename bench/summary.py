@@ -66,11 +66,13 @@ def losses(rows, newer, path):
     ops = sorted({row["op"] for row in newer})
     older, stem = [row for row in rows if row["op"] not in ops], path.removesuffix(".csv")
     kernels, count, compared = plot.slower(plot.grouped(older + newer), "kernel_ms")
-    how, _, called, calls = plot.called(rows, path)
+    how, _, called, calls = plot.called(older, path)
+    _, _, called_newer, calls_newer = plot.called(newer, H100_COMPARE)
     yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\*: timed by a profiler, without gaps between kernels). The worst:"
     yield ""
     yield from kernels[:4]
-    yield f"- Called from Python {how}, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases."
+    yield f"- Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called_newer} of {calls_newer} cases of {', '.join(ops)},"
+    yield f"  and of the other ops, {how}, in {called} of {calls}."
     yield ""
     yield f"{', '.join(ops)} was compared on an H100 at {plot.commits_of(newer)}, the other ops on an H200 at {plot.commits_of(older)};"
     yield "each page lists all cases of its card, and that of the H200 the ops that have changed since."
@@ -94,7 +96,7 @@ def main():
     readme = pathlib.Path(path)
     compared = plot.grouped([row for row in rows if row["op"] not in ops] + newer)
     text = put(readme.read_text(), "table", table(results, compared))
-    text = put(text, "frontier", plot.frontier_lines(compare))
+    text = put(text, "frontier", plot.frontier_lines(H100_COMPARE))
     readme.write_text(put(text, "losses", losses(rows, newer, compare)))
     print(f"wrote {path}")
 
