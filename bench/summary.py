@@ -5,7 +5,7 @@ memory, where that was measured, and its list of losses between their marks.
 
 An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
 linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's.
-Ops that were compared on an H100 too have those rows here, which are newer.
+Ops that were compared on an H100 have those rows here, which are newer.
 """
 import collections, csv, pathlib, re, sys
 
@@ -51,7 +51,7 @@ def ratios(groups):
 
 def table(results, groups):
     largest, ratio, h100 = shares(results), ratios(groups), shares(H100)
-    yield "| op | what it computes | of ceiling: forward, backward, both | on an H100 | best other / lk: forward, backward, both |"
+    yield "| op | what it computes | of ceiling on an H200: forward, backward, both | of ceiling on an H100 | best other / lk: forward, backward, both |"
     yield "|---|---|---|---|---|"
     for op in sorted(largest):
         of, there = (", ".join(f"{share[1]:.2f}{share[2]}" if share else "-" for share in map(card[op].get, DIRECTIONS))
@@ -68,14 +68,14 @@ def losses(rows, newer, path):
     kernels, count, compared = plot.slower(plot.grouped(older + newer), "kernel_ms")
     how, _, called, calls = plot.called(older, path)
     _, _, called_newer, calls_newer = plot.called(newer, H100_COMPARE)
-    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\*: timed by a profiler, without gaps between kernels). The worst:"
+    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\*: timed by a profiler, without gaps between kernels). The four worst groups, and calls from Python:"
     yield ""
     yield from kernels[:4]
-    yield f"- Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called_newer} of {calls_newer} cases of {', '.join(ops)},"
-    yield f"  and of the other ops, {how}, in {called} of {calls}."
+    yield f"- Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called_newer} of {calls_newer} cases of {', '.join(ops)}"
+    yield f"  and in {called} of {calls} of the other ops ({how})."
     yield ""
     yield f"{', '.join(ops)} was compared on an H100 at {plot.commits_of(newer)}, the other ops on an H200 at {plot.commits_of(older)};"
-    yield "each page lists all cases of its card, and that of the H200 the ops that have changed since."
+    yield "each page lists all cases of its card. The H200's page also names the ops whose code has changed since."
     yield ""
     yield (f"[All losses, plots and errors]({stem}.md), [those of the H100]({H100_COMPARE.removesuffix('.csv')}.md) · "
            f"[all of lk's own rows]({stem.removesuffix('-compare')}.md)")

@@ -219,7 +219,7 @@ typedef struct {
  *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given, or
  *                     target_prob with ranks
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
- * Rows of any alignment run at full speed, in B and FB where rows of dlogits and logits start at one offset modulo 16 bytes
+ * Rows of any alignment run at full speed, in B and FB where each row of dlogits has its logits' offset modulo 16 bytes
  * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element.
  * The same holds of target_prob, which is read so then. */
 
@@ -312,7 +312,7 @@ typedef struct {
     int team_log2;             /* a row has 1 << team_log2 threads: up to 32, short ones up to 128; or a block, or a cluster */
     int slots;                 /* per thread */
     int wave;                  /* about so many blocks run at once */
-    int more;                  /* not 0: rows may have single elements, vectors without a slot, or padding */
+    int more;                  /* not 0: rows may have single elements, vectors without a slot or padding, or are ordered */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
     int64_t cols;              /* with ranks: the columns of this one; a.vocab has those of all */
     lk_team team;              /* with ranks or target_prob: how rows are divided */
@@ -526,7 +526,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
 /* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take forward_backward's kernel,
- * which keeps a running maximum and writes no gradient then. Plain rows are read as by lk_row_of and lk_lse_read, but with
+ * which for them keeps a running maximum and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
  * functions of their own: forward was slower with those (bench/results/choices.md). */
 
 /* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
@@ -796,10 +796,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
 /* ---- Backward and forward_backward --------------------------------------------------------------------------------------- */
 
 /* One kernel for both, and for forward's rows that are not plain. A team of threads owns a row: up to 32 lanes of a warp, a
- * block, or a cluster of blocks. Asynchronous copies bring a whole row into shared memory. Each thread copies its own vectors
- * into slots of its own, so no barrier is needed.
+ * block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared memory. Each thread copies its own ones
+ * into slots of its own, so no barrier is needed, and keeps at most one of the single elements at the row's ends.
  *   forward            sums the vectors when they have arrived; the team exchanges its sums.
- *   forward_backward   sums the vectors as they arrive; the team exchanges its sums; gradients are made from the slots.
+ *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots.
  *   backward           has lse, and makes gradients from the vectors as they arrive.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
  * longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns the target's
@@ -935,8 +935,9 @@ LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row
     return lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale, at.team);
 }
 
-/* The max and sum of a team's shares of a plain row without the target; the empty state of a row that is not read.
- * Called by: all lanes of a warp. Result: for every lane of a team, at most a warp's. As lk_ce_plain_read otherwise. */
+/* The state of a warp's part of a plain row without the target; the empty state of a row that is not read. Its max is the
+ * reference: the largest of the lanes' first vectors and single elements. Teams smaller than a warp each get their own state.
+ * Called by: all lanes of a warp. As lk_ce_plain_read otherwise. */
 template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t)
 {
     const int threads = (int)blockDim.x, team = 1 << p.team_log2, target = t.target;
@@ -1351,8 +1352,8 @@ LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float
         const float v[1] = {logit}, w[1] = {weight};
         all = lk_ce_row_add(*rest, v, w, scale);
     }
-    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: their sum may be
-     * above 2^-126 where the factor is not. */
+    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: one factor could
+     * be below 2^-126, so 0, where its product with their large sum is not. */
     if (plain) *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, 0.5f * rest->max + 0.5f * logit), scale);
     *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
     if (plain) {
@@ -2450,7 +2451,8 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
 
 /* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
  * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
- * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. */
+ * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. So many rows
+ * of 50257 columns of 16 bits have clusters of 2 blocks of 256 threads in forward_backward, with up to 13 slots each. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,

@@ -621,8 +621,8 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
     lk_store_vec_wb(y + p.dim, out);
 }
 
-/* dx of a vector of one token. Without ACT there are a dy and no activation; that code is left out. sums: dtheta's, with ACT;
- * or NULL. */
+/* dx of a vector of one token. ACT: any options, or none of them. Without ACT, dy is given, there is no activation, and sums is
+ * NULL. sums: dtheta's, or NULL without dtheta. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
                                      const lk_lrpe_plan &p, bool mine, lk_lrpe_sums<N> *sums)
@@ -701,9 +701,9 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
 }
 
 /* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
- * are few slots of partial sums. Its inner loop is over tokens (TOKENS) or over the batch, for which it computes its angles
- * once. It computes all of them, since dtheta needs the positions too. The compensated sums take the registers that more loads
- * would need. */
+ * are few slots of partial sums. Its inner loop is over tokens (TOKENS), with new angles in each step, or over the batch,
+ * with angles computed once. Threads do not share them, since dtheta needs the positions too. The compensated sums take the
+ * registers that more loads would need. Lanes that share a row's softmax take the same number of steps. */
 template <class T, bool TOKENS>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
@@ -721,6 +721,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         int64_t token = item.token + (TOKENS ? 0 : o * p.token_step);
         const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
         const int count = !mine ? 0 : TOKENS ? item.tokens : item.batches;
+        const int steps = p.activation == LK_MD_LRPE_COSINE_SOFTMAX ? p.steps : count;
         const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
         const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
         T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
@@ -729,7 +730,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
         if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
 #pragma unroll 1
-        for (int i = 0; i < p.steps; i++, dx += p.out_stride[3]) {
+        for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;

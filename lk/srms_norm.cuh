@@ -571,7 +571,7 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* TWICE, in what follows: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
+/* The template parameter TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
  * dweight are in the workspace from the start. Not TWICE: threads hold all elements, at most one single element each, and w of
  * each; there is a dy; s is one tensor. */
 
@@ -802,7 +802,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), TWICE ? 
     for (int u = 0; WEIGHT && !TWICE && u < U; u++)
         if (u * 32 < at.count) lk_srms_norm_load_w(w[u], p, group + at.first + u * 32 * N);
     const bool single = !TWICE && at.rank < at.edge;
-    LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* in a larger block the first 14 have one */
+    LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
     lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
     if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f};
     if (WEIGHT && single) lk_srms_norm_load_w(column->w, p, group + column->col);
@@ -923,7 +923,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
 }
 
 /* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in
- * the first `more` groups. Row r starts past + r past_step elements behind where its stride says, modulo past_mask + 1. */
+ * the first `more` groups. Row r starts (past + r past_step) modulo (past_mask + 1) elements behind r stride. */
 typedef struct {
     const void *from;
     void *to; /* [groups, cols] */
@@ -932,7 +932,7 @@ typedef struct {
     int past, past_step, past_mask, accumulate;
 } lk_srms_norm_row_sum;
 
-/* Of every 32nd row of a group, from the warp's on; at: the lane's column in the first of these. */
+/* The sum of a lane's column over every 32nd row of a group, from row `warp` on. at: the index of its first element. */
 template <class From>
 LK_DEVICE float lk_srms_norm_sum_column(const lk_srms_norm_row_sum &p, int64_t at, int64_t rows, int warp)
 {
@@ -952,7 +952,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_
     const int groups = (int)p.groups, group = (int)blockIdx.x % groups;
     const int64_t col = (int64_t)((int)blockIdx.x / groups) * 32 + lane, first = group + p.groups * warp;
     const int64_t rows = p.each + (group < p.more);
-    const int past = (int)((unsigned)p.past + (unsigned)first * (unsigned)p.past_step) & p.past_mask; /* as every 32nd row's */
+    const int past = (int)((unsigned)p.past + (unsigned)first * (unsigned)p.past_step) & p.past_mask; /* in all its rows */
     const int64_t at = past + col + first * p.stride;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
@@ -1071,8 +1071,9 @@ typedef struct {
     lk_srms_norm_plan plan;
     int threads, cluster;
     int64_t grid;
-    bool edges, few; /* rows have single elements at their ends; they go by the kernel for few rows */
-    bool twice;      /* backward's TWICE */
+    bool edges; /* rows have single elements at their ends */
+    bool few;   /* the kernel for few rows takes them */
+    bool twice; /* backward's TWICE */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
@@ -1244,7 +1245,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     if (dbias_bytes > l.workspace) l.workspace = dbias_bytes; /* the same bytes: dbias is done before dweight begins */
     const bool held = in->aligned && in->stretch <= 32 * vecs &&
                       (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
-    const bool one = !in->x.data || !in->r.data; /* source of s */
+    const bool one = !in->x.data || !in->r.data; /* s is one tensor */
     l.twice = !(held && a->dy && one);
     if (!l.few && !l.twice && !in->x.data && a->residual_dtype == lk_dtype<T>)
         in->x = in->r, in->r.data = NULL; /* of the same type */
