@@ -2451,8 +2451,9 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
 
 /* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
  * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
- * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. So many rows
- * of 50257 columns of 16 bits have clusters of 2 blocks of 256 threads in forward_backward, with up to 13 slots each. */
+ * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. For
+ * example, 4096 rows of 50257 columns of 16 bits have clusters of 2 blocks of 256 threads in forward_backward, and each thread
+ * has up to 13 slots. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,

@@ -571,10 +571,6 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* The template parameter TWICE: any rows. A thread reads vectors beyond its first U, and single elements, twice; their sums for
- * dweight are in the workspace from the start. Not TWICE: threads hold all elements, at most one single element each, and w of
- * each; there is a dy; s is one tensor. */
-
 /* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. group: the first element
  * of the row's weight. */
 template <bool COPIED> struct lk_srms_norm_where {
@@ -628,7 +624,9 @@ LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_
     lk_srms_norm_unpack<E, N>(x, raw);
 }
 
-/* s and dy, N elements of each. */
+/* s and dy, N elements of each. Here and below, TWICE is for any rows: a thread reads vectors beyond its first U, and single
+ * elements, twice, and their sums for dweight are in the workspace from the start. Without TWICE the threads hold all elements
+ * of a row and their w, each at most one single element; dy is given, and s is one tensor. */
 template <class T, class R, bool TWICE, bool COPIED, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<COPIED> where)
