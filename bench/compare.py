@@ -14,7 +14,7 @@ Directions forward; backward (autograd.grad, nothing accumulated); forward_backw
            A provider that makes its gradients in forward, as lk_torch does for both cross entropies, has forward_backward. Its
            forward is that of evaluation: inputs that want no gradient, under no_grad. It has no backward of its own. lk has
            one all the same: after the loss per row (reduction="none"), whose forward keeps the lse and whose backward makes
-           the gradients. linear_cross_entropy's forward also keeps the exponentials of all logits there (keep=True), as
+           the gradients. linear_cross_entropy's forward also keeps all logits there, or their exponentials (keep=True), as
            PyTorch keeps the logits. Its upstream is 1 / rows for each row, so the gradients are those of the mean.
            lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16.
 Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again

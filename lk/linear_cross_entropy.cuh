@@ -28,8 +28,8 @@
  *                args.workspace = ...;
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
  *            forward_backward makes loss, lse and gradients. forward makes loss and lse. backward makes the gradients from a
- *            saved lse, with dentropy also from a saved entropy; it computes the logits again. Outputs whose pointer is NULL
- *            are not computed.
+ *            saved lse, with dentropy also from a saved entropy; without `saved` it computes the logits again. Outputs whose
+ *            pointer is NULL are not computed.
  *            The workspace function answers what the best plan within 1 GiB needs, or the smallest plan if that needs more.
  *            For another amount of memory, ask for a plan:
  *                lk_linear_cross_entropy_plan plan;
@@ -59,10 +59,14 @@
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
  *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
- *            saved: forward leaves bf16 exponentials of all logits there, as many bytes as bf16 logits; ..._saved_bytes says
- *            how many. backward makes the gradients of them by 2 matmuls instead of 3, for any upstream and dlse. It only reads
- *            saved, so it may be called again. The struct must be forward's otherwise: the same shapes, options and lse. A
- *            copy of saved must have an address that is the same modulo 256.
+ *            saved: forward leaves there what backward would compute again. ..._saved_bytes says how many bytes that takes.
+ *            backward then has 2 matmuls instead of 3, for any upstream, dlse and dentropy. It only reads saved, so it may be
+ *            called again. Its struct must be forward's: the same shapes, options, path and lse, on the same device. Only the
+ *            workspace may differ. A copy of saved must have an address that is the same modulo 256.
+ *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
+ *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
+ *            2048 and no multiple of 8; with ranks always. Else it takes CHUNKS. Nothing else changes this choice. So a call
+ *            with entropy, or with x that FUSED cannot read, may fail (LK_ERR_PATH); path CHUNKS takes it, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones
@@ -118,12 +122,13 @@
  *            per token and piece of the columns, 32 with entropy, argmax or dentropy. forward_backward keeps
  *            exp(z - reference) in bf16, of as many columns as fit: that is dZ except for a factor per row. With all columns it
  *            has 3 matmuls. The logits of other columns are made again, a panel at a time, when lse is known: 4 matmuls for
- *            those columns. backward makes all of them again: 3 matmuls. With saved it makes none: 2. Where dweight may be
- *            scratch (packed, at a multiple of 256 bytes, no accumulate), FUSED keeps exponentials in it, too, until dweight's
- *            rows are written.
+ *            those columns. backward makes all of them again: 3 matmuls. Where dweight may be scratch (packed, at a multiple
+ *            of 256 bytes, no accumulate), FUSED keeps exponentials in it, too, until dweight's rows are written.
+ *            With saved, backward makes no logits, in CHUNKS and FUSED: 2 matmuls.
  *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
  *            16 in the output and 8 in the workspace.
- *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it:
+ *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it. With
+ *            saved the path is as under Options, and slice_tokens and panel_vocab are ignored:
  *                FUSED, in forward; above 16384 columns, or above 2048 where vocab is not a multiple of 8, also in backward,
  *                and in forward_backward where it may keep exponentials
  *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
@@ -216,7 +221,7 @@ typedef struct {
     int64_t *argmax;           /* F FB out     int64 [tokens], the smallest column of the largest logit; NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
-    void *saved;               /* F out, B in: exponentials of all logits, ..._saved_bytes of them; NULL: none. See Options */
+    void *saved;               /* F out, B in: what backward would compute again, ..._saved_bytes; NULL: none. See Options */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *states;              /* F out        the states of this rank's columns where it has no all_gather, see Ranks */
     const void *all_states;    /* finish in    the states of all ranks, in their order */
@@ -272,7 +277,8 @@ typedef struct {
  *                     FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
  *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
  *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved
- *                     likewise, or with label_smoothing, entropy, argmax, dentropy or batch_invariant
+ *                     with PANELS or batch_invariant. saved where FUSED makes it (see Options), if FUSED cannot run, or with
+ *                     label_smoothing, entropy, argmax or dentropy
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
@@ -321,6 +327,7 @@ typedef struct {
     const float *saved_lse, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
+    bool stores;                /* likewise: logits, not exponentials */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
     int64_t classes;            /* the columns of all ranks */
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
@@ -396,7 +403,7 @@ typedef struct {
     int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
     lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
-    float *slice;          /* [slice, logits_stride], f32 logits of a slice; logits then holds dZ alone, in T */
+    float *slice;          /* [slice, logits_stride], f32 logits of a slice, or in saved; logits then holds dZ alone, in T */
     void *cublas;
     int64_t stretches;     /* fused: the most of a row that sums has room for */
     int64_t logits_stride, x_stride, splits;
@@ -1723,7 +1730,8 @@ LK_HOST bool lk_lce_sums_dweight(const lk_lce_call *c, int64_t chunk)
 /* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. */
 LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
 {
-    return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
+    const bool wider = c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
+    return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && wider && !c->stores;
 }
 
 /* Whether dweight's memory may be scratch until it is written. */
@@ -1746,6 +1754,13 @@ LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
 LK_HOST int64_t lk_lce_tail_cols(const lk_lce_call *c, int64_t cols)
 {
     return cols > 8 && (c->type != LK_DTYPE_F32 || c->a.tf32) ? cols % 8 : 0;
+}
+
+/* Whether stored logits take more time than FUSED, if both have as many matmuls: above `few` columns, and with a tail. */
+LK_HOST bool lk_lce_many_columns(const lk_lce_call *c, int64_t few)
+{
+    const int64_t vocab = c->a.vocab;
+    return vocab > few || (vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, vocab));
 }
 
 /* Whether dx of a chunk is summed in f32 of the workspace: over panels, and in f16 with tail columns, since each of two sums
@@ -1785,6 +1800,22 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     return w;
 }
 
+/* The arrays of a.saved; returns their bytes. Logits lie where those of a slice would: dZ has memory of its own. */
+LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
+{
+    const int64_t rows = c->rows, stride = lk_lce_round_up(c->a.vocab, 64);
+    lk_room room = {(uintptr_t)lk_lce_base(saved), 0, 256};
+    w->logits_stride = stride;
+    if (c->stores) w->slice = (float *)lk_take_bytes(&room, true, rows * stride * lk_lce_bytes_of(c->logits_type));
+    else {
+        lk_take(&w->base, &room, true, rows);
+        lk_take(&w->others, &room, true, rows);
+        lk_take(&w->logit, &room, true, rows);
+        w->logits = lk_take_bytes(&room, true, rows * stride * 2);
+    }
+    return room.used + 256;
+}
+
 /* The arrays of a plan that stores logits. Without slices dZ overwrites them. */
 LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
 {
@@ -1799,9 +1830,11 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lc
     lk_take(&w.dx, &room, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
     lk_take(&w.dweight, &room, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
     const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
-    w.logits = lk_take_bytes(&room, true, chunk * w.logits_stride * lk_lce_bytes_of(slice ? c->type : c->logits_type));
+    const int64_t row = w.logits_stride * lk_lce_bytes_of(slice || c->stores ? c->type : c->logits_type);
+    w.logits = lk_take_bytes(&room, !c->stores || c->gradient, chunk * row);
     lk_take(&w.slice, &room, slice > lent, slice * w.logits_stride);
     if (slice && slice <= lent) w.slice = (float *)a.dweight;
+    if (c->stores) (void)lk_lce_lay_out_saved(c, a.saved, &w);
     w.cublas = (void *)(room.base + room.used), w.bytes = room.used + 256;
     return w;
 }
@@ -1844,18 +1877,6 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
         first += loan.cols, free += lk_ceil_div(loan.cols * each, 256 * row) * 256;
     }
     return first;
-}
-
-/* The arrays of a.saved; returns their bytes. */
-LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
-{
-    lk_room room = {(uintptr_t)lk_lce_base(saved), 0, 256};
-    lk_take(&w->base, &room, true, c->rows);
-    lk_take(&w->others, &room, true, c->rows);
-    lk_take(&w->logit, &room, true, c->rows);
-    w->logits_stride = lk_lce_round_up(c->a.vocab, 64);
-    w->logits = lk_take_bytes(&room, true, c->rows * w->logits_stride * 2);
-    return room.used + 256;
 }
 
 /* The arrays of FUSED. */
@@ -1969,8 +1990,9 @@ LK_HOST int64_t lk_lce_panel_cols(const lk_lce_call *c, int64_t most)
 
 LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
 {
+    if (c->saves) return path == (c->stores ? LK_LINEAR_CROSS_ENTROPY_CHUNKS : LK_LINEAR_CROSS_ENTROPY_FUSED);
     if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->split) return false; /* its kernels see whole rows */
-    return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->saves && (!c->a.path || c->a.path == path);
+    return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->a.path || c->a.path == path;
 }
 
 /* A plan of FUSED. kept: the columns whose exponentials are kept, the first `lent` of them in dweight. */
@@ -2161,8 +2183,7 @@ LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t col
 LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
 {
     const bool no_more = !c->gradient || !c->gives_loss || lk_lce_keeps(c); /* FUSED has no matmul more than CHUNKS */
-    const bool fused_first = no_more && (!c->gradient || c->a.vocab > LK_LCE_FUSED_VOCAB ||
-                                         (c->a.vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, c->a.vocab)));
+    const bool fused_first = no_more && (!c->gradient || lk_lce_many_columns(c, LK_LCE_FUSED_VOCAB));
     const size_t panels = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_PANELS);
     const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
     return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan)) ||
@@ -2186,7 +2207,8 @@ LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk
     const int tail = fused && (!c->a.dweight || own) ? 0 : (int)lk_lce_tail_cols(c, columns);
     const char *kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
     char last[40] = "", parts[80] = "";
-    if (w.slice)
+    if (c->stores) snprintf(parts, sizeof parts, " in saved");
+    else if (w.slice)
         snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
                  (void *)w.slice == c->a.dweight ? " in dweight" : "");
     if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
@@ -2235,17 +2257,13 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* NULL if FUSED can run this call; else what it would need, for an error's text. Sets c->clusters and c->note. */
+/* NULL if FUSED can run this call, wherever x and weight lie; else what it would need, for an error's text. Sets c->clusters
+ * and c->note. */
 LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 {
-    const lk_lce_args &a = c->a;
-    const int64_t longest = (int64_t)1 << 38; /* a tensor map's strides are below 2^40 bytes */
-    const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0 && a.weight_stride <= longest;
-    const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     lk_device device = {};
     if (c->type != LK_DTYPE_BF16) return "bf16";
     if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
-    if (!x || !weight) return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
     if (c->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */
     const cudaError_t error = lk_current_device(&device);
@@ -2259,6 +2277,28 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
         c->note = ": the code that this device runs was not compiled for it";
     if (clean && cudaPeekAtLastError() != cudaSuccess) (void)cudaGetLastError(); /* a query leaves no error */
     return "sm_90a";
+}
+
+/* Likewise, NULL if FUSED can read x and weight where they lie. */
+LK_HOST const char *lk_lce_misplaced(const lk_lce_call *c)
+{
+    const lk_lce_args &a = c->a;
+    const int64_t longest = (int64_t)1 << 38; /* a tensor map's strides are below 2^40 bytes */
+    const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0 && a.weight_stride <= longest;
+    const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
+    if (x && weight) return NULL;
+    return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
+}
+
+/* Whether `saved` has logits. forward and backward have to agree, so it depends on nothing that one of them lacks, and not on
+ * where tensors lie. With few columns f32 logits cost less time than the copy of x that exponentials need. */
+LK_HOST bool lk_lce_saves_logits(lk_lce_call *c)
+{
+    const int path = c->a.path;
+    if (!c->saves || c->split) return false;
+    if (path) return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool few = !lk_lce_many_columns(c, 2 * lk_lce_min(c->a.hidden, INT32_MAX));
+    return few || c->a.label_smoothing > 0.0f || lk_lce_not_fused(c);
 }
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
@@ -2296,6 +2336,7 @@ template <class T> LK_HOST void lk_lce_begin(const lk_lce_args *args, int direct
     c->note = "", c->type = lk_dtype<T>, c->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
+    c->stores = lk_lce_saves_logits(c);
 }
 
 /* Fills in every default, and settles whether FUSED may be the path. Fails where a call asks for a path that it cannot have. */
@@ -2320,11 +2361,18 @@ template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, l
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* then FUSED must be asked for */
     const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
+    if (c->saves && a->batch_invariant) return lk_fail(LK_ERR_PATH, op, "saved is for calls without batch_invariant");
+    if (c->stores) c->fused = false;
     const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
-    if (c->saves && !c->fused) only = "path LK_LINEAR_CROSS_ENTROPY_FUSED";
-    if (c->saves && !only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy || a->batch_invariant))
-        only = "calls without label_smoothing, entropy, argmax, dentropy and batch_invariant";
-    if (c->saves && only) return lk_fail(LK_ERR_PATH, op, "saved is for %s%s", only, c->note);
+    if (c->fused && !only) only = lk_lce_misplaced(c);
+    if (c->saves && !c->stores) {
+        if (!c->fused) return lk_fail(LK_ERR_PATH, op, "saved is not for path LK_LINEAR_CROSS_ENTROPY_PANELS");
+        if (!only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy))
+            only = "calls without label_smoothing, entropy, argmax and dentropy";
+        if (only)
+            return lk_fail(LK_ERR_PATH, op, "saved has exponentials here, which are for %s%s%s", only, c->note,
+                           c->split ? "" : "; with path LK_LINEAR_CROSS_ENTROPY_CHUNKS it has logits");
+    }
     if (only && by_name)
         return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
                        a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
@@ -2673,14 +2721,16 @@ LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_work &q)
 /* One chunk with the logits of the whole vocabulary. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t chunk)
 {
-    const lk_lce_args &a = job->p.c.a;
-    const lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
+    if (c.stores) q.w.slice = (float *)((L *)q.w.slice + q.first_row * q.w.logits_stride);
     lk_status status = lk_lce_gather<T>(job, q);
     const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : q.rows;
     for (int64_t from = 0; from < q.rows && !status; from += step) {
         lk_lce_work slice = q;
         slice.first_row += from, slice.rows = lk_lce_min(step, q.rows - from);
-        status = lk_lce_logits<T>(job, slice);
+        if (!c.stores || c.gives_loss) status = lk_lce_logits<T>(job, slice);
         if (!status) status = lk_lce_rows<L>(job, slice);
     }
     if (!status) status = lk_lce_dbias<T>(job, q);

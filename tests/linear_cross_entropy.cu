@@ -69,6 +69,7 @@ typedef lk_linear_cross_entropy_plan plan_t;
 static lk_status (*const launch_of[][3])(const args_t *, cudaStream_t) = ALL();
 static lk_status (*const query_of[][3])(const args_t *, size_t *) = ALL(_workspace_bytes);
 static lk_status (*const plan_function_of[][3])(const args_t *, size_t, plan_t *) = ALL(_plan);
+static lk_status (*const saved_bytes_of[])(const args_t *, size_t *) = OF(saved_bytes);
 #undef ALL
 #undef OF
 #undef LCE
@@ -1772,32 +1773,58 @@ static void some_columns_kept(void)
     }
 }
 
-/* forward leaves its exponentials, and backward makes the gradients from them, twice: it only reads them. Some calls are those of
- * one rank, whose backward is given `others`. */
-static void saved_exponentials(void)
+/* What `saved` holds where path 0 chooses: logits, or the exponentials of FUSED. */
+static bool saves_logits(const problem *p)
 {
-    static const int64_t vocab[] = {1, 97, 600, 256};
+    if (split_over) return false;
+    if (p->path) return p->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    return p->type != TEST_BF16 || !fused_here || p->on[SMOOTHING] ||
+           (p->vocab <= 2 * p->hidden && !(p->vocab > 2048 && p->vocab % 8 > 0));
+}
+
+/* forward leaves logits or exponentials, and backward makes the gradients from them, twice: it only reads them. Some calls are
+ * those of one rank, whose backward is given `others`. */
+static void saved_for_backward(void)
+{
+    static const int64_t vocab[] = {1, 97, 600, 256, 16, 17, 32, 2050};
+    static const int types[] = {TEST_BF16, TEST_F32, TEST_BF16, TEST_F16};
     static test_buffer saved, before;
-    for (int seed = 0; seed < pick(60, 16); seed++) {
-        split_over = seed % 4 == 3;
-        problem back = drawn(TEST_BF16, BACKWARD, seed % 3 ? (int)FUSED : 0, 1 + seed % 4 * 9, 8 + 8 * (seed % 2),
-                             vocab[seed / 2 % 4], seed);
+    int held[2] = {0, 0}, several = 0;
+    for (int seed = 0; seed < pick(96, 24); seed++) {
+        split_over = fused_here && seed % 4 == 3;
+        int path = seed % 3 ? seed % 3 > 1 ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : 0;
+        if (split_over && path) path = FUSED;
+        if (path == FUSED && !fused_here) continue;
+        const int type = split_over || path == FUSED ? (int)TEST_BF16 : types[seed / 3 % 4];
+        problem back = drawn(type, BACKWARD, path, 1 + seed % 4 * 9, 8 + 8 * (seed % 2), vocab[seed / 2 % 8], seed);
+        const problem lengths = back;
+        if (back.vocab == 2050) back.tokens = 5; /* too many for rounds, and no multiple of 8 */
         leave_open(&back);
-        back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = false;
+        if (seed % 2 && split_over) back.on[SMOOTHING] = false;
+        if (!split_over && path == 0 && seed % 6) back.on[SMOOTHING] = false;
+        if (!saves_logits(&back))
+            back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = false;
+        else if (seed % 4 == 1) back.chunk = lengths.chunk, back.panel = lengths.panel, back.slice = lengths.slice;
         back.over = seed % 5 == 0, back.sigma = seed % 7 == 3 ? 64 : 1.3;
-        if (seed == 6) { /* where p - 1 has few digits, or none */
+        if (seed == 6 && fused_here) { /* where p - 1 has few digits, or none */
             back = plain(TEST_BF16, BACKWARD, FUSED, 9, 16, 85), back.sigma = 0.1;
             back.confident = back.on[HAS_BIAS] = back.on[BIAS_F32] = back.on[WANT_DBIAS] = back.on[DBIAS_F32] = true;
             back.on[DWEIGHT_F32] = true;
         }
+        const bool logits = saves_logits(&back);
+        const int64_t each = logits && !(back.on[FAST] && type != TEST_F32) ? 4 : 2;
+        held[logits]++;
         problem there = back;
         there.direction = FORWARD, there.budget = 0;
+        if (seed % 8 == 1) there.chunk = 0; /* all at once, and in backward not */
         size_t bytes = 0;
         settle_tensors(&there), settle_tensors(&back), saved_now = NULL;
         if (!setup(&there, 0)) return;
-        lk_status status = lk_linear_cross_entropy_saved_bytes_bf16(&args, &bytes);
-        if (!test_that(status == LK_OK && bytes >= (size_t)(there.tokens && !there.on[COMPACT] ? there.tokens * there.vocab * 2 : 0)))
-            test_detail("%zu bytes, %s", bytes, lk_last_error());
+        const lk_status status = saved_bytes_of[type](&args, &bytes);
+        const size_t least = (size_t)(there.on[COMPACT] ? 0 : there.tokens * there.vocab * each);
+        const size_t most = (size_t)(there.tokens * ((there.vocab + 63) / 64 * 64 * each + 12) + 2048);
+        if (!test_that(status == LK_OK && bytes >= least && bytes <= most))
+            test_detail("%zu bytes, not %zu to %zu, %s; %s", bytes, least, most, lk_last_error(), describe(&there));
         test_buffer_size(&saved, bytes, (size_t)(seed % 3), 0xff), upload(&saved);
         saved_now = test_buffer_device(&saved);
         run(there);
@@ -1809,28 +1836,66 @@ static void saved_exponentials(void)
         run(back);
         test_buffer_download(&saved);
         if (!test_that(!memcmp(test_buffer_host(&before), test_buffer_back(&saved), bytes))) test_detail("backward wrote into saved");
-        if (!test_that(plan.path == FUSED && (plan.matmuls == (int)back.has[DX] + (int)back.has[DWEIGHT] || !back.tokens)))
-            test_detail("%s", plan.text);
+        const int made_by = logits ? (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : (int)FUSED;
+        several += logits && plan.chunks > 1;
+        if (!test_that(plan.path == made_by && plan.matmuls == (int)back.has[DX] + (int)back.has[DWEIGHT] && !plan.slice_tokens))
+            test_detail("%s; %s", plan.text, describe(&back));
         saved_now = NULL, split_over = 0;
     }
+    if (!test_that(held[1] > 0 && (held[0] > 0) == fused_here && several > 1))
+        test_detail("exponentials %d, logits %d, in several chunks %d", held[0], held[1], several);
+}
+
+/* What cannot be saved; and what path 0 saves, which both directions have to find alike. */
+static void what_is_saved(void)
+{
     alignas(256) static int64_t dummy[32];
-    static const char *const said[] = {"label_smoothing", "FUSED", "FUSED", "multiples of 16", "entropy", "argmax", "dentropy"};
-    for (int i = 0; i < LENGTH_OF(said); i++) {
+    static const char *const said[] = {"PANELS", "batch_invariant", "label_smoothing", "multiples of 16", "entropy", "argmax",
+                                       "batch_invariant", "dentropy", "multiples of 16", "entropy", "batch_invariant"};
+    for (int i = 0; i < (fused_here ? LENGTH_OF(said) : 1); i++) {
+        const bool backward = i == 7, by_itself = i >= 8;
         args_t a = {};
         plan_t of = {};
         a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.tokens = 4, a.hidden = a.vocab = 8, a.saved = dummy;
-        if (i == 0) a.label_smoothing = 0.1f;
-        if (i == 1) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-        if (i == 2) a.path = LK_LINEAR_CROSS_ENTROPY_PANELS;
-        if (i == 3) a.weight = (char *)dummy + 2;
-        if (i == 4) a.entropy = (float *)dummy;
+        a.path = by_itself || i == 1 ? 0 : i ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_PANELS;
+        if (by_itself) a.vocab = 17;
+        if (i == 1 || i == 6 || i == 10) a.batch_invariant = 1;
+        if (i == 2) a.label_smoothing = 0.1f;
+        if (i == 3 || i == 8) a.weight = (char *)dummy + 2;
+        if (i == 4 || i == 9) a.entropy = (float *)dummy;
         if (i == 5) a.argmax = dummy;
-        if (i == 6) a.dentropy = a.lse = (float *)dummy, a.dx = dummy;
-        const lk_status status = i < 6 ? lk_linear_cross_entropy_forward_plan_bf16(&a, 1 << 30, &of)
-                                       : lk_linear_cross_entropy_backward_plan_bf16(&a, 1 << 30, &of);
+        if (backward) a.dentropy = a.lse = (float *)dummy, a.dx = dummy;
+        const lk_status status = backward ? lk_linear_cross_entropy_backward_plan_bf16(&a, 1 << 30, &of)
+                                          : lk_linear_cross_entropy_forward_plan_bf16(&a, 1 << 30, &of);
         if (!test_that(status == LK_ERR_PATH && strstr(lk_last_error(), said[i])))
             test_detail("%d: %s, %s", i, lk_status_string(status), lk_last_error());
     }
+    static const struct {
+        int64_t vocab;
+        bool smoothing, fast, logits;
+    } cases[] = {{4096, false, false, true},  {4097, false, false, false}, {2050, false, false, false},
+                 {2049, true, false, true},   {2047, false, false, true},  {8192, false, false, false},
+                 {8192, true, true, true},    {4096, false, true, true}};
+    for (const auto &k : cases)
+        for (int given = 0; given < 2; given++) {
+            args_t a = {};
+            plan_t of[2] = {};
+            size_t bytes = 0;
+            a.loss = (float *)dummy, a.tokens = 64, a.hidden = 2048, a.vocab = k.vocab, a.saved = dummy;
+            a.label_smoothing = k.smoothing ? 0.1f : 0, a.fast_logits = k.fast;
+            if (given) a.x = a.weight = a.target = dummy;
+            lk_status status = lk_linear_cross_entropy_saved_bytes_bf16(&a, &bytes);
+            if (!status) status = lk_linear_cross_entropy_forward_plan_bf16(&a, SIZE_MAX, &of[0]);
+            a.entropy = (float *)dummy, a.argmax = dummy, a.dx = dummy; /* forward's, which backward does not look at */
+            if (!status) status = lk_linear_cross_entropy_backward_plan_bf16(&a, SIZE_MAX, &of[1]);
+            const bool logits = k.logits || !fused_here;
+            const size_t row = (size_t)((k.vocab + 63) / 64 * 64 * (logits && !k.fast ? 4 : 2));
+            const int made_by = logits ? (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : (int)FUSED;
+            const bool alike = of[0].path == made_by && of[1].path == made_by && of[1].matmuls == 1;
+            if (!test_that(status == LK_OK && alike && bytes >= 64 * row && bytes < 64 * row + 64 * 12 + 2048))
+                test_detail("vocab %lld, %zu bytes: %s; %s; %s", (long long)k.vocab, bytes, of[0].text, of[1].text,
+                            lk_last_error());
+        }
 }
 
 /* More rows than a group of the fused path's tiles has, several runs of columns. Then more rows than the targets' kernel looks
@@ -2060,7 +2125,8 @@ static void all_sequences(void)
             many_rows(direction), test_finish();
     if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
     if (fused_here && test_begin("forward_backward fused, some columns kept")) some_columns_kept(), test_finish();
-    if (fused_here && test_begin("backward from saved exponentials")) saved_exponentials(), test_finish();
+    if (test_begin("backward from what forward saved")) saved_for_backward(), test_finish();
+    if (test_begin("what is saved")) what_is_saved(), test_finish();
     if (test_begin("a rank without columns")) empty_rank(), test_finish();
     for (int variant = 0; variant < 3; variant++)
         if (fused_here && test_begin("batch_invariant, variant %d", variant)) invariant(variant), test_finish();
@@ -2691,6 +2757,10 @@ static void plans_again(void)
         if (fits && chance(&r, 4)) a.path = FUSED;
         if (direction == FORWARD) a.entropy = chance(&r, 2) ? (float *)dummy : NULL, a.argmax = chance(&r, 2) ? dummy : NULL;
         if (direction == FORWARD && chance(&r, 2)) a.tokens = 1 + a.tokens % 40;
+        if (i % 16 > 12) { /* forward and backward */
+            a.saved = dummy, a.entropy = NULL, a.argmax = NULL;
+            if (a.path == LK_LINEAR_CROSS_ENTROPY_PANELS || a.hidden % 8) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        }
         ask(&a, SIZE_MAX, &of);
         const size_t least = of.minimum_bytes, more = of.workspace_bytes - least;
         const size_t budget = least + (size_t)test_below(&r, (int64_t)(chance(&r, 4) ? 4096 : more + 1));

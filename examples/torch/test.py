@@ -753,26 +753,28 @@ def linear_cross_entropy():
         for t, spread, hidden, vocab, mib in ((BF16, (512,), 512, 8192, 1024), (BF16, (300,), 256, 50257, 16),
                                               (F16, (256,), 256, 4096, 8), (F32, (128,), 256, 1000, 1024)):
             linear_case(t, spread, hidden, vocab, dict(reduction="mean"), None, workspace_mib=mib)
-    kept_exponentials()
+    kept_logits()
     batch_invariant()
 
 
 def kept_bytes(f):
-    """The bytes of the exponentials that the graph of f() keeps."""
+    """The bytes of logits or exponentials that the graph of f() keeps."""
     found = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
         f()
     return sum(t.numel() for t in found if t.dtype == torch.uint8)
 
 
-def kept_exponentials():
-    """keep=True against float64, beside keep=False, and in which calls it keeps anything."""
+def kept_logits():
+    """keep=True against float64, beside keep=False, and how many bytes it keeps: exponentials take 2 a logit, logits 4."""
     able = not CUDA or torch.cuda.get_device_capability() == (9, 0)
-    for spread, hidden, vocab in (((6,), 16, 50), ((3, 4), 24, 101), ((70,), 8, 300), ((), 16, 30)):
-        for mib, layout in itertools.product((1, 1024), ("packed", "gaps")):
+    for spread, hidden, vocab in (((6,), 16, 50), ((3, 4), 24, 101), ((70,), 8, 300), ((), 16, 30), ((9,), 16, 32)):
+        for smooth, (mib, layout) in enumerate(itertools.product((1, 1024), ("packed", "gaps"))):
             options, weight = draw_options(vocab, "none")
-            linear_case(BF16, spread, hidden, vocab, {**options, "label_smoothing": 0.0}, weight, rng.choice((None, BF16, F32)),
-                        layout=layout, workspace_mib=mib, keep=True)
+            options["label_smoothing"] *= smooth % 2
+            linear_case(BF16, spread, hidden, vocab, options, weight, rng.choice((None, BF16, F32)), layout=layout,
+                        workspace_mib=mib, keep=True)
+            linear_case((F32, F16)[smooth // 2], spread, hidden, vocab, options, weight, None, layout=layout, keep=True)
     for wants in itertools.product((False, True), repeat=3):
         if any(wants):
             linear_case(BF16, (6,), 16, 40, dict(reduction="none"), None, F32, wants, keep=True)
@@ -784,13 +786,12 @@ def kept_exponentials():
             loss = LF.linear_cross_entropy(x, w, t, reduction="none", keep=keep, **more)
             return [loss, *torch.autograd.grad(loss, [x, w], up)]
         close(f"keep beside none, {name}", run(True), run(False), 4 * HALF[BF16])
-        size = kept_bytes(lambda: run(True))
+        size, each = kept_bytes(lambda: run(True)), 2 if able else 4
         rows = more.get("max_counted", 70)
-        verdict(f"the buffer is that of bf16 logits, {name}", not able or 2 * 50 * rows < size < 2 * 128 * 128, f"{size} bytes")
+        verdict(f"the buffer is that of bf16 logits, {name}", each * 50 * rows < size < each * 128 * 128, f"{size} bytes")
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: torch.zeros_like(t) if t.dtype == torch.uint8 else t):
         without = run(True)[1]
-    same = torch.equal(without, run(True)[1])
-    verdict("backward reads the exponentials", not able or not same, "the same gradient without them")
+    verdict("backward reads what forward kept", not torch.equal(without, run(True)[1]), "the same gradient without it")
     module = lk_torch.LinearCrossEntropyLoss(16, 50, device=D, dtype=BF16, reduction="none", keep=True)
     f32 = [leaf(normal(70, 16)), leaf(normal(50, 16))]
 
@@ -798,16 +799,21 @@ def kept_exponentials():
         with torch.autocast(D, dtype=BF16):
             return loss(*f32)
     loss = lambda x, w, **more: LF.linear_cross_entropy(x, w, t, **{"reduction": "none", "keep": True, **more})
-    for name, f, keeps in (
-            ("none", lambda: loss(x, w), True), ("the module", lambda: module(x, t), True), ("autocast", cast, True),
-            ("every other option", lambda: loss(x, w, z_loss=0.1, softcap=5.0, logit_scale=0.5, fast_logits=True), True),
-            ("keep=False", lambda: loss(x, w, keep=False), False), ("no gradient", lambda: loss(x.detach(), w.detach()), False),
-            ("mean", lambda: loss(x, w, reduction="mean"), False), ("sum", lambda: loss(x, w, reduction="sum"), False),
-            ("label_smoothing", lambda: loss(x, w, label_smoothing=0.125), False), ("f32", lambda: loss(*f32), False),
-            ("f16", lambda: loss(*(v.to(F16) for v in f32)), False),
-            ("hidden 12", lambda: loss(x[:, :12], w[:, :12].contiguous()), False)):
-        size = kept_bytes(f)
-        verdict(f"{name}: exponentials are {'' if keeps else 'not '}kept", (size > 0) == (keeps and able), f"{size} bytes")
+    small = 2 if able else 4  # bytes a logit
+    for name, f, each in (
+            ("none", lambda: loss(x, w), small), ("the module", lambda: module(x, t), small), ("autocast", cast, small),
+            ("every other option", lambda: loss(x, w, z_loss=0.1, softcap=5.0, logit_scale=0.5, fast_logits=True), 2),
+            ("keep=False", lambda: loss(x, w, keep=False), 0), ("no gradient", lambda: loss(x.detach(), w.detach()), 0),
+            ("mean", lambda: loss(x, w, reduction="mean"), 0), ("sum", lambda: loss(x, w, reduction="sum"), 0),
+            ("label_smoothing", lambda: loss(x, w, label_smoothing=0.125), 4), ("f32", lambda: loss(*f32), 4),
+            ("label_smoothing, fast_logits", lambda: loss(x, w, label_smoothing=0.125, fast_logits=True), 2),
+            ("f16", lambda: loss(*(v.to(F16) for v in f32)), 4), ("f16, fast_logits",
+             lambda: loss(*(v.to(F16) for v in f32), fast_logits=True), 2),
+            ("f16, mean", lambda: loss(*(v.to(F16) for v in f32), reduction="mean"), 4),
+            ("32 classes", lambda: LF.linear_cross_entropy(x, w[:32], t % 32, reduction="none", keep=True), 4),
+            ("hidden 12", lambda: loss(x[:, :12], w[:, :12].contiguous()), 0 if able else 4)):
+        size, whole = kept_bytes(f), each * 64 * 128  # rows and columns are rounded up
+        verdict(f"{name}: {each} bytes a logit are kept", whole <= size <= whole + (4096 if each else 0), f"{size} bytes")
 
 
 def batch_invariant():
@@ -830,7 +836,7 @@ def batch_invariant():
     linear_case(BF16, (70,), 64, 300, dict(reduction="mean"), None, F32, batch_invariant=True)
     linear_case(BF16, (70,), 64, 300, dict(reduction="none"), None, stats=(0, 1, 2), batch_invariant=True)
     size = kept_bytes(lambda: LF.linear_cross_entropy(x, w, t, keep=True, **options))
-    verdict("batch_invariant: no exponentials are kept", size == 0, f"{size} bytes")
+    verdict("batch_invariant: nothing is kept", size == 0, f"{size} bytes")
 
 
 # ---- md_lrpe_cosine ---------------------------------------------------------------------------------------------------------
@@ -1054,7 +1060,7 @@ def functions():
 
 
 def kept():
-    """Likewise, of the function that keeps exponentials for backward, which it does in bf16 alone. x has gaps: it is copied."""
+    """Likewise, of the function that keeps exponentials for backward in bf16. x has gaps: it is copied."""
     t = classes(20, 6)
     return [("linear_cross_entropy keep", lambda x, w: LF.linear_cross_entropy(x, w, t, reduction="none", keep=True),
              [leaf(normal(6, 16), BF16, "gaps"), leaf(normal(20, 16), BF16)])]

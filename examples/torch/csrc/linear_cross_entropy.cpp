@@ -3,7 +3,9 @@
 // lk/linear_cross_entropy.cuh.
 #include "lk_torch.h"
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 
 #include <ATen/autocast_mode.h>
 
@@ -42,11 +44,11 @@ struct Locked {
 // A group of torch.distributed: its name, how many classes each of its ranks has, and this rank.
 #define RANKS std::string group, at::IntArrayRef shards, int64_t rank
 
-// lk puts the exponentials at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
+// lk puts what it saves at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
 // saved tensors make them, is as good. Where the tensor lies elsewhere, as some do on the CPU, lk gets memory beside it.
-struct Exponentials {
+struct Kept {
     Tensor at;
-    explicit Exponentials(const Tensor &saved) : at(saved)
+    explicit Kept(const Tensor &saved) : at(saved)
     {
         const uintptr_t from = (uintptr_t)saved.const_data_ptr(), room = 256;
         if (from % room == 0) return;
@@ -99,9 +101,10 @@ struct HeadCall {
             a.parallel.vocab_total += shards[i];
         }
     }
-    // The matmuls of kept exponentials read rows at multiples of 16 bytes; others are copied.
+    // Exponentials, which are kept in bf16 alone, are made of rows at multiples of 16 bytes. Others are copied.
     void align()
     {
+        if (rows.t.scalar_type() != at::kBFloat16) return;
         for (Rows *r : {&rows, &columns})
             if ((uintptr_t)r->data() % 16 || r->stride % 8) r->t = r->t.clone(at::MemoryFormat::Contiguous), r->stride = 0;
         a.x = rows.data(), a.x_stride = rows.stride, a.weight = columns.data(), a.weight_stride = columns.stride;
@@ -113,25 +116,24 @@ struct HeadCall {
         if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     }
 };
-// With kept exponentials there is one plan alone; the budget, which is for logits, does not rule it out.
+// What is saved settles the path. So a budget below the smallest workspace, which is for logits, does not rule the call out.
 #define RUN(direction, call, x)                                                                                                \
     do {                                                                                                                       \
         lk_linear_cross_entropy_plan plan;                                                                                     \
-        size_t bytes;                                                                                                          \
+        size_t most = call.budget;                                                                                             \
         if (call.a.saved) {                                                                                                    \
-            LK_RUN(lk_linear_cross_entropy_##direction##_workspace_bytes, x, &call.a, &bytes);                                 \
-        } else {                                                                                                               \
-            LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, call.budget, &plan);                                \
-            bytes = plan.workspace_bytes;                                                                                      \
+            LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, SIZE_MAX, &plan);                                   \
+            most = std::max(most, plan.minimum_bytes);                                                                         \
         }                                                                                                                      \
-        const Workspace workspace(call.a.workspace_bytes = bytes);                                                             \
+        LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, most, &plan);                                           \
+        const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
         const Locked locked(x);                                                                                                \
         call.a.context = locked.context;                                                                                       \
         LK_RUN(lk_linear_cross_entropy_##direction, x, &call.a, call.stream);                                                  \
     } while (0)
 
-// forward; returns the exponentials in so many bytes, if they are wanted.
+// forward; returns what backward would compute again in so many bytes, if that is wanted.
 static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
 {
     if (!saved_bytes) {
@@ -139,7 +141,7 @@ static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
         return Tensor();
     }
     const Tensor saved = make({saved_bytes}, x, at::kByte);
-    const Exponentials kept(saved);
+    const Kept kept(saved);
     size_t needed = 0;
     c.align();
     LK_RUN(lk_linear_cross_entropy_saved_bytes, x, &c.a, &needed);
@@ -150,7 +152,7 @@ static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
     return saved;
 }
 
-// loss; if keep lse; if saved_bytes the exponentials in as many bytes
+// loss; if keep lse; if saved_bytes what forward saves in as many bytes
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
@@ -199,7 +201,7 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
     if (!want_dx && !want_dweight && !want_dbias) return {};
-    std::optional<Exponentials> kept;
+    std::optional<Kept> kept;
     if (has(saved)) {
         kept.emplace(*saved), c.align();
         if (!kept->at.is_same(*saved)) kept->at.copy_(*saved);
@@ -223,8 +225,8 @@ static void wait(const Tensor &t)
     wait_tensor_op.call(t);
 }
 
-// loss, lse, others, and with stats entropy and argmax, which are the same bits on every rank; if saved_bytes this rank's
-// exponentials in as many bytes. One all-gather, of 16 or 32 bytes a token.
+// loss, lse, others, and with stats entropy and argmax, which are the same bits on every rank; if saved_bytes what this rank
+// saves in as many bytes. One all-gather, of 16 or 32 bytes a token.
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t saved_bytes)
 {
@@ -321,19 +323,23 @@ struct LinearCrossEntropyBackward : Node {
     }
 };
 
-// The bytes of the buffer in which forward keeps exponentials for backward; 0 where lk cannot. They depend on types, sizes,
-// options and the device alone, which are known while torch.compile traces; the number of tokens may be symbolic. A buffer of
-// lk's for 64 rows, for each 64 rows, is never too small.
+// The bytes of the buffer in which forward saves what backward would compute again; 0 where lk cannot. They depend on types,
+// sizes, options and the device alone, which are known while torch.compile traces; the number of tokens may be symbolic. A
+// buffer of lk's for 64 rows, for each 64 rows, is never too small. classes: of all ranks; 0: they are not split.
 static c10::SymInt saved_bytes(const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
-                               int64_t max_counted)
+                               bool fast_logits, int64_t max_counted, int64_t classes)
 {
-    if (x.scalar_type() != at::kBFloat16 || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
+    if (weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
     const Stream on_device(x);
     lk_linear_cross_entropy_args a = {};
     size_t bytes = 0;
-    a.tokens = 64, a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__);
+    a.tokens = 64, a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__), a.fast_logits = fast_logits;
     a.hidden = weight.sym_size(1).guard_int(__FILE__, __LINE__), a.label_smoothing = (float)label_smoothing;
-    if (lk_linear_cross_entropy_saved_bytes_bf16(&a, &bytes) != LK_OK) return 0;
+    a.parallel.vocab_total = classes, a.parallel.ranks = classes != 0;
+    const auto ask = x.scalar_type() == at::kBFloat16 ? lk_linear_cross_entropy_saved_bytes_bf16
+                     : x.scalar_type() == at::kHalf   ? lk_linear_cross_entropy_saved_bytes_f16
+                                                      : lk_linear_cross_entropy_saved_bytes_f32;
+    if (ask(&a, &bytes) != LK_OK) return 0;
     const c10::SymInt tokens = target.sym_numel(), rows = max_counted > 0 && tokens > max_counted ? max_counted : tokens;
     return (rows + 63) / 64 * (int64_t)bytes;
 }
@@ -364,12 +370,13 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
+    const c10::SymInt zero = 0;
     Tensor loss, lse, saved;
     {
         const Below below;
         std::tie(loss, lse, saved) = linear_cross_entropy_forward_op.call(
             x, weight, target, bias, class_weight, OPTIONS, true,
-            keep && !batch_invariant ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0));
+            keep && !batch_invariant ? saved_bytes(x, weight, target, label_smoothing, fast_logits, max_counted, 0) : zero);
     }
     torch::autograd::set_history(loss, node);
     node->stats = false, node->lse = save(lse), node->saved = save(saved);
@@ -406,8 +413,10 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
     check_input(x, "input"), check_constants(target, class_weight, denominator);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    const c10::SymInt bytes =
-        wanted && keep && !batch_invariant ? saved_bytes(x, weight, target, label_smoothing, max_counted) : c10::SymInt(0);
+    const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
+    const c10::SymInt bytes = wanted && keep && !batch_invariant
+                                  ? saved_bytes(x, weight, target, label_smoothing, fast_logits, max_counted, classes)
+                                  : c10::SymInt(0);
     Tensor loss, lse, others, entropy, argmax, saved;
     {
         const Below below;

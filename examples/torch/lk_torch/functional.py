@@ -151,18 +151,19 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a;
     gradients are then made in backward.
 
-    keep=True is for a loss per token, reduction="none", whose gradients are made in backward. Forward keeps exponentials of all
-    logits for it, in bfloat16: as much memory as the logits in bfloat16 take, whatever workspace_mib says, until the graph is
-    freed. Backward then does not compute the logits again: two matmuls, not three. It is for bfloat16 on sm_90a (H100, H200)
-    without label_smoothing, with hidden a multiple of 8; anything else is as with keep=False. A mean or sum makes its gradients
-    in forward or, in float16, computes the logits again; keep changes neither.
+    keep=True is for a loss per token, reduction="none", or one in float16, whose gradients are made in backward. Forward keeps
+    all logits for it until the graph is freed, whatever workspace_mib says, and backward does not compute them again: two
+    matmuls, not three. A logit takes 4 bytes; with fast_logits and a 16-bit input it takes 2. In bfloat16 on sm_90a (H100,
+    H200) without label_smoothing, exponentials of 2 bytes are kept instead, if there are more than 2 * hidden classes, or more
+    than 2048 and no multiple of 8. For these, hidden must be a multiple of 8, or nothing is kept. Any other mean or sum makes
+    its gradients in forward. There, and with batch_invariant, keep changes nothing.
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes, a vocabulary-parallel head. Then
     linear_weight and linear_bias are this rank's rows, and ranks have them in order; all ranks have as many, or shards says how
     many each has (shards_of finds out; 0 is good). input, target, weight and denominator are those of all classes, and alike on
     all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all ranks'
     gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
-    reduction. All ranks make the call."""
+    reduction, and keeps exponentials or nothing. All ranks make the call."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits,
                         max_counted, batch_invariant, group, shards, keep)
