@@ -1820,7 +1820,8 @@ static void saved_for_backward(void)
         size_t bytes = 0;
         settle_tensors(&there), settle_tensors(&back), saved_now = NULL;
         if (!setup(&there, 0)) return;
-        const lk_status status = saved_bytes_of[type](&args, &bytes);
+        const args_t asked = there.ranks ? slice_of(&there, 0) : args;
+        const lk_status status = saved_bytes_of[type](&asked, &bytes);
         const size_t least = (size_t)(there.on[COMPACT] ? 0 : there.tokens * there.vocab * each);
         const size_t most = (size_t)(there.tokens * ((there.vocab + 63) / 64 * 64 * each + 12) + 2048);
         if (!test_that(status == LK_OK && bytes >= least && bytes <= most))
