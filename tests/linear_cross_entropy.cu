@@ -2834,10 +2834,11 @@ static double huge_get(int type, const void *elements, int64_t at)
     return (double)test_decode(type, bits);
 }
 
-/* forward_backward of a mean, f32 dweight; sampled elements are recomputed here. workspace: a part of what one chunk takes. */
-static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_t part)
+/* forward_backward of a mean, or forward and backward with `saved`; f32 dweight. Sampled elements are recomputed here. workspace:
+ * a part of what one chunk takes. */
+static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_t part, bool saves)
 {
-    void *x, *weight, *target, *dx, *dweight, *lse, *workspace;
+    void *x, *weight, *target, *dx, *dweight, *lse, *workspace, *saved = NULL;
     TEST_CUDA(cudaMalloc(&x, (size_t)(tokens * hidden) * 2));
     TEST_CUDA(cudaMalloc(&dx, (size_t)(tokens * hidden) * 2));
     TEST_CUDA(cudaMalloc(&weight, (size_t)(vocab * hidden) * 2));
@@ -2847,18 +2848,27 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
     const float scale = exp2f(-floorf(log2f(sqrtf((float)hidden)))) * 4;
     const huge_fill fill = {(lk_bf16 *)x, (lk_bf16 *)weight, (int32_t *)target, tokens, hidden, vocab, scale};
     TEST_CUDA(lk_launch(huge_fill_kernel, pick(4096, 4), 256, 0, test.stream, fill));
-    problem p = plain(TEST_BF16, BOTH, path, tokens, hidden, vocab);
-    p.on[MEAN] = p.on[INT32] = p.on[DWEIGHT_F32] = true;
     void *at[TENSORS] = {};
     at[X] = x, at[WEIGHT] = weight, at[TARGET] = target, at[DX] = dx, at[DWEIGHT] = dweight, at[LSE] = lse;
-    set_args(&p, at);
-    size_t bytes = 0;
-    if (!test_that(smallest(&p, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
-    const size_t budget = (size_t)(tokens * (vocab + 64) * 4 / part) + ((size_t)64 << 20);
-    if (budget > bytes) bytes = budget;
-    TEST_CUDA(cudaMalloc(&workspace, bytes));
-    set_workspace(workspace, bytes), plan_of(&p, bytes, &plan);
-    const bool ran = launched(&p, launch(&p));
+    bool ran = true;
+    for (int step = 0; step <= saves && ran; step++) {
+        problem p = plain(TEST_BF16, !saves ? BOTH : step ? BACKWARD : FORWARD, path, tokens, hidden, vocab);
+        p.on[MEAN] = p.on[INT32] = p.on[DWEIGHT_F32] = true;
+        set_args(&p, at);
+        size_t bytes = 0;
+        if (saves && step == 0) {
+            if (!test_that(saved_bytes_of[TEST_BF16](&args, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
+            TEST_CUDA(cudaMalloc(&saved, bytes));
+        }
+        args.saved = saved;
+        if (!test_that(smallest(&p, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
+        const size_t budget = (size_t)(tokens * (vocab + 64) * 4 / part) + ((size_t)64 << 20);
+        if (budget > bytes) bytes = budget;
+        TEST_CUDA(cudaMalloc(&workspace, bytes));
+        set_workspace(workspace, bytes), plan_of(&p, bytes, &plan);
+        ran = launched(&p, launch(&p));
+        TEST_CUDA(cudaFree(workspace));
+    }
     double q[GROUPS][KINDS], exact[GROUPS] = {};
     int64_t often[KINDS];
     for (int kind = 0; kind < KINDS; kind++) often[kind] = vocab / KINDS + (kind < vocab % KINDS);
@@ -2874,6 +2884,7 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
         exact[group] = log(sum);
     }
     uint64_t random = (uint64_t)(tokens + vocab);
+    if (saves && !test_that(plan.matmuls == 2)) test_detail("%s", plan.text);
     const double half = plan.path == FUSED ? 0x1p-7 : 0x1p-8; /* dZ is kept in bf16; fused, v x too */
     for (int s = 0; ran && s < 24; s++) {
         const int64_t token = s == 0 ? tokens - 1 : s == 1 ? 0 : test_below(&random, tokens), d = test_below(&random, hidden);
@@ -2898,7 +2909,7 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
         if (!test_near(TEST_F32, (float)huge_get(TEST_F32, dweight, c * hidden + d), want, slack))
             test_detail("dweight[%lld, %lld] is wrong; plan: %s", (long long)c, (long long)d, plan.text);
     }
-    void *const all[] = {x, dx, weight, dweight, target, lse, workspace};
+    void *const all[] = {x, dx, weight, dweight, target, lse, saved};
     for (int i = 0; i < LENGTH_OF(all); i++) TEST_CUDA(cudaFree(all[i]));
 }
 
@@ -2929,12 +2940,14 @@ static void all_huge(void)
         {33000, 8, 66000, 1}, {33000, 8, 66000, 20}, {70001, 32768, 64, 1}, {64, 32768, 70001, 1}};
 #endif
     for (int i = 0; i < LENGTH_OF(shapes); i++)
-        for (int path = 0; path < PATHS; path++) {
-            if (!has_path(TEST_BF16, path)) continue;
-            if (!test_begin("huge: %lld x %lld x %lld, %s, 1 / %lld", (long long)shapes[i][0], (long long)shapes[i][1],
-                            (long long)shapes[i][2], path_name[path], (long long)shapes[i][3]))
+        for (int at = 0; at < 2 * PATHS; at++) {
+            const int path = at % PATHS;
+            const bool saves = at >= PATHS;
+            if (!has_path(TEST_BF16, path) || (saves && (i > 1 || path == LK_LINEAR_CROSS_ENTROPY_PANELS))) continue;
+            if (!test_begin("huge: %lld x %lld x %lld, %s, 1 / %lld%s", (long long)shapes[i][0], (long long)shapes[i][1],
+                            (long long)shapes[i][2], path_name[path], (long long)shapes[i][3], saves ? ", saved" : ""))
                 continue;
-            huge(shapes[i][0], shapes[i][1], shapes[i][2], path, shapes[i][3]);
+            huge(shapes[i][0], shapes[i][1], shapes[i][2], path, shapes[i][3], saves);
             test_finish();
         }
 #if !defined(LK_SIMT)
