@@ -1789,7 +1789,7 @@ static void saved_for_backward(void)
     static const int64_t vocab[] = {1, 97, 600, 256, 16, 17, 32, 2050};
     static const int types[] = {TEST_BF16, TEST_F32, TEST_BF16, TEST_F16};
     static test_buffer saved, before;
-    int held[2] = {0, 0}, several = 0;
+    int held[2] = {0, 0}, several = 0, differ = 0;
     for (int seed = 0; seed < pick(96, 24); seed++) {
         split_over = fused_here && seed % 4 == 3;
         int path = seed % 3 ? seed % 3 > 1 ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : 0;
@@ -1841,8 +1841,19 @@ static void saved_for_backward(void)
         several += logits && plan.chunks > 1;
         if (!test_that(plan.path == made_by && plan.matmuls == (int)back.has[DX] + (int)back.has[DWEIGHT] && !plan.slice_tokens))
             test_detail("%s; %s", plan.text, describe(&back));
+        if (logits && back.has[DX]) { /* of other logits */
+            memset(test_buffer_host(&saved), 0, bytes), upload(&saved);
+            if (!setup(&back, 0) || !launched(&back, launch(&back))) return;
+            collect(&back);
+            const size_t each_row = (size_t)(back.hidden * laid[DX].bytes);
+            for (int64_t at = 0; at < back.tokens; at++) {
+                const size_t from = (size_t)(at * laid[DX].stride * laid[DX].bytes);
+                differ += memcmp(kept[DX] + from, (char *)test_buffer_back(&buffers[DX]) + from, each_row) != 0;
+            }
+        }
         saved_now = NULL, split_over = 0;
     }
+    if (!test_that(differ > 0)) test_detail("other logits in saved give the same dx");
     if (!test_that(held[1] > 0 && (held[0] > 0) == fused_here && several > 1))
         test_detail("exponentials %d, logits %d, in several chunks %d", held[0], held[1], several);
 }
