@@ -60,13 +60,14 @@
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
  *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
  *            saved: forward leaves there what backward would compute again. ..._saved_bytes says how many bytes that takes.
- *            backward then has 2 matmuls instead of 3, for any upstream, dlse and dentropy. It only reads saved, so it may be
- *            called again. Its struct must be forward's: the same shapes, options, path and lse, on the same device. Only the
- *            workspace may differ. A copy of saved must have an address that is the same modulo 256.
+ *            backward then has 2 matmuls instead of 3, for any upstream and dlse. It only reads saved, so it may be called
+ *            again. Its device, shapes, inputs, options, path and lse must be forward's. The workspace and chunk_tokens may
+ *            differ. A copy of saved must have an address that is the same modulo 256.
  *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
  *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
  *            2048 and no multiple of 8; with ranks always. Else it takes CHUNKS. Nothing else changes this choice. So a call
- *            with entropy, or with x that FUSED cannot read, may fail (LK_ERR_PATH); path CHUNKS takes it, but not with ranks.
+ *            with entropy, argmax or dentropy, or with x that FUSED cannot read, may fail (LK_ERR_PATH). path CHUNKS takes
+ *            it, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones
@@ -327,7 +328,7 @@ typedef struct {
     const float *saved_lse, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
-    bool stores;                /* likewise: logits, not exponentials */
+    bool stores;                /* a.saved has logits, not exponentials */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
     int64_t classes;            /* the columns of all ranks */
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */

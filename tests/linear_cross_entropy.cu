@@ -1800,7 +1800,6 @@ static void saved_for_backward(void)
         const problem lengths = back;
         if (back.vocab == 2050) back.tokens = 5; /* too many for rounds, and no multiple of 8 */
         leave_open(&back);
-        if (seed % 2 && split_over) back.on[SMOOTHING] = false;
         if (!split_over && path == 0 && seed % 6) back.on[SMOOTHING] = false;
         if (!saves_logits(&back))
             back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = false;

@@ -326,10 +326,10 @@ struct LinearCrossEntropyBackward : Node {
 // The bytes of the buffer in which forward saves what backward would compute again; 0 where lk cannot. They depend on types,
 // sizes, options and the device alone, which are known while torch.compile traces; the number of tokens may be symbolic. A
 // buffer of lk's for 64 rows, for each 64 rows, is never too small. classes: of all ranks; 0: they are not split.
-static c10::SymInt saved_bytes(const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
+static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
                                bool fast_logits, int64_t max_counted, int64_t classes)
 {
-    if (weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
+    if (!keep || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
     const Stream on_device(x);
     lk_linear_cross_entropy_args a = {};
     size_t bytes = 0;
@@ -370,13 +370,12 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
-    const c10::SymInt zero = 0;
     Tensor loss, lse, saved;
     {
         const Below below;
         std::tie(loss, lse, saved) = linear_cross_entropy_forward_op.call(
             x, weight, target, bias, class_weight, OPTIONS, true,
-            keep && !batch_invariant ? saved_bytes(x, weight, target, label_smoothing, fast_logits, max_counted, 0) : zero);
+            saved_bytes(keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits, max_counted, 0));
     }
     torch::autograd::set_history(loss, node);
     node->stats = false, node->lse = save(lse), node->saved = save(saved);
@@ -414,9 +413,8 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
-    const c10::SymInt bytes = wanted && keep && !batch_invariant
-                                  ? saved_bytes(x, weight, target, label_smoothing, fast_logits, max_counted, classes)
-                                  : c10::SymInt(0);
+    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits,
+                                          max_counted, classes);
     Tensor loss, lse, others, entropy, argmax, saved;
     {
         const Below below;
