@@ -328,8 +328,8 @@ typedef struct {
     const float *saved_lse, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
-    bool stores;                /* a.saved has logits, not exponentials */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
+    bool stores;                /* a.saved has logits, not exponentials */
     int64_t classes;            /* the columns of all ranks */
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
     int state_bytes;            /* of a packed state */
