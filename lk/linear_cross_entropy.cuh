@@ -991,19 +991,22 @@ LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
 }
 
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
- * largest reference so far. edge: some columns may not count. kept: the tile's exponentials are kept. */
+ * largest reference so far. edge: some columns may not count. out: NULL where they are not kept; a branch around the writes
+ * would keep the compiler from overlapping one block's shuffles with the next block's exponentials. */
 template <bool plain>
 LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess,
-                                 bool kept, int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
+                                 int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
-    float max = -INFINITY, sum = 0.0f, slope = 1.0f;
+    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope = 1.0f;
     if (plain && edge) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
 #pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = plain || lk_lce_within(window, i) ? fmaxf(max, v[i]) : max;
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
+        if (plain || lk_lce_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
+    float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
     if (!plain && a.softcap > 0.0f) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope); /* -softcap for masked columns */
@@ -1020,13 +1023,14 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
                 const int i = block * 8 + g * 2 + j;
                 if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
                 e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
-                sum += e[j];
+                sums[i % 4] += e[j];
                 if (!plain && e[j] > 0.0f) e[j] *= slope; /* the slope of an ignored row may be NaN */
             }
             pair[g] = lk_gemm_pair(e[0], e[1]);
         }
-        if (kept) lk_gemm_put_block(out, block, room, pair);
+        lk_gemm_put_block(out, block, room, pair);
     }
+    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     if (out && threadIdx.x % 4 == 0) *reference = from;
     return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
 }
@@ -1038,7 +1042,11 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
                                    int room, lk_bf16 *out, const float *weights, const lk_lce_args &a)
 {
     const float rate = lk_lce_scale(a) * LK_LOG2E;
-    float sum = 0.0f;
+    float sums[4] = {};
+    if (plain && edge) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+    }
 #pragma unroll
     for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
@@ -1048,11 +1056,11 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 const int i = block * 8 + g * 2 + j;
-                const bool within = !edge || lk_lce_within(window, i);
+                const bool within = plain || lk_lce_within(window, i);
                 float slope = 1.0f;
                 if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
                 const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
-                sum += p;
+                sums[i % 4] += p;
                 z[j] = t.rise * p;
                 if (!plain && within) {
                     z[j] -= t.fall * (weights ? weights[i / 2 * 8 + i % 2] : 1.0f);
@@ -1063,7 +1071,7 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
         }
         lk_gemm_put_block(out, block, room, pair);
     }
-    return sum;
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 /* Where a row's exponentials or dZ of a tile go: its first column, and the columns from there to the padded end. NULL: they are
@@ -1157,8 +1165,8 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                         s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], room, out, smooth, a);
                     } else {
                         float *const reference = w.references + at * p.kept + tile;
-                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r],
-                                                                  tile < p.kept, room, out, reference, a);
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], room, out,
+                                                                  reference, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
                     }
                 }
