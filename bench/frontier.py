@@ -46,7 +46,7 @@ COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "burst_ms"
 SHAPES = ((8192, 4096, 131072), (8192, 4096, 128256), (4096, 4096, 128256), (16384, 2048, 131072), (4096, 4096, 32768))
 SEPARATE = SHAPES[0], SHAPES[-1]  # the cases with lk separate
 ERRORS_ALONE = SHAPES[-1]
-BUDGETS = (128, 256, 512, 700, 1200, 2200, 3300)  # MiB
+BUDGETS = (128, 256, 512, 700, 1200, 2200, 3300, 4700)  # MiB
 REST, CALLS, TURNS, SECONDS = 0.1, 3, 2, 1.0
 BOTH = "forward_backward"
 
