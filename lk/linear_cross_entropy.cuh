@@ -650,12 +650,11 @@ template <int n>
 LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
                              const float *class_weight, int64_t col)
 {
-    float slope;
+    float slope[n];
+    const bool weighted = class_weight && a.label_smoothing > 0.0f;
 #pragma unroll
-    for (int j = 0; j < n; j++) {
-        w[j] = class_weight && a.label_smoothing > 0.0f ? class_weight[col + j] : 1.0f;
-        if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
-    }
+    for (int j = 0; j < n; j++) w[j] = weighted ? class_weight[col + j] : 1.0f;
+    if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
 }
 
 /* Writes a row's results, or with ranks its state, which has the target's logit outside the sums. All threads may call; the one
@@ -920,6 +919,19 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
     *logit = found;
 }
 
+/* Eight of a thread's values from v[first] on under the softcap, and their slopes. One branch for all eight, so that the
+ * compiler can overlap them. */
+template <bool plain>
+LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
+{
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
+    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[first + j] = x[j];
+}
+
 /* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
  * not count. */
 template <bool plain>
@@ -927,7 +939,7 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
-    float slope;
+    float slope[8];
     if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
         float most = -INFINITY;
         bool nan = false;
@@ -944,10 +956,8 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
             s = lk_ce_row_top(s, most, (int)a.vocab - window.left + first / 2 * 8 + first % 2);
         }
     }
-    if (!plain && a.softcap > 0.0f) {
 #pragma unroll
-        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
-    }
+    for (int first = 0; first < LK_GEMM_SUMS / 2; first += 8) lk_lce_cap<plain>(v, first, slope, a);
     if (edge) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
@@ -957,19 +967,30 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
         s.max = sum.max, s.sum = sum.sum;
         return s;
     }
-    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+    float max = s.max;
 #pragma unroll
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
     const float reference = lk_lse_reference(max);
 #pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
-        if (!lk_lce_within(window, i)) continue;
-        const float d = v[i] - reference, e = lk_ex2(scale * LK_LOG2E * d), weight = w ? w[i / 2 * 8 + i % 2] : 1.0f;
-        sum += e, weights += weight, weighted = fmaf(weight, d, weighted);
-        entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+    for (int first = 0; first < LK_GEMM_SUMS / 2; first += 8) { /* one branch for eight weights: their loads overlap */
+        float weight[8], sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) weight[j] = lk_lce_within(window, first + j) ? 1.0f : 0.0f;
+        if (w) {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (weight[j] > 0.0f) weight[j] = w[first * 4 + j / 2 * 8 + j % 2];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const bool within = lk_lce_within(window, first + j);
+            const float d = within ? v[first + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
+            sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
+            entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+        }
+        s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
     }
-    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
     return s;
 }
 
@@ -998,7 +1019,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
                                  int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
-    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope = 1.0f;
+    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
     if (plain && edge) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
@@ -1015,19 +1036,17 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
 #pragma unroll
     for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
+        float e[8], slope[8];
+        lk_lce_cap<plain>(v, block * 8, slope, a);
 #pragma unroll
-        for (int g = 0; g < 4; g++) {
-            float e[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int i = block * 8 + g * 2 + j;
-                if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
-                e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
-                sums[i % 4] += e[j];
-                if (!plain && e[j] > 0.0f) e[j] *= slope; /* the slope of an ignored row may be NaN */
-            }
-            pair[g] = lk_gemm_pair(e[0], e[1]);
+        for (int j = 0; j < 8; j++) {
+            const int i = block * 8 + j;
+            e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
+            sums[i % 4] += e[j];
+            if (!plain && e[j] > 0.0f) e[j] *= slope[j]; /* the slope of an ignored row may be NaN */
         }
+#pragma unroll
+        for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(e[2 * g], e[2 * g + 1]);
         lk_gemm_put_block(out, block, room, pair);
     }
     const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -1050,25 +1069,33 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 #pragma unroll
     for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
+        float z[8], slope[8], fall[8];
+        lk_lce_cap<plain>(v, block * 8, slope, a);
 #pragma unroll
-        for (int g = 0; g < 4; g++) {
-            float z[2];
+        for (int j = 0; j < 8; j++) fall[j] = t.fall;
+        if (!plain && weights) {
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int i = block * 8 + g * 2 + j;
-                const bool within = plain || lk_lce_within(window, i);
-                float slope = 1.0f;
-                if (!plain && a.softcap > 0.0f) v[i] = lk_ce_cap(v[i], a.logit_scale, a.softcap, &slope);
-                const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
-                sums[i % 4] += p;
-                z[j] = t.rise * p;
-                if (!plain && within) {
-                    z[j] -= t.fall * (weights ? weights[i / 2 * 8 + i % 2] : 1.0f);
-                    z[j] = slope * (a.dentropy ? z[j] + lk_lce_bend(t, p, lk_lce_scale(a) * v[i]) : z[j]);
-                }
-            }
-            pair[g] = lk_gemm_pair(z[0], z[1]);
+            for (int j = 0; j < 8; j++)
+                if (lk_lce_within(window, block * 8 + j)) fall[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
         }
+        if (!plain && a.dentropy) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const float x = v[block * 8 + j];
+                fall[j] -= lk_lce_bend(t, lk_ex2(fmaf(rate, x, -lse2)), lk_lce_scale(a) * x);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int i = block * 8 + j;
+            const bool within = plain || lk_lce_within(window, i);
+            const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
+            sums[i % 4] += p;
+            z[j] = t.rise * p;
+            if (!plain && within) z[j] = slope[j] * (z[j] - fall[j]);
+        }
+#pragma unroll
+        for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
         lk_gemm_put_block(out, block, room, pair);
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);

@@ -674,13 +674,14 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x
 {
     float most = x[0];
     bool nan = false;
+    int first = 0;
 #pragma unroll
     for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
-    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+    if (nan) most = NAN;
+    if (lk_ce_order(most) < (int32_t)(s.top >> 32)) return s;
 #pragma unroll
-        for (int j = 0; j < n; j++) s = lk_ce_row_top(s, x[j], col + j);
-    }
-    return s;
+    for (int j = n - 1; j >= 0; j--) first = x[j] == most || x[j] != x[j] ? j : first;
+    return lk_ce_row_top(s, most, col + first);
 }
 
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
@@ -771,10 +772,16 @@ LK_DEVICE float lk_ce_tanh(float u, float *slope)
     return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
 }
 
-/* z of logit x under a softcap. */
+/* z of logit x under a softcap; of n logits, in place. */
 LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
 {
     return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
+}
+template <int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
+{
+    const float steep = __fdiv_rn(logit_scale, softcap);
+#pragma unroll
+    for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
 }
 
 #endif /* CUDA or the simulator */
