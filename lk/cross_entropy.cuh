@@ -1162,13 +1162,19 @@ LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *ba
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
 }
 
-/* Turns logits x into gradients, and adds their e to sum, except for that of x[hit], whose gradient is not right yet. fall: what
- * is subtracted from each; it is overwritten. Each option has one branch for all x, so that the compiler can overlap them. */
+/* Turns the logits x of columns col, col + 1, ... into gradients, and adds their e to sum, except for that of x[hit], whose
+ * gradient is not right yet. Each option has one branch for all x, so that the compiler can overlap them. */
 template <bool plain, bool given, int n>
-LK_DEVICE void lk_ce_differentiate(float (&x)[n], float (&fall)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
-                                   int hit, float *sum)
+LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
+                                   int64_t col, int hit, float *sum)
 {
-    float part[2] = {0.0f, 0.0f}, slope[n], e[n];
+    float part[2] = {0.0f, 0.0f}, slope[n], fall[n], e[n];
+#pragma unroll
+    for (int j = 0; j < n; j++) fall[j] = g.fall;
+    if (!plain && a.class_weight && g.fall != 0.0f) {
+#pragma unroll
+        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[col + j];
+    }
     if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
 #pragma unroll
     for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
@@ -1187,21 +1193,6 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], float (&fall)[n], const lk_ce_
         for (int j = 0; j < n; j++) x[j] *= slope[j];
     }
     if (given) *sum += part[0] + part[1];
-}
-
-/* The same of columns col, col + 1, ... */
-template <bool plain, bool given, int n>
-LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
-                                   int64_t col, int hit, float *sum)
-{
-    float fall[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) fall[j] = g.fall;
-    if (!plain && a.class_weight && g.fall != 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[col + j];
-    }
-    lk_ce_differentiate<plain, given>(x, fall, g, a, hit, sum);
 }
 
 /* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
@@ -2092,18 +2083,23 @@ LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &p, int6
 
 /* Turns the logits x of columns col, col + 1, ... into gradients and stores them. wide: as in lk_ce_store. */
 template <class T, int n>
-LK_DEVICE void lk_ce_prob_emit(float (&x)[n], float (&w)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
-                               int64_t row, int col, bool wide)
+LK_DEVICE void lk_ce_prob_emit(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
+                               int64_t row, int col, float scale, bool wide)
 {
 #pragma unroll
-    for (int j = 0; j < n; j++) w[j] *= g.fall;
-    lk_ce_differentiate<false, false>(x, w, g, a, -1, NULL);
+    for (int j = 0; j < n; j++) {
+        float slope = 1.0f;
+        if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)), bent = a.dentropy ? lk_ce_bend(g, e, x[j], scale) : 0.0f;
+        x[j] = (fmaf(g.rise, e, -g.fall * w[j]) + bent) * slope;
+    }
     lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
 }
 
 /* Writes the gradients of a thread's columns, and the padding. */
 template <class T, class Q>
-LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g)
+LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g,
+                                float scale)
 {
     constexpr int U = LK_CE_PROB_LOADS<T, Q>;
     const lk_cross_entropy_args &a = p.a;
@@ -2120,14 +2116,14 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> 
             float x[LK_VEC<T>], w[LK_VEC<T>];
             const int col = (int)lk_row_col(row, first + u);
             lk_ce_prob_unpack(x, w, v, u, p, col);
-            lk_ce_prob_emit<T>(x, w, g, a, row.number, col, wide);
+            lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, wide);
         }
     }
     for (int i = row.rank; i < row.split.edge; i += size) {
         const int col = (int)lk_edge_col<T>(row.split, i);
         float x[1] = {i == row.rank ? single : lk_to_float(row.data[col])};
-        float w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
-        lk_ce_prob_emit<T>(x, w, g, a, row.number, col, false);
+        const float w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
+        lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, false);
     }
     if (row.there) lk_ce_zero_padding<T>(p, row.number, a.vocab, row.rank, size);
 }
@@ -2155,7 +2151,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
         if (row.number == 0 && !p.terms.loss && a.valid_rows) *a.valid_rows = a.rows;
         if (row.number == 0 && !p.terms.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
     }
-    if (a.dlogits) lk_ce_prob_write(p, row, prob, lk_ce_prob_factors<given>(p, row.number, up, s, scale));
+    if (a.dlogits) lk_ce_prob_write(p, row, prob, lk_ce_prob_factors<given>(p, row.number, up, s, scale), scale);
     if (given) lk_griddepcontrol_launch_dependents();
 }
 

@@ -919,17 +919,17 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
     *logit = found;
 }
 
-/* Eight of a thread's values from v[first] on under the softcap, and their slopes. One branch for all eight, so that the
- * compiler can overlap them. */
-template <bool plain>
-LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
+/* n of a thread's values, from v[first] on, under the softcap, and their slopes. One branch for all, so that the compiler can
+ * overlap them. */
+template <bool plain, int n>
+LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[n], const lk_lce_args &a)
 {
-    float x[8];
+    float x[n];
 #pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
+    for (int j = 0; j < n; j++) x[j] = v[first + j], slope[j] = 1.0f;
     if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[first + j] = x[j];
+    for (int j = 0; j < n; j++) v[first + j] = x[j];
 }
 
 /* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
@@ -939,7 +939,7 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
-    float slope[8];
+    float slope[2];
     if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
         float most = -INFINITY;
         bool nan = false;
@@ -957,7 +957,8 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
         }
     }
 #pragma unroll
-    for (int first = 0; first < LK_GEMM_SUMS / 2; first += 8) lk_lce_cap<plain>(v, first, slope, a);
+    for (int first = 0; first < LK_GEMM_SUMS / 2; first += 2) /* with more at a time, here and below, registers are spilled */
+        lk_lce_cap<plain>(v, first, slope, a);
     if (edge) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
@@ -973,23 +974,19 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
     s = lk_ce_row_raise(s, max, scale);
     const float reference = lk_lse_reference(max);
 #pragma unroll
-    for (int first = 0; first < LK_GEMM_SUMS / 2; first += 8) { /* one branch for eight weights: their loads overlap */
-        float weight[8], sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) weight[j] = lk_lce_within(window, first + j) ? 1.0f : 0.0f;
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* one branch for two weights */
+        float weight[2] = {lk_lce_within(window, i) ? 1.0f : 0.0f, lk_lce_within(window, i + 1) ? 1.0f : 0.0f};
         if (w) {
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (weight[j] > 0.0f) weight[j] = w[first * 4 + j / 2 * 8 + j % 2];
+            if (weight[0] > 0.0f) weight[0] = w[i * 4];
+            if (weight[1] > 0.0f) weight[1] = w[i * 4 + 1];
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const bool within = lk_lce_within(window, first + j);
-            const float d = within ? v[first + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
-            sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
-            entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+        for (int j = 0; j < 2; j++) {
+            const bool within = lk_lce_within(window, i + j);
+            const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
+            s.sum += e, s.weights += weight[j], s.weighted = fmaf(weight[j], d, s.weighted);
+            s.entropic = fmaf(e, fmaxf(d, -FLT_MAX), s.entropic); /* 0 times -inf counts 0 */
         }
-        s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
     }
     return s;
 }
@@ -1036,14 +1033,14 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
 #pragma unroll
     for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
-        float e[8], slope[8];
-        lk_lce_cap<plain>(v, block * 8, slope, a);
+        float e[8], slopes[8];
+        lk_lce_cap<plain>(v, block * 8, slopes, a);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
             e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
             sums[i % 4] += e[j];
-            if (!plain && e[j] > 0.0f) e[j] *= slope[j]; /* the slope of an ignored row may be NaN */
+            if (!plain && e[j] > 0.0f) e[j] *= slopes[j]; /* the slope of an ignored row may be NaN */
         }
 #pragma unroll
         for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(e[2 * g], e[2 * g + 1]);
