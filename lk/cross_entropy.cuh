@@ -2014,11 +2014,13 @@ template <bool given, int n>
 LK_DEVICE lk_ce_row lk_ce_prob_take(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
                                     float scale)
 {
-    float sum = 0.0f, slope[n];
+    float sum = 0.0f, slope;
     if (!given && a.argmax) s = lk_ce_take_top(s, x, col);
-    if (!given && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
 #pragma unroll
-    for (int j = 0; j < n; j++) sum += w[j];
+    for (int j = 0; j < n; j++) {
+        sum += w[j];
+        if (!given && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+    }
     if (!given) return lk_ce_row_add<true>(s, x, w, scale);
     s.weights += sum;
     return s;

@@ -674,14 +674,15 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x
 {
     float most = x[0];
     bool nan = false;
-    int first = 0;
 #pragma unroll
     for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
-    if (nan) most = NAN;
-    if (lk_ce_order(most) < (int32_t)(s.top >> 32)) return s;
+    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+        int first = 0;
 #pragma unroll
-    for (int j = n - 1; j >= 0; j--) first = x[j] == most || x[j] != x[j] ? j : first;
-    return lk_ce_row_top(s, most, col + first);
+        for (int j = n - 1; j >= 0; j--) first = (nan ? x[j] != x[j] : x[j] == most) ? j : first;
+        s = lk_ce_row_top(s, nan ? NAN : most, col + first);
+    }
+    return s;
 }
 
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
