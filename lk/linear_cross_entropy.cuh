@@ -919,19 +919,6 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
     *logit = found;
 }
 
-/* n of a thread's values, from v[first] on, under the softcap, and their slopes. One branch for all, so that the compiler can
- * overlap them. */
-template <bool plain, int n>
-LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[n], const lk_lce_args &a)
-{
-    float x[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) x[j] = v[first + j], slope[j] = 1.0f;
-    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
-#pragma unroll
-    for (int j = 0; j < n; j++) v[first + j] = x[j];
-}
-
 /* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
  * not count. */
 template <bool plain>
@@ -939,7 +926,6 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
-    float slope[2];
     if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
         float most = -INFINITY;
         bool nan = false;
@@ -956,9 +942,14 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
             s = lk_ce_row_top(s, most, (int)a.vocab - window.left + first / 2 * 8 + first % 2);
         }
     }
+    if (!plain && a.softcap > 0.0f) {
 #pragma unroll
-    for (int first = 0; first < LK_GEMM_SUMS / 2; first += 2) /* with more at a time, here and below, registers are spilled */
-        lk_lce_cap<plain>(v, first, slope, a);
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* pairs: with more at a time, here and below, registers are spilled */
+            float two[2] = {v[i], v[i + 1]}, slope[2];
+            lk_ce_cap(two, slope, a.logit_scale, a.softcap);
+            v[i] = two[0], v[i + 1] = two[1];
+        }
+    }
     if (edge) {
 #pragma unroll
         for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
@@ -1006,6 +997,19 @@ LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
     const float above = p.ahead * (max - __fdiv_rn(sum, (float)p.sampled));
     const float most = __fdiv_rn(80.0f * LK_LN2, lk_lce_scale(a));
     return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: a mean of -inf or NaN */
+}
+
+/* Eight of a thread's values, from v[first] on, under the softcap, and their slopes. One branch for all eight, so that the
+ * compiler can overlap them. */
+template <bool plain>
+LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
+{
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
+    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[first + j] = x[j];
 }
 
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
