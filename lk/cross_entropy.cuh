@@ -1195,6 +1195,21 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     if (given) *sum += part[0] + part[1];
 }
 
+/* Likewise for the kernels of ranks, which are slower with all x at a time. */
+template <int n>
+LK_DEVICE void lk_ce_differentiate_each(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a, int64_t col)
+{
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        float slope = 1.0f, fall = g.fall;
+        if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+        if (a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
+        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base));
+        const float bent = a.dentropy ? lk_ce_bend(g, e, x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale) : 0.0f;
+        x[j] = (fmaf(g.rise, e, -fall) + bent) * slope;
+    }
+}
+
 /* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
 template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)[n], bool wide)
 {
@@ -1883,10 +1898,10 @@ LK_DEVICE void lk_ce_differentiate_slice(float (&x)[n], const lk_cross_entropy_c
 {
     const lk_cross_entropy_args &a = p.a;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    float slope = 1.0f, hit = 0.0f, unused = 0.0f;
+    float slope = 1.0f, hit = 0.0f;
 #pragma unroll
     for (int j = 0; j < n; j++) hit = col + j == y ? x[j] : hit;
-    lk_ce_differentiate<false, false>(x, g, a, a.parallel.vocab_start + col, -1, &unused);
+    lk_ce_differentiate_each(x, g, a, a.parallel.vocab_start + col);
     if ((unsigned)(y - col) >= (unsigned)n) return;
     if (a.softcap > 0.0f) hit = lk_ce_cap(hit, a.logit_scale, a.softcap, &slope);
     const float e = lk_ex2(fmaf(g.rate, hit, -g.base)), bent = a.dentropy ? lk_ce_bend(g, e, hit, scale) : 0.0f;
