@@ -1162,8 +1162,9 @@ LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *ba
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
 }
 
-/* Turns the logits x of columns col, col + 1, ... into gradients, and adds their e to sum, except for that of x[hit], whose
- * gradient is not right yet. Each option has one branch for all x, so that the compiler can overlap them. */
+/* Turns the logits x of columns col, col + 1, ... into gradients. given: adds their e to sum, except for that of x[hit], whose
+ * gradient the caller writes later; hit may lie outside x. Each option has one branch for all x, so that the compiler can
+ * overlap them. */
 template <bool plain, bool given, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
                                    int64_t col, int hit, float *sum)
@@ -1195,7 +1196,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     if (given) *sum += part[0] + part[1];
 }
 
-/* Likewise for the kernels of ranks, which are slower with all x at a time. */
+/* The same for the kernels of ranks, without a sum. They are slower with one branch for all x. */
 template <int n>
 LK_DEVICE void lk_ce_differentiate_each(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a, int64_t col)
 {

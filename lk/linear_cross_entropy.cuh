@@ -944,7 +944,7 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
     }
     if (!plain && a.softcap > 0.0f) {
 #pragma unroll
-        for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* pairs: with more at a time, here and below, registers are spilled */
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* in pairs, here and below: more at a time would spill registers */
             float two[2] = {v[i], v[i + 1]}, slope[2];
             lk_ce_cap(two, slope, a.logit_scale, a.softcap);
             v[i] = two[0], v[i + 1] = two[1];
@@ -959,7 +959,7 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
         s.max = sum.max, s.sum = sum.sum;
         return s;
     }
-    float max = s.max;
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
 #pragma unroll
     for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
@@ -975,10 +975,11 @@ LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], 
         for (int j = 0; j < 2; j++) {
             const bool within = lk_lce_within(window, i + j);
             const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
-            s.sum += e, s.weights += weight[j], s.weighted = fmaf(weight[j], d, s.weighted);
-            s.entropic = fmaf(e, fmaxf(d, -FLT_MAX), s.entropic); /* 0 times -inf counts 0 */
+            sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
+            entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
         }
     }
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
     return s;
 }
 

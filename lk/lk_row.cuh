@@ -773,7 +773,7 @@ LK_DEVICE float lk_ce_tanh(float u, float *slope)
     return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
 }
 
-/* z of logit x under a softcap; of n logits, in place. */
+/* z of logit x under a softcap, and its slope. The second form takes n logits and overwrites them. */
 LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
 {
     return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
