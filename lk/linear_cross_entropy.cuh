@@ -1000,8 +1000,8 @@ LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
     return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: a mean of -inf or NaN */
 }
 
-/* Eight of a thread's values, from v[first] on, under the softcap, and their slopes. One branch for all eight, so that the
- * compiler can overlap them. */
+/* Puts eight of a thread's values, from v[first] on, under the softcap. slope: their slopes, 1 without one. One branch for all
+ * eight lets the compiler overlap them. */
 template <bool plain>
 LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
 {
