@@ -42,8 +42,9 @@
  *            more with z_loss, 4 more with class_weight or weight_sum, rows rounded up to 64; a mean in forward_backward takes
  *            the 128 even without loss. With ranks, the states of all ranks lie there too. The workspace functions read shapes,
  *            options and which outputs are wanted; logits and target may be NULL there.
- *            In a framework with autograd upstream is known later. Call forward_backward with upstream NULL. When upstream is
- *            known, one number without dlse, multiply dlogits in place by it with lk_scale_bf16 of lk_scale.cuh.
+ *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
+ *            When upstream is known, one number without dlse, correct dlogits in place by lk_rescale_bf16 of
+ *            lk_scale.cuh, which does nothing where it is the expected one.
  *            lk_ce_row in lk_row.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.

@@ -30,14 +30,14 @@
  *            forward_backward makes loss, lse and gradients. forward makes loss and lse. backward makes the gradients from a
  *            saved lse, with dentropy also from a saved entropy; without `saved` it computes the logits again. Outputs whose
  *            pointer is NULL are not computed.
- *            The workspace function answers what the best plan within 1 GiB needs, or the smallest plan if that needs more.
- *            For another amount of memory, ask for a plan:
+ *            The workspace function answers what the fastest plan within a sixteenth of the device's memory needs (5 GiB of
+ *            80, 512 MiB of 8), or the smallest plan if that needs more. For another amount of memory, ask for a plan:
  *                lk_linear_cross_entropy_plan plan;
  *                status = lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- *            In a framework with autograd the upstream gradient is known later. Leave upstream NULL, without dlse, dentropy and
- *            accumulate. Keep packed dx, dweight and dbias, and scale each of them by that one number when it is known:
- *            lk_scale_bf16(dx, tokens * hidden, upstream, stream) of lk_scale.cuh, lk_scale_f32 for an f32 dweight.
+ *            In a framework with autograd the upstream gradient is known later. Pass the expected one, NULL for 1, without dlse,
+ *            dentropy and accumulate. Keep packed dx, dweight and dbias. When upstream is known, correct each of them by
+ *            lk_rescale_bf16 of lk_scale.cuh (lk_rescale_f32 for an f32 dweight), which does nothing where it was as expected.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
  * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
@@ -111,8 +111,8 @@
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
  *
- * Plans      Give it 1 GiB, call ..._plan, done: plan.text says what lk does with it. A plan is what the workspace holds at a
- *            time. None approximates the formula; they differ in rounding (Numerics). forward has 1 matmul in every plan;
+ * Plans      Call ..._plan, done: plan.text says what lk does with the memory. A plan is what the workspace holds at a time.
+ *            None approximates the formula; they differ in rounding (Numerics). forward has 1 matmul in every plan;
  *            forward_backward and backward have:
  *            CHUNKS: 3 matmuls. The logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T.
  *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice uses
@@ -291,7 +291,8 @@ typedef struct {
  * A call returns the status of a callback that fails. Each direction has three functions that take the same struct, finish the
  * first two:
  *   ..._<T>              the call
- *   ..._workspace_bytes  the workspace of the plan within 1 GiB, or the smallest workspace if that is larger
+ *   ..._workspace_bytes  the workspace of the plan within a sixteenth of the device's memory (without a device 1 GiB), or the
+ *                        smallest workspace if that is larger
  *   ..._plan             the plan within `budget` bytes, see Plans. A workspace of plan->workspace_bytes runs it
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
@@ -1732,7 +1733,7 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
 /* ---- The arrays of the workspace ----------------------------------------------------------------------------------------- */
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
-#define LK_LCE_DEFAULT_BYTES ((size_t)1 << 30) /* the limit of ..._workspace_bytes, if that is enough */
+#define LK_LCE_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take this part of the device's memory; on 80 GB it has all */
 #define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
 #define LK_LCE_FEWEST 512 /* tokens of a chunk: dweight is added to a sum, with fewer at about the cost of a fourth matmul */
 #define LK_LCE_WIDE 2048  /* columns of a panel: dx is added to a sum, with so many at little cost */
@@ -3195,11 +3196,23 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     lk_lce_choose(&c, smallest, budget < smallest ? smallest : budget, plan);
     return LK_OK;
 }
+/* The limit of ..._workspace_bytes. It depends on the device alone and not on what is allocated there; so do the bits. */
+LK_HOST size_t lk_lce_default_bytes(void)
+{
+    static thread_local int known = -1;
+    static thread_local size_t bytes;
+    size_t unused = 0, total = 0;
+    int id = 0;
+    if (cudaGetDevice(&id) == cudaSuccess && id == known) return bytes;
+    if (cudaMemGetInfo(&unused, &total) != cudaSuccess) return (size_t)1 << 30;
+    known = id, bytes = total / LK_LCE_DEFAULT_SHARE;
+    return bytes;
+}
 template <class T>
 LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
 {
     lk_lce_plan plan = {};
-    const lk_status status = lk_lce_query<T>(op, args, direction, LK_LCE_DEFAULT_BYTES, true, &plan);
+    const lk_status status = lk_lce_query<T>(op, args, direction, lk_lce_default_bytes(), true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;
 }

@@ -17,8 +17,8 @@
  *                status = lk_logsumexp_backward_bf16(&args, stream);       // reads x and the lse that forward wrote
  *            lk_lse in lk_row.cuh is the running state (empty, add, merge, log) for kernels of your own.
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the functions ..._workspace_bytes_<T> set *bytes to 0.
- * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded and dlse
- *            are always packed. A NULL dlse means 1, not 0.
+ * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded, dlse
+ *            and dlse_rounded are always packed. Where both dlse are NULL they are 1, not 0.
  * Numerics   Sums, lse and dlse are float. |lse error| <= 8 * 2^-24 (max |scale x| + log cols + 1).
  *            A gradient has a relative error of (4 + |scale x - lse|) 2^-23, plus the absolute error of the lse it is given.
  *            It is rounded to T once. Rounding lse to float costs up to half a unit in its last place: 3e-5 in gradients for
@@ -73,13 +73,14 @@ typedef struct {
     int64_t dx_col_stride;   /* B: likewise */
     float scale;             /* any finite value; 0 means 1 */
     int path;                /* LK_LOGSUMEXP_*; 0 chooses */
+    const void *dlse_rounded; /* B in         T [outer, inner] packed, the same in place of dlse; NULL: dlse */
 } lk_logsumexp_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
  *   LK_ERR_NULL       x, in backward also lse or dx, is NULL and has elements; all outputs are NULL
  *   LK_ERR_SHAPE      a negative size or stride; a tensor of more than 2^62 elements with its gaps; elements of dx that overlap
  *                     (those of x may)
- *   LK_ERR_VALUE      scale is not finite; path is none of the enum
+ *   LK_ERR_VALUE      scale is not finite; path is none of the enum; dlse and dlse_rounded are both given
  *   LK_ERR_PATH       a path for contiguous rows with inner, col_stride or (backward) dx_col_stride > 1; BLOCK and CLUSTER with
  *                     more than 2^27 rows; CLUSTER in backward, or in code for less than sm_90
  * Fastest: packed rows that start on 16 bytes; with inner > 1, columns that do. Slower: rows of dx and x with different
@@ -256,9 +257,11 @@ typedef struct {
     float scale, lse, dlse, lse_low;
 } lk_logsumexp_row;
 
-LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int64_t at)
+template <class T> LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int64_t at)
 {
-    return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : 1.0f, a.lse_low ? a.lse_low[at] : 0.0f};
+    const T *const rounded = (const T *)a.dlse_rounded;
+    return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : rounded ? lk_to_float(rounded[at]) : 1.0f,
+            a.lse_low ? a.lse_low[at] : 0.0f};
 }
 
 LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
@@ -283,7 +286,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_bac
     lk_griddepcontrol_wait();
     if (!row.there) return;
     lk_row_load<U == 2>(raw, row);
-    const lk_logsumexp_row own = lk_logsumexp_load_row(a, row.number);
+    const lk_logsumexp_row own = lk_logsumexp_load_row<T>(a, row.number);
 #pragma unroll
     for (int u = 0; u < U; u++) {
         float x[LK_VEC<T>];
@@ -318,7 +321,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
     T *dx = (T *)a.dx + outer * a.dx_outer_stride + inner;
     lk_logsumexp_row row[N];
 #pragma unroll
-    for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row(a, outer * a.inner + inner + j);
+    for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row<T>(a, outer * a.inner + inner + j);
     for (int64_t col = begin + layer; col < end; col += U * layers) {
         lk_vec<T> raw[U];
 #pragma unroll
@@ -357,6 +360,7 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
         {"lse_low", a->lse_low, 4, backward ? LK_IN : LK_OUT, rows},
         {"lse_rounded", a->lse_rounded, sizeof(T), forward_out, rows, {}, {sizeof(T) == 4 ? "lse" : NULL}},
         {"dlse", a->dlse, 4, backward_in, rows},
+        {"dlse_rounded", a->dlse_rounded, sizeof(T), backward_in, rows},
         {"dx", a->dx, sizeof(T), backward ? LK_OUT | LK_REQUIRED : LK_UNUSED, a->inner,
          {{a->outer, &a->dx_outer_stride, "dx_outer_stride"}, {a->cols, &a->dx_col_stride, "dx_col_stride"}}, {"x"}},
     };
@@ -368,6 +372,8 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_check_number(op, "scale", a->scale, fabsf(a->scale) <= FLT_MAX, "finite");
     if (!status) status = lk_check_enum(op, "path", a->path, LK_LOGSUMEXP_COLUMN, "LK_LOGSUMEXP_*");
+    if (!status && !query && backward && a->dlse && a->dlse_rounded)
+        status = lk_fail(LK_ERR_VALUE, op, "dlse and dlse_rounded are both given; one of them must be NULL");
     if (status) return status;
     const bool rowwise = a->path >= LK_LOGSUMEXP_WARP && a->path <= LK_LOGSUMEXP_CLUSTER;
     if (rowwise && (a->inner != 1 || a->col_stride != 1 || (backward && a->dx_col_stride != 1)))

@@ -903,6 +903,108 @@ static void case_scale(void)
     test_buffer_free(&x), test_buffer_free(&f);
 }
 
+/* lk_rescale: out of place and in place, every pair of alignments, divisors, and what the history expects. */
+static lk_status rescale_of(int type, const lk_rescale_args *a)
+{
+    return type == TEST_F32   ? lk_rescale_f32(a, test.stream)
+           : type == TEST_F16 ? lk_rescale_f16(a, test.stream)
+                              : lk_rescale_bf16(a, test.stream);
+}
+
+static void case_rescale(void)
+{
+    static const float pairs[][2] = {{1, 1}, {0.25f, 0.25f}, {3, 1}, {-0.5f, 4}, {0.3f, 0.7f}, {0, 2}, {1e30f, 1}, {NAN, 1}};
+    test_buffer x = {}, y = {}, f = {};
+    for (int type = 0; type < TEST_TYPES; type++) {
+        const int bytes = test_type_bytes[type];
+        if (test_begin("rescale %s: lengths, alignments of x and of y, divisors", test_type_name[type])) {
+            uint64_t state = 11;
+            int pair = 0;
+            for (const int64_t count : {1, 7, 8, 9, 31, 257, 4096 + 5})
+                for (int x_off = 0; x_off < 16 / bytes; x_off += count > 300 ? 3 : 1)
+                    for (int y_off = 0; y_off < 16 / bytes; y_off += count > 300 ? 3 : 1) {
+                        const float *const p = pairs[pair++ % LK_COUNT(pairs)];
+                        test_buffer_size(&x, (size_t)(count * bytes), (size_t)(x_off * bytes), 0xEE);
+                        test_buffer_size(&y, (size_t)(count * bytes), (size_t)(y_off * bytes), 0xEE);
+                        test_buffer_size(&f, 8, 8, 0xEE);
+                        memcpy(test_buffer_host(&f), p, 8);
+                        for (int64_t i = 0; i < count; i++) {
+                            const uint64_t bits = test_random(&state);
+                            if (bytes == 4) ((uint32_t *)test_buffer_host(&x))[i] = (uint32_t)bits;
+                            else ((uint16_t *)test_buffer_host(&x))[i] = (uint16_t)bits;
+                        }
+                        test_buffer_upload(&x), test_buffer_upload(&y), test_buffer_upload(&f);
+                        const float *const at = (const float *)test_buffer_device(&f);
+                        const lk_rescale_args a = {test_buffer_device(&x), test_buffer_device(&y), count, at, at + 1, NULL};
+                        const lk_status status = rescale_of(type, &a);
+                        test_buffer_download(&x), test_buffer_download(&y), test_buffer_download(&f);
+                        if (!test_that(status == LK_OK)) test_detail("count %lld: %s", (long long)count, lk_last_error());
+                        for (int64_t i = 0; i < count; i++) {
+                            const uint32_t before = test_get_bits(type, test_buffer_host(&x), i);
+                            const uint32_t got = test_get_bits(type, test_buffer_back(&y), i);
+                            if (!test_that(scaled(type, got, before, p[0] == p[1] ? 1.0f : p[0] / p[1])))
+                                test_detail("count %lld, offsets %d %d, [%lld]: %08x times %g / %g is %08x", (long long)count,
+                                            x_off, y_off, (long long)i, before, p[0], p[1], got);
+                            test_buffer_accept(&y, i, bytes);
+                        }
+                        test_buffer_untouched(&x, "x", "rescale"), test_buffer_untouched(&y, "y", "rescale");
+                        test_buffer_untouched(&f, "factor and divisor", "rescale");
+                    }
+            test_finish();
+        }
+        if (test_begin("rescale %s: a history expects what came twice", test_type_name[type])) {
+            static const float came[] = {1, 0.3f, 0.3f, 0.5f, 0.3f, 0.5f, 0.5f, 0, 0, NAN, NAN, INFINITY, INFINITY, 1e-30f, 1e-30f, 2, 2};
+            float expected = 1, last = 1;
+            test_buffer_size(&x, 300 * (size_t)bytes, 0, 0), test_buffer_size(&f, 16, 0, 0x11);
+            float *const host = (float *)test_buffer_host(&f);
+            host[1] = host[2] = 1; /* the history; host[0] is the factor, and host[3] stays as it is */
+            test_buffer_upload(&x);
+            for (const float factor : came) {
+                host[0] = factor, host[1] = expected, host[2] = last;
+                test_buffer_download(&f), test_buffer_upload(&f);
+                float *const at = (float *)test_buffer_device(&f);
+                const lk_rescale_args a = {test_buffer_device(&x), test_buffer_device(&x), 300, at, NULL, at + 1};
+                const lk_status status = rescale_of(type, &a);
+                test_buffer_download(&f);
+                const float *const back = (const float *)test_buffer_back(&f);
+                if (!test_that(status == LK_OK)) test_detail("%s", lk_last_error());
+                if (fabsf(factor) >= 0x1p-40f && fabsf(factor) <= 0x1p40f) expected = factor == last ? factor : expected, last = factor;
+                if (!test_that(back[1] == expected && back[2] == last))
+                    test_detail("after %g: %g, %g; not %g, %g", factor, back[1], back[2], expected, last);
+            }
+            test_buffer_download(&x);
+            test_finish();
+        }
+        if (test_begin("rescale %s: errors", test_type_name[type])) {
+            test_buffer_size(&x, 128, 0, 0xEE), test_buffer_size(&f, 16, 0, 0x11);
+            test_buffer_upload(&x), test_buffer_upload(&f);
+            char *const at = (char *)test_buffer_device(&x);
+            float *const factor = (float *)test_buffer_device(&f);
+            const struct {
+                lk_rescale_args a;
+                lk_status status;
+                const char *sentence;
+            } errors[] = {{{NULL, at, 4, factor, NULL, NULL}, LK_ERR_NULL, "x is NULL"},
+                          {{at, NULL, 4, factor, NULL, NULL}, LK_ERR_NULL, "y is NULL"},
+                          {{at, at, 4, NULL, NULL, NULL}, LK_ERR_NULL, "factor is NULL"},
+                          {{at, at + bytes, 4, factor, NULL, NULL}, LK_ERR_SHAPE, "y"},
+                          {{at, at, 4, factor, NULL, factor}, LK_ERR_SHAPE, "factor"},
+                          {{at, at, 4, factor, (const float *)((char *)factor + 2), NULL}, LK_ERR_ALIGNMENT, "divisor is not aligned"},
+                          {{NULL, NULL, 0, NULL, NULL, NULL}, LK_OK, ""}};
+            for (const auto &e : errors) {
+                const lk_status status = rescale_of(type, &e.a);
+                if (!test_that(status == e.status && strstr(lk_last_error(), e.sentence)))
+                    test_detail("status %d, \"%s\"; not %d, \"%s\"", status, lk_last_error(), e.status, e.sentence);
+            }
+            if (!test_that(rescale_of(type, NULL) == LK_ERR_NULL)) test_detail("args NULL: %s", lk_last_error());
+            test_buffer_download(&x), test_buffer_download(&f);
+            test_buffer_untouched(&x, "x", "errors");
+            test_finish();
+        }
+    }
+    test_buffer_free(&x), test_buffer_free(&y), test_buffer_free(&f);
+}
+
 #if !defined(LK_SIMT)
 /* More than 2^31 elements: 0x3f3f is 0.747 in bf16, and times 2 it is 0x3fbf. */
 static void case_scale_large(void)
@@ -1108,6 +1210,7 @@ int main(int argc, char **argv)
     test_start(argc, argv);
     case_launch();
     case_scale();
+    case_rescale();
 #if !defined(LK_SIMT)
     case_scale_large();
 #endif

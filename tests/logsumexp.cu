@@ -60,6 +60,7 @@ typedef struct {
     int x_at, dx_at, lse_at, dlse_at, rounded_at;
     bool in_place, no_lse, no_rounded;
     bool low; /* lse_low is asked for, or given */
+    bool typed; /* backward: dlse is in T, as dlse_rounded */
     int upstream, special, where;
     double offset, spread; /* x is uniform in offset +- spread */
     uint64_t seed;
@@ -73,6 +74,7 @@ static problem plain(int type, int direction, int path, int64_t outer, int64_t c
     p.upstream = UPSTREAM_RANDOM;
     p.spread = 4;
     p.low = direction == FORWARD || (outer + cols) % 2;
+    p.typed = direction == BACKWARD && (outer + cols / 2) % 3 == 0;
     p.seed = test_hash((uint64_t)(outer * 1000003 + cols * 1009 + inner));
     return p;
 }
@@ -82,13 +84,13 @@ static const char *describe(const problem *p)
     static char text[640];
     snprintf(text, sizeof text,
              "%s %s path=%s outer=%lld cols=%lld inner=%lld outer_stride=%lld col_stride=%lld dx_outer_stride=%lld "
-             "dx_col_stride=%lld scale=%.9g x_at=%d dx_at=%d lse_at=%d dlse_at=%d rounded_at=%d%s%s%s%s dlse=%s special=%s at "
+             "dx_col_stride=%lld scale=%.9g x_at=%d dx_at=%d lse_at=%d dlse_at=%d rounded_at=%d%s%s%s%s dlse=%s%s special=%s at "
              "%s offset=%g spread=%g seed=0x%llx",
              direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->outer, (long long)p->cols,
              (long long)p->inner, (long long)p->outer_stride, (long long)p->col_stride, (long long)p->dx_outer_stride,
              (long long)p->dx_col_stride, (double)p->scale, p->x_at, p->dx_at, p->lse_at, p->dlse_at, p->rounded_at,
              p->in_place ? " in place" : "", p->no_lse ? " lse=NULL" : "", p->no_rounded ? " lse_rounded=NULL" : "",
-             p->low ? "" : " lse_low=NULL", upstream_name[p->upstream], special_name[p->special], where_name[p->where],
+             p->low ? "" : " lse_low=NULL", upstream_name[p->upstream], p->typed ? " in T" : "", special_name[p->special], where_name[p->where],
              p->offset, p->spread, (unsigned long long)p->seed);
     return text;
 }
@@ -99,7 +101,7 @@ enum {
     DID_F32, DID_F16, DID_BF16, DID_NO_ROWS, DID_NO_COLS, DID_ONE_COL, DID_INNER, DID_GAPS, DID_ALIGNED_GAPS, DID_PERMUTED,
     DID_OVERLAP, DID_DX_STRIDE, DID_X_OFF, DID_SAME_OFF, DID_OTHER_OFF, DID_LSE_OFF, DID_DLSE_OFF, DID_ROUNDED_OFF, DID_SCALE,
     DID_NEGATIVE, DID_IN_PLACE, DID_NO_LSE, DID_NO_ROUNDED, DID_BOTH, DID_LOW, DID_NO_LOW, DID_DLSE_NULL, DID_DLSE_ZERO,
-    DID_DLSE_WILD,
+    DID_DLSE_WILD, DID_DLSE_TYPED,
     DID_MINUS_INF, DID_PLUS_INF, DID_NAN, DID_PEAK, DID_STEP, DID_CLIFF, DID_HUGE, DID_ALL_MINUS_INF, DID_LARGE, DID_WHERE,
     DIDS = DID_WHERE + WHERES
 };
@@ -107,7 +109,7 @@ static const char *const did_name[] = {
     "f32", "f16", "bf16", "0 rows", "0 cols", "1 col", "inner > 1", "odd gaps", "aligned gaps", "permuted",
     "x rows overlap", "dx stride differs", "x off", "dx off as x", "dx off other", "lse off", "dlse off", "lse_rounded off",
     "scale", "scale < 0", "in place", "lse NULL", "lse_rounded NULL", "both outputs", "lse_low", "lse_low NULL", "dlse NULL",
-    "dlse 0", "dlse inf, nan",
+    "dlse 0", "dlse inf, nan", "dlse in T",
     "-inf", "+inf", "nan", "peak", "step of 40", "cliff of 200", "huge", "all -inf", "offset 1e4",
     "special at first", "special at last", "special vector", "special lane", "special warp", "special block", "special even",
     "special 1 in 97", "special all but one", "special all"};
@@ -133,7 +135,7 @@ static bool possible(int counted, int did)
     if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) return false;
     if (did == DID_INNER || did == DID_PERMUTED) return path == LK_LOGSUMEXP_AUTO || path == LK_LOGSUMEXP_COLUMN;
     if (did == DID_DX_STRIDE || did == DID_SAME_OFF || did == DID_OTHER_OFF || did == DID_DLSE_OFF || did == DID_IN_PLACE ||
-        did == DID_DLSE_NULL || did == DID_DLSE_ZERO || did == DID_DLSE_WILD)
+        did == DID_DLSE_NULL || did == DID_DLSE_ZERO || did == DID_DLSE_WILD || did == DID_DLSE_TYPED)
         return direction == BACKWARD;
     if (did == DID_NO_LSE || did == DID_NO_ROUNDED || did == DID_BOTH || did == DID_ROUNDED_OFF) return direction == FORWARD;
     return true;
@@ -188,6 +190,7 @@ static void count(const problem *p)
         did[DID_NO_ROUNDED] = !back && p->no_rounded;
         did[DID_BOTH] = !back && !p->no_lse && !p->no_rounded;
         did[DID_LOW] = p->low;
+        did[DID_DLSE_TYPED] = p->typed && p->upstream != UPSTREAM_NULL;
         did[DID_NO_LOW] = !p->low;
         did[DID_DLSE_NULL] = back && p->upstream == UPSTREAM_NULL;
         did[DID_DLSE_ZERO] = back && p->upstream == UPSTREAM_ZERO;
@@ -240,7 +243,8 @@ static double low_slack(const problem *p, const double *z, int64_t cols)
     for (int64_t c = 0; c < cols; c++)
         if (fabs(z[c]) <= 1e300) lowest = fmin(lowest, z[c]), highest = fmax(highest, z[c]);
     if (!exact && fmax(fabs(lowest), fabs(highest)) > 0x1p24) return INFINITY;
-    return 8 * 0x1p-24 * (fmin(fmax(highest - lowest, 0), 56) + log((double)(cols > 0 ? cols : 1)) + 1);
+    const double reference = 0x1p-52 * fmax(fabs(lowest), fabs(highest)); /* a double's own rounding: 2e-6 near 1e10 */
+    return 8 * 0x1p-24 * (fmin(fmax(highest - lowest, 0), 56) + log((double)(cols > 0 ? cols : 1)) + 1) + reference;
 }
 
 /* ---- One checked call ------------------------------------------------------------------------------------------------ */
@@ -394,7 +398,7 @@ static void check_forward(const problem *p)
     }
 }
 
-static float upstream_of(const problem *p, int64_t row)
+static float untyped_upstream_of(const problem *p, int64_t row)
 {
     static const float wild[] = {INFINITY, 1.5f, NAN, -INFINITY, 0.0f, -2.5f};
     uint64_t random = p->seed + 77 + (uint64_t)row;
@@ -402,6 +406,11 @@ static float upstream_of(const problem *p, int64_t row)
     if (p->upstream == UPSTREAM_ZERO) return 0;
     if (p->upstream == UPSTREAM_WILD) return wild[row % 6];
     return (float)(2 * test_uniform(&random));
+}
+static float upstream_of(const problem *p, int64_t row)
+{
+    const float dlse = untyped_upstream_of(p, row);
+    return p->typed ? test_decode(p->type, test_encode(p->type, dlse)) : dlse;
 }
 
 static void check_gradient(const problem *p, int64_t row, int64_t c, float got, double z, double lse, double extra,
@@ -430,7 +439,8 @@ static void check_backward(const problem *p)
         test_buffer_size(&dx_buffer, (size_t)(span_of(d) * bytes), (size_t)(p->dx_at * bytes), run ? 0xff : 0x5a);
         test_buffer_size(&lse_buffer, (size_t)rows * 4, (size_t)p->lse_at * 4, run ? 0x7f : 0xff);
         test_buffer_size(&low_buffer, (size_t)rows * 4, (size_t)p->lse_at * 4, run ? 0x7f : 0xff);
-        test_buffer_size(&dlse_buffer, (size_t)rows * 4, (size_t)p->dlse_at * 4, run ? 0x7f : 0xff);
+        const int dlse_bytes = p->typed ? bytes : 4;
+        test_buffer_size(&dlse_buffer, (size_t)(rows * dlse_bytes), (size_t)(p->dlse_at * dlse_bytes), run ? 0x7f : 0xff);
         const void *x = test_buffer_host(&x_buffer);
         float *lse = (float *)test_buffer_host(&lse_buffer), *low = (float *)test_buffer_host(&low_buffer);
         float *dlse = (float *)test_buffer_host(&dlse_buffer);
@@ -441,7 +451,8 @@ static void check_backward(const problem *p)
                 lse[r] = (float)exact;
                 low[r] = isfinite(lse[r]) ? (float)(exact - (double)lse[r]) : 0;
             }
-            dlse[r] = upstream_of(p, r);
+            if (p->typed) test_put(p->type, dlse, r, upstream_of(p, r));
+            else dlse[r] = upstream_of(p, r);
         }
         kept_rounded = (unsigned char *)room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
         kept_low = (unsigned char *)room(kept_low, &kept_low_bytes, (size_t)rows * 4);
@@ -454,7 +465,8 @@ static void check_backward(const problem *p)
         args.x = test_buffer_device(&x_buffer);
         args.lse = (float *)test_buffer_device(&lse_buffer);
         args.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
-        args.dlse = p->upstream == UPSTREAM_NULL ? NULL : (const float *)test_buffer_device(&dlse_buffer);
+        const void *const dlse_at = p->upstream == UPSTREAM_NULL ? NULL : test_buffer_device(&dlse_buffer);
+        args.dlse = p->typed ? NULL : (const float *)dlse_at, args.dlse_rounded = p->typed ? dlse_at : NULL;
         args.dx = test_buffer_device(out);
         args.outer = p->outer, args.cols = p->cols, args.inner = p->inner;
         args.outer_stride = p->outer_stride, args.col_stride = p->col_stride;
@@ -1025,7 +1037,7 @@ static void all_sequences(void)
 typedef struct {
     lk_status want, query; /* of the call and of the query, which looks at no pointer */
     const char *field;     /* what lk_last_error must name */
-    int x, lse, rounded, dlse, dx, low; /* -1: NULL; below: see moved */
+    int x, lse, rounded, dlse, dx, low, dlse_rounded; /* -1: NULL; below: see moved */
     int64_t outer, cols, inner, outer_stride, col_stride, dx_outer_stride, dx_col_stride;
     float scale;
     int path;
@@ -1034,7 +1046,7 @@ typedef struct {
 static bad_call good_call(lk_status want, const char *field)
 {
     const lk_status query = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT ? LK_OK : want;
-    return {want, query, field, 0, 0, 0, 0, 0, 0, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, 0, 0};
+    return {want, query, field, 0, 0, 0, 0, 0, 0, -1, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, KEEP, 0, 0};
 }
 
 static void set_size(int64_t *size, int64_t value)
@@ -1068,6 +1080,7 @@ static void expect_error(int type, int direction, const bad_call *bad)
     a.x = moved(&x_buffer, bad->x), a.lse = (float *)moved(&lse_buffer, bad->lse);
     a.lse_low = (float *)moved(&low_buffer, bad->low), a.lse_rounded = moved(&rounded_buffer, bad->rounded);
     a.dlse = (float *)moved(&dlse_buffer, bad->dlse), a.dx = moved(&dx_buffer, bad->dx);
+    a.dlse_rounded = moved(&dlse_buffer, bad->dlse_rounded);
     a.outer = 4, a.cols = 8, a.inner = 1, a.scale = bad->scale, a.path = bad->path;
     set_size(&a.outer, bad->outer), set_size(&a.cols, bad->cols), set_size(&a.inner, bad->inner);
     set_size(&a.outer_stride, bad->outer_stride), set_size(&a.col_stride, bad->col_stride);
@@ -1106,6 +1119,8 @@ static void errors(int type, int direction)
         BAD(LK_ERR_NULL, "lse")->lse = -1;
         BAD(LK_ERR_NULL, "dx")->dx = -1;
         BAD(LK_OK, "dlse NULL is 1")->dlse = -1;
+        BAD(LK_OK, "dlse in T")->dlse = -1, c->dlse_rounded = 0;
+        BAD(LK_ERR_VALUE, "dlse and dlse_rounded")->dlse_rounded = 0, c->query = LK_OK;
     } else {
         BAD(LK_ERR_NULL, "every output")->lse = -1, c->rounded = -1, c->low = -1;
         BAD(LK_OK, "lse_low alone")->lse = -1, c->rounded = -1;
@@ -1150,7 +1165,7 @@ static void errors(int type, int direction)
         BAD(LK_OK, "dx and x in each other's gaps")->dx = -3, c->outer_stride = c->dx_outer_stride = 32;
     } else {
         BAD(LK_OK, "x may overlap")->outer_stride = 3;
-        BAD(LK_OK, "what forward does not have")->dx = 1, c->dlse = 1, c->dx_outer_stride = -1;
+        BAD(LK_OK, "what forward does not have")->dx = 1, c->dlse = 1, c->dlse_rounded = 1, c->dx_outer_stride = -1;
         BAD(LK_ERR_SHAPE, "lse_low and lse overlap")->low = -5, c->query = LK_OK;
         BAD(bytes == 4 ? LK_OK : LK_ERR_SHAPE, "lse_rounded and lse overlap")->rounded = -4, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "lse and x overlap")->lse = -6, c->query = LK_OK;
@@ -1589,6 +1604,7 @@ static problem draw(uint64_t seed)
     if (test_below(r, 3) == 0) p.lse_at = 1 + (int)test_below(r, 3);
     if (test_below(r, 3) == 0) p.dlse_at = 1 + (int)test_below(r, 3);
     if (test_below(r, 3) == 0) p.rounded_at = 1 + (int)test_below(r, vec - 1);
+    if (back) p.typed = test_below(r, 3) == 0;
     if (test_below(r, 2)) p.scale = scales_drawn[test_below(r, LENGTH_OF(scales_drawn))];
     if (!back) p.no_lse = test_below(r, 5) == 0;
     p.low = test_below(r, 2) == 0;

@@ -504,6 +504,170 @@ def loss_case(t, shape, layout, options, weight, target=None, upstream=None):
          twice=options["reduction"] != "none")
 
 
+def scaled_gradients(f, leaves, factor, **more):
+    """The loss and the gradients of factor * f, by a tensor, as a weighted sum of losses gives it."""
+    loss = f(*leaves, **more)
+    return loss, torch.autograd.grad(loss, leaves, torch.tensor(factor, device=D))
+
+
+def upstreams():
+    """Gradients that forward computes for an upstream gradient which backward tells: known, guessed, wrong, in place."""
+    t, th = classes(12, 6), classes(20, 6)
+    cases = [("cross_entropy", lambda x, **more: LF.cross_entropy(x, t, **more), lambda x: F.cross_entropy(x, t),
+              lambda dtype: [leaf(normal(6, 12), dtype)]),
+             ("cross_entropy sum", lambda x, **more: LF.cross_entropy(x, t, reduction="sum", **more),
+              lambda x: F.cross_entropy(x, t, reduction="sum"), lambda dtype: [leaf(normal(6, 12), dtype)]),
+             ("cross_entropy of probabilities", lambda x, **more: LF.cross_entropy(x, torch.softmax(normal_q, 1), **more),
+              lambda x: F.cross_entropy(x, torch.softmax(normal_q, 1).to(x.dtype)), lambda dtype: [leaf(normal(6, 12), dtype)]),
+             ("linear_cross_entropy", lambda x, w, **more: LF.linear_cross_entropy(x, w, th, **more),
+              lambda x, w: F.cross_entropy(x @ w.t(), th), lambda dtype: [leaf(normal(6, 16), dtype), leaf(normal(20, 16), dtype)])]
+    normal_q = normal(6, 12).to(D)
+    for (name, ours, theirs, make), dtype in itertools.product(cases, TYPES):
+        leaves = make(dtype)
+        doubles = [v.detach().double().requires_grad_() for v in leaves]
+        bits = {}
+        for factor in (1.0, 0.25, -0.3, 65536.0, 1e-3):
+            right = [g * factor for g in torch.autograd.grad(theirs(*doubles), doubles)]
+            # The head's matmuls take gradients of its logits in this type.
+            bound = lambda g, times: rounded(g, (4 * HALF[dtype] + 64 * U) * g.abs().max(), dtype, times)
+            ways = {"as it comes": {}, "number": dict(grad_scale=factor), "tensor": dict(grad_scale=torch.tensor(factor, device=D)),
+                    "wrong": dict(grad_scale=factor * 3)}
+            if dtype == F16 and name != "cross_entropy sum":
+                ways.pop("wrong")  # a gradient for another upstream may be too small for float16
+            for way, more in ways.items():
+                for turn in range(3):  # the third call expects what the first two got
+                    loss, gradients = scaled_gradients(ours, leaves, factor, **more)
+                    compare(f"{name} {NAMES[dtype]} upstream {factor:g}, grad_scale {way}, call {turn + 1}",
+                            *[(f"d{i}", g, r, bound(r, 2)) for i, (g, r) in enumerate(zip(gradients, right))])
+                if way in ("number", "tensor"):
+                    bits.setdefault(factor, []).append([g.clone() for g in gradients])
+        same = all(torch.equal(a, b) for pair in bits.values() for a, b in zip(*pair))
+        verdict(f"{name} {NAMES[dtype]}: a number and a tensor as grad_scale give the same bits", same)
+        if dtype != F16:  # exact for powers of two, however often the gradient was rounded
+            first = scaled_gradients(ours, leaves, 1.0, grad_scale=1.0)[1]
+            for factor in (0.5, 4.0):
+                for more in ({}, {}, {}, dict(grad_scale=factor), dict(grad_scale=8.0)):
+                    g = scaled_gradients(ours, leaves, factor, **more)[1]
+                    verdict(f"{name} {NAMES[dtype]}: {factor:g} times the bits of 1, {more}",
+                            all(torch.equal(a, b * factor) for a, b in zip(g, first)))
+        torch.use_deterministic_algorithms(True)
+        runs = [scaled_gradients(ours, leaves, 0.3)[1] for _ in range(4)]
+        torch.use_deterministic_algorithms(False)
+        verdict(f"{name} {NAMES[dtype]}: the same bits in every call under use_deterministic_algorithms",
+                all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0])))
+        # A second backward over the same graph, and one in place of memory that a hook has kept.
+        loss, kept = ours(*leaves), []
+        a = torch.autograd.grad(loss, leaves, torch.tensor(0.7, device=D), retain_graph=True)
+        b = torch.autograd.grad(loss, leaves, torch.tensor(1.4, device=D), retain_graph=True)
+        c = torch.autograd.grad(loss, leaves, torch.tensor(0.7, device=D))
+        verdict(f"{name} {NAMES[dtype]}: a graph that is kept", all(torch.equal(i, k) and torch.equal(2 * i, j) for i, j, k in zip(a, b, c)))
+        with torch.autograd.graph.saved_tensors_hooks(lambda v: kept.append(v) or v, lambda v: v):
+            loss = ours(*leaves)
+        before = [v.clone() for v in kept]
+        torch.autograd.grad(loss, leaves, torch.tensor(5.0, device=D))
+        verdict(f"{name} {NAMES[dtype]}: what hooks have kept stays as it is", all(torch.equal(v, w) for v, w in zip(kept, before)))
+        # An upstream gradient that PyTorch has not computed yet: a sign, a zero.
+        loss = ours(*leaves)
+        z = torch.complex(torch.zeros_like(loss), loss).conj()
+        negated = torch.autograd.grad((z * (1 + 2j)).real.sum(), leaves)
+        right = torch.autograd.grad(ours(*leaves) * 2, leaves)
+        verdict(f"{name} {NAMES[dtype]}: a lazily negated upstream", all(torch.allclose(i, j, rtol=0.02, atol=1e-6) for i, j in zip(negated, right)))
+        loss = ours(*leaves)
+        zero = torch.autograd.grad(loss, leaves, torch._efficientzerotensor(loss.shape, device=D))
+        verdict(f"{name} {NAMES[dtype]}: a zero tensor as upstream", all((i == 0).all() for i in zero))
+    inplace()
+
+
+def inplace():
+    t = classes(12, 6)
+    w, h = leaf(normal(12, 8), BF16), leaf(normal(6, 8), BF16)
+    for options in (dict(), dict(grad_scale=0.3), dict(reduction="sum", z_loss=1e-3, softcap=5.0, label_smoothing=0.1)):
+        both = []
+        for more in (dict(), dict(inplace=True)):
+            for _ in range(3):  # so that both expect the same upstream gradient
+                logits = h @ w.t()
+                loss = LF.cross_entropy(logits, t, **options, **more)
+                g = torch.autograd.grad(loss, (h, w), torch.tensor(0.3, device=D))
+            both.append((loss.detach(), *g))
+        verdict(f"inplace {options}: the same bits", all(torch.equal(a, b) for a, b in zip(*both)))
+    logits = h @ w.t()
+    base = logits.detach()
+    gradient, = torch.autograd.grad(LF.cross_entropy(logits, t, inplace=True), logits)
+    verdict("inplace: the gradient lies in the logits' memory", gradient.data_ptr() == base.data_ptr())
+    logits = h @ w.t()
+    loss = LF.cross_entropy(logits, t, inplace=True)
+    a = torch.autograd.grad(loss, h, torch.tensor(2.0, device=D), retain_graph=True)[0]
+    b = torch.autograd.grad(loss, h, torch.tensor(4.0, device=D))[0]
+    verdict("inplace: a graph that is kept", torch.equal(2 * a, b))
+    with torch.no_grad():
+        logits = h @ w.t()
+        before = logits.clone()
+        LF.cross_entropy(logits, t, inplace=True)
+        verdict("inplace: nothing is overwritten where no gradient is wanted", torch.equal(before, logits))
+
+    def saved_before():
+        logits = h @ w.t()
+        squares = logits.square().sum()  # needs the logits in backward
+        (LF.cross_entropy(logits, t, inplace=True) + squares).backward()
+    raises("inplace: logits that another op needs", saved_before, "modified by an inplace operation")
+    raises("inplace: a leaf", lambda: LF.cross_entropy(leaf(normal(6, 12)), t, inplace=True), "leaf")
+    raises("inplace: a loss per row", lambda: LF.cross_entropy(h @ w.t(), t, reduction="none", inplace=True), "inplace")
+    raises("inplace: gaps", lambda: LF.cross_entropy((h @ leaf(normal(16, 8), BF16).t())[:, :12], t, inplace=True), "contiguous")
+    raises("inplace: float16 without grad_scale", lambda: LF.cross_entropy(h.half() @ w.half().t(), t, inplace=True), "grad_scale")
+    raises("grad_scale: 0", lambda: LF.cross_entropy(h @ w.t(), t, grad_scale=0.0), "grad_scale")
+    raises("grad_scale: two numbers", lambda: LF.cross_entropy(h @ w.t(), t, grad_scale=torch.ones(2, device=D)), "grad_scale")
+    raises("grad_scale: a gradient", lambda: LF.cross_entropy(h @ w.t(), t, grad_scale=torch.ones((), device=D, requires_grad=True)), "detach")
+
+
+# What PyTorch does without a kernel.
+NO_KERNEL = {"aten::empty", "aten::empty_strided", "aten::detach", "aten::as_strided", "aten::view", "aten::_reshape_alias",
+             "aten::reshape", "aten::select", "aten::unsqueeze", "aten::t", "aten::transpose", "aten::movedim", "aten::is_nonzero",
+             "aten::to", "aten::contiguous", "aten::resolve_neg", "aten::resolve_conj", "aten::alias", "aten::new_empty",
+             "aten::empty_like", "aten::result_type", "aten::permute", "aten::flatten", "aten::_unsafe_view", "aten::lift_fresh"}
+
+
+def launches():
+    """No call runs a kernel of PyTorch's beside lk's: no cast, no copy, no fill. C runs none either."""
+    t, th = classes(64, 6), classes(40, 6)
+    calls = [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 64), BF16)]),
+             ("logsumexp f32", lambda x: LF.logsumexp(x, 1, dtype=F32), [leaf(normal(6, 64), BF16)]),
+             ("rms_norm", lambda x, w: LF.rms_norm(x, (64,), w), [leaf(normal(6, 64), BF16), leaf(normal(64), BF16)]),
+             ("add_rms_norm", lambda x, r, w: LF.add_rms_norm(x, r, (64,), w), [leaf(normal(6, 64), BF16), leaf(normal(6, 64), BF16), leaf(normal(64), BF16)]),
+             ("srms_norm", lambda x: LF.srms_norm(x), [leaf(normal(6, 64), BF16)]),
+             ("cross_entropy", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 64), BF16)]),
+             ("cross_entropy, inplace", lambda x: LF.cross_entropy(x * 1, t, inplace=True), [leaf(normal(6, 64), BF16)]),
+             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 64), BF16)]),
+             ("cross_entropy f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 64), F16)]),
+             ("cross_entropy of probabilities", lambda x: LF.cross_entropy(x, q), [leaf(normal(6, 64), BF16)]),
+             ("cross_entropy_stats", lambda x: LF.cross_entropy_stats(x, t, reduction="none")[:2], [leaf(normal(6, 64), BF16)]),
+             ("linear_cross_entropy", lambda x, w: LF.linear_cross_entropy(x, w, th), [leaf(normal(6, 64), BF16), leaf(normal(40, 64), BF16)]),
+             ("linear_cross_entropy none", lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none"), [leaf(normal(6, 64), BF16), leaf(normal(40, 64), BF16)]),
+             ("md_lrpe_cosine", lambda x, th: LF.md_lrpe_cosine(x, th, (6,)), [leaf(normal(1, 2, 6, 16), BF16), leaf(normal(2, 16))])]
+    q = torch.softmax(normal(6, 64), 1).to(D, BF16)
+    for name, f, leaves in calls:
+        for _ in range(2):  # the second time: what is made once is there
+            outs = f(*leaves)
+            outs = outs if isinstance(outs, tuple) else (outs,)
+            ups = [torch.full_like(o, 0.3) for o in outs]
+            activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * CUDA
+            with torch.profiler.profile(activities=activities) as profile:
+                outs = f(*leaves)
+                outs = outs if isinstance(outs, tuple) else (outs,)
+                torch.autograd.grad(outs, leaves, ups)
+                if CUDA:
+                    torch.cuda.synchronize()
+        own = {"aten::mul", "aten::mul_"} if "inplace" in name else set()  # the case's x * 1
+        events = profile.events()
+        others = sorted({e.name for e in events if e.name.startswith("aten::")} - NO_KERNEL - own)
+        verdict(f"{name}: nothing but lk's kernels", not others, str(others))
+        if CUDA:
+            device = [e.name for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+            foreign = [n for n in device if "at::native" in n and not own]
+            verdict(f"{name}: no kernel of PyTorch's", not foreign, f"{foreign} of {device}")
+            if VERBOSE:
+                print(f"        {name}: {collections.Counter(n.split('<')[0].split('(')[0] for n in device)}")
+
+
 def prob_case(t, shape, layout, options, weight, q, outputs=None):
     """Class probabilities q as targets, against PyTorch in float64. outputs: cross_entropy_stats, with gradients of these."""
     o = types.SimpleNamespace(**{**PLAIN, **options})
@@ -726,7 +890,7 @@ def linear_cross_entropy():
         options, weight = draw_options(vocab, reduction)
         bias_type = rng.choice((None, t, F32))
         linear_case(t, spread, hidden, vocab, options, weight, bias_type, layout=rng.choice(("packed", "gaps", "transposed")),
-                    workspace_mib=rng.choice((1, 64, 1024)))
+                    workspace_mib=rng.choice((1, 64, 1024, None)))
         for stats in ((0, 1, 2), rng.choice(((0,), (1,), (2,)))):
             linear_case(t, spread, hidden, vocab, options, weight, bias_type, stats=stats)
     for wants in itertools.product((False, True), repeat=3):
@@ -951,17 +1115,19 @@ def signatures():
              [("input", empty), ("linear_weight", empty), ("target", empty)])):
         verdict(f"{name}: as PyTorch's", ours == theirs, f"{ours}, not {theirs}")
     stats = [p for p in parameters(LF.cross_entropy_stats)]
-    verdict("cross_entropy_stats: as cross_entropy", stats == parameters(LF.cross_entropy), str(stats))
+    late = ("keep", "grad_scale", "inplace")  # what stats, whose gradients are computed in backward, has no use for
+    plain = [p for p in parameters(LF.cross_entropy) if p[0] not in late]
+    verdict("cross_entropy_stats: as cross_entropy", stats == plain, str(stats))
     stats = parameters(LF.linear_cross_entropy_stats)
-    plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] != "keep"]
-    verdict("linear_cross_entropy_stats: likewise, without keep", stats == plain, str(stats))
+    plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] not in late]
+    verdict("linear_cross_entropy_stats: likewise", stats == plain, str(stats))
     for name in ("RMSNorm", "CrossEntropyLoss"):
         wanted = [p for p in parameters(getattr(torch.nn, name).__init__) if p[0] not in gone]
         found = dict(parameters(getattr(nn, name).__init__))
         same = all(n in found and found[n] == v for n, v in wanted)
         verdict(f"nn.{name}: parameters of PyTorch's", same, f"{found}, not {wanted}")
     keywords = dict(parameters(LF.linear_cross_entropy))
-    wanted = {**PLAIN, "linear_bias": None, "weight": None, "workspace_mib": 1024}
+    wanted = {**PLAIN, "linear_bias": None, "weight": None, "workspace_mib": None}
     verdict("linear_cross_entropy: keywords", all(keywords.get(k, empty) == v for k, v in wanted.items()), str(keywords))
     x, t = leaf(normal(4, 9)), classes(9, 4)
     compare("drop-in: positional and named as PyTorch's",
@@ -1293,7 +1459,7 @@ def opcheck():
     # Reduced losses take this operator in eager mode alone, and under Calls they are not in it.
     one_pass = torch.ops.lk.cross_entropy_forward_backward.default
     in_two = torch.ops.lk.cross_entropy_forward.default
-    found += [(one_pass, args[:-1], {}) for op, args, _ in found if op == in_two and args[3]]
+    found += [(one_pass, (*args[:-1], None), {}) for op, args, _ in found if op == in_two and args[3]]
     samples, seen = [], set()
     for op, args, kwargs in found:
         op = overload(op)
@@ -1730,6 +1896,7 @@ def devices():
 
 
 GROUPS = {"logsumexp": logsumexp, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
+          "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "md_lrpe_cosine": md_lrpe_cosine, "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
           "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,

@@ -83,8 +83,8 @@ class GPT(nn.Module):
             y, stream = block(y, stream)
         return y
 
-    def loss(self, y, target):
-        return self.head(y, self.embedding.weight, target)
+    def loss(self, y, target, accumulate):
+        return self.head(y, self.embedding.weight, target, accumulate)
 
 
 class Rope(nn.Module):
@@ -133,18 +133,20 @@ def lk_norm(x, residual, weight):
     return LF.add_rms_norm(x, residual, weight.shape, weight, EPS)
 
 
-def torch_head(y, weight, target):
+def torch_head(y, weight, target, accumulate):
     logits = F.linear(y, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bf16 to float32
     return F.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
-def lk_logits_head(y, weight, target):
-    return LF.cross_entropy(F.linear(y, weight).flatten(0, -2), target.flatten())
+# lk computes the gradients in forward. grad_scale says what backward multiplies them by, so that it need not touch them again.
+def lk_logits_head(y, weight, target, accumulate):
+    logits = F.linear(y, weight).flatten(0, -2)
+    return LF.cross_entropy(logits, target.flatten(), grad_scale=1 / accumulate, inplace=True)
 
 
-def lk_head(y, weight, target):
-    return LF.linear_cross_entropy(y, weight, target)
+def lk_head(y, weight, target, accumulate):
+    return LF.linear_cross_entropy(y, weight, target, grad_scale=1 / accumulate)
 
 
 NORMS = {"torch": torch_norm, "lk": lk_norm}
@@ -215,10 +217,13 @@ class Trainer:
         """The loss and the gradient's norm, on the device: a step does not wait for the device."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.options.rate * min(1.0, (number + 1) / self.options.warmup)
-        with self.autocast():
-            loss = self.model.loss(self.model.trunk(self.inputs[number]), self.targets[number])
-        loss.backward()
-        return loss.detach(), self.update()
+        total, pieces = 0.0, self.options.accumulate
+        for inputs, targets in zip(self.inputs[number].chunk(pieces), self.targets[number].chunk(pieces)):
+            with self.autocast():
+                loss = self.model.loss(self.model.trunk(inputs), targets, pieces)
+            (loss / pieces).backward()
+            total = total + loss.detach() / pieces
+        return total, self.update()
 
     def update(self):
         norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -251,7 +256,7 @@ class Trainer:
         with self.autocast():
             y = measure("", lambda: self.model.trunk(self.inputs[-1]))
             cut = y.detach().requires_grad_()
-            loss = measure("head and loss", lambda: self.model.loss(cut, self.targets[-1]))
+            loss = measure("head and loss", lambda: self.model.loss(cut, self.targets[-1], 1))
         measure("head and loss", loss.backward)
         measure("", lambda: y.backward(cut.grad))
         measure("optimiser", self.update)
@@ -348,6 +353,7 @@ def parser_of(usage, description):
     add("--tiny", action="store_true", help="a model for a CPU: 2 layers, width 32, vocabulary 300, 3 steps")
     for name in SIZES:
         add(f"--{name}", type=int, help=str(FULL[name]))
+    add("--accumulate", type=int, default=1, metavar="N", help="a step's batch in N pieces, whose gradients are added")
     add("--seed", type=int, default=0)
     add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--csv", metavar="FILE", help="append a row for each step")
@@ -363,6 +369,8 @@ def complete(parser, options, lk, **defaults):
         parser.error("--vocab must be at least 256: the first ids are bytes")
     if min(getattr(options, name) for name in SIZES) < 1:
         parser.error(f"{', '.join(SIZES)} must be at least 1")
+    if options.accumulate < 1 or options.batch % options.accumulate:
+        parser.error("--batch must be a multiple of --accumulate")
     if options.width % (2 * options.heads):
         parser.error("--width must be a multiple of 2 * heads: the positions turn pairs of features")
     if options.precision == "f64" and lk:

@@ -2,6 +2,10 @@
 // cross_entropy and cross_entropy_stats: lk/cross_entropy.cuh.
 #include "lk_torch.h"
 
+#include <cmath>
+#include <cstring>
+#include <map>
+
 #include "lk/cross_entropy.cuh"
 #include "lk/lk_scale.cuh"
 LK_DECLARE_ALL(CROSS_ENTROPY)
@@ -19,25 +23,92 @@ variable_list once(variable_list gradients, const char *op)
     return node->apply(std::move(gradients));
 }
 
-// Where nothing reads the saved gradients again they are scaled in place, which reads and writes nothing for an upstream of 1.
+// lk_rescale's history of each device, one for cross_entropy and one for linear_cross_entropy. The first call makes it, and waits
+// until it is there, since other streams may read it. A first call in a capture cannot wait; it does without.
+static Tensor history_of(const Tensor &x, bool is_head)
+{
+    static auto &histories = *new std::map<std::pair<int, bool>, Tensor>;
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    Tensor &h = histories[{x.device().index(), is_head}];
+    if (h.defined()) return h;
+#ifndef LK_TORCH_CPU
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return {};
+#endif
+    const Below below;
+    h = make({2}, x, at::kFloat).fill_(1);
+#ifndef LK_TORCH_CPU
+    c10::cuda::getCurrentCUDAStream(x.get_device()).synchronize();
+#endif
+    return h;
+}
+
+Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_head)
+{
+    if (has(grad_scale)) {
+        TORCH_CHECK_VALUE(grad_scale->numel() == 1, "lk: grad_scale has shape ", grad_scale->sizes(), "; it must be one number");
+        TORCH_CHECK_VALUE(!wants_gradient(*grad_scale), "lk: grad_scale requires a gradient, and gets none; detach it");
+        const Below below;
+        if (grad_scale->device() == x.device()) return {grad_scale->to(at::kFloat), {}, true};
+        if (traced(x)) return {grad_scale->to(x.device(), at::kFloat), {}, true};
+        TORCH_CHECK_VALUE(grad_scale->device().is_cpu(), "lk: grad_scale is on ", grad_scale->device().str(), ", but ",
+                          x.device().str(), " is needed");
+        const float value = grad_scale->item<float>();
+        TORCH_CHECK_VALUE(std::isfinite(value) && value != 0, "lk: grad_scale is ", value, "; it must be finite and not 0");
+        return {value == 1 ? Tensor() : at::full({}, value, x.options().dtype(at::kFloat)), {}, true};
+    }
+    // What was expected may round gradients twice or once: where bits must not depend on earlier calls, 1 is expected.
+    if (traced(x) || x.scalar_type() == at::kHalf || at::globalContext().deterministicAlgorithms()) return {{}, {}, false};
+    const Stream stream(x);
+    const Tensor history = history_of(x, is_head);
+    if (!history.defined()) return {{}, {}, false};
+    const Tensor now = make({}, x, at::kFloat);
+#ifdef LK_TORCH_CPU
+    std::memcpy(now.mutable_data_ptr(), history.const_data_ptr(), 4);
+#else
+    C10_CUDA_CHECK(cudaMemcpyAsync(now.mutable_data_ptr(), history.const_data_ptr(), 4, cudaMemcpyDeviceToDevice, stream));
+#endif
+    return {now, history, false};
+}
+
+// The upstream gradient as lk reads it. PyTorch may keep a sign or a zero aside.
+static Tensor upstream_of(const Tensor &g)
+{
+    if (traced(g)) return g;
+    if (g._is_zerotensor()) return at::zeros({}, g.options());
+    return g.resolve_neg().to(at::kFloat);
+}
+
+// Where nothing else holds the saved gradients they are scaled in place, which reads and writes nothing where upstream is what
+// they were made for.
 variable_list LossBackward::apply(variable_list &&upstream)
 {
     const std::lock_guard<std::mutex> lock(mutex_);
     variable_list d(gradients.size());
     if (!upstream[0].defined()) return d;
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
+    for (size_t i = 0; i < d.size(); i++)
+        if (task_should_compute_output(i)) d[i] = gradients[i].unpack();
+    const Tensor expected = made_for.unpack();
+    const Below below;
+    const Tensor up = upstream_of(upstream[0]);
+    Tensor told = history;
     for (size_t i = 0; i < d.size(); i++) {
-        if (!task_should_compute_output(i)) continue;
-        d[i] = gradients[i].unpack();
-        const Below below;
-        if (traced(d[i]) || traced(upstream[0])) { // in float, as lk_scale: at::mul alone would round upstream to d's type
-            d[i] = at::mul(d[i].to(at::kFloat), upstream[0]).to(d[i].scalar_type());
+        if (!d[i].defined()) continue;
+        if (traced(d[i]) || traced(up)) { // in float, as lk_rescale: at::mul alone would round upstream to d's type
+            const Tensor factor = expected.defined() ? at::div(up, expected) : up;
+            d[i] = at::mul(d[i].to(at::kFloat), factor).to(d[i].scalar_type());
             continue;
         }
-        if (keep) d[i] = d[i].clone();
-        else gradients[i].reset_data(); // now .grad can take the memory as its own
-        const Stream stream(d[i]);
-        LK_RUN(lk_scale, d[i], d[i].mutable_data_ptr(), d[i].numel(), upstream[0].const_data_ptr<float>(), stream);
+        if (!keep) gradients[i].reset_data(); // now .grad can take the memory as its own
+        const Tensor from = d[i];
+        if (keep || !(overwrites || from.storage().use_count() == 1)) d[i] = make(from.sizes(), from);
+        const Stream stream(from);
+        const lk_rescale_args a = {from.const_data_ptr(), d[i].mutable_data_ptr(), from.numel(), up.const_data_ptr<float>(),
+                                   expected.defined() ? expected.const_data_ptr<float>() : nullptr,
+                                   told.defined() ? told.mutable_data_ptr<float>() : nullptr};
+        LK_RUN(lk_rescale, from, &a, stream);
+        told.reset();
     }
     return once(std::move(d), "a loss");
 }
@@ -129,17 +200,26 @@ cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Ma
     return {loss, lse, z, entropy, argmax, state};
 }
 
-static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits, const Tensor &target,
-                                                            const Maybe &class_weight, LK_LOSS_PARAMETERS)
+// The loss; d becomes the gradients, for one upstream gradient, without one for 1.
+static Tensor forward_backward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                               const Maybe &upstream, const Tensor &d)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
-    Tensor loss = loss_like(target, logits, reduction), d = make(logits.sizes(), logits);
+    Tensor loss = loss_like(target, logits, reduction);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.dlogits = d.mutable_data_ptr();
+    if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
     LK_RUN(lk_cross_entropy_forward_backward_workspace_bytes, logits, &c.a, &c.a.workspace_bytes);
     const Workspace workspace(c.a.workspace_bytes);
     c.a.workspace = workspace.start;
     LK_RUN(lk_cross_entropy_forward_backward, logits, &c.a, c.stream);
-    return {loss, d};
+    return loss;
+}
+static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits, const Tensor &target,
+                                                            const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                                                            const Maybe &upstream)
+{
+    const Tensor d = make(logits.sizes(), logits);
+    return {forward_backward(logits, target, class_weight, LK_LOSS_OPTIONS, upstream, d), d};
 }
 
 // lse and entropy: those of cross_entropy_stats. entropy is read with dentropy alone.
@@ -197,10 +277,24 @@ struct CrossEntropyBackward : Node {
     }
 };
 
-// A reduced loss in eager mode makes its gradient in forward: one reading of the logits and one writing, and no logits to keep.
-// A traced graph cannot scale in place, so there forward and backward are separate, as they are without a reduction and in f16.
-// There a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back.
-Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS)
+// What in-place gradients ask of the logits. Where another node has saved them, PyTorch says so in backward, by their version.
+static void check_inplace(const Tensor &logits, int64_t reduction, bool in_forward)
+{
+    TORCH_CHECK_VALUE(reduction != LK_REDUCTION_NONE, "lk: inplace needs a mean or a sum; the gradient of a loss for each row is "
+                      "computed in backward");
+    TORCH_CHECK_VALUE(in_forward, "lk: inplace in float16 needs grad_scale; without it the gradient is computed in backward");
+    TORCH_CHECK_VALUE(!logits.is_leaf(), "lk: inplace would overwrite a leaf that requires a gradient; compute the logits, or "
+                      "leave inplace off");
+    TORCH_CHECK_VALUE(logits.is_contiguous(), "lk: inplace needs contiguous logits; these have sizes ", logits.sizes(),
+                      " and strides ", logits.strides());
+}
+
+// A reduced loss in eager mode computes its gradient in forward: one reading of the logits and one writing, and no logits to
+// keep. A traced graph cannot scale in place, so there forward and backward are separate, as they are without a reduction, and
+// in f16 unless the caller knows the upstream gradient. A gradient for 1 is too small there: what rounding takes off, a loss
+// scale does not bring back.
+Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                     const Maybe &grad_scale, bool inplace)
 {
     LK_OP(cross_entropy_forward);
     LK_OP(cross_entropy_forward_backward);
@@ -209,15 +303,27 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
         const Below below;
         return std::get<0>(cross_entropy_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, false));
     }
+    const bool in_forward = logits.scalar_type() != at::kHalf || has(grad_scale);
+    inplace = inplace && !traced(logits);
+    if (inplace) check_inplace(logits, reduction, in_forward);
     Tensor loss, saved;
-    if (reduction != LK_REDUCTION_NONE && logits.scalar_type() != at::kHalf && !traced(logits)) {
+    if (reduction != LK_REDUCTION_NONE && in_forward && !traced(logits)) {
+        const Expected expected = expected_upstream(logits, grad_scale, false);
         const auto node = make_node<LossBackward>(logits);
         {
             const Below below;
-            std::tie(loss, saved) = cross_entropy_forward_backward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS);
+            const Maybe upstream = maybe(expected.upstream);
+            if (inplace) {
+                saved = logits.detach();
+                loss = forward_backward(logits, target, class_weight, LK_LOSS_OPTIONS, upstream, saved);
+                torch::autograd::impl::bump_version(logits);
+            } else {
+                std::tie(loss, saved) =
+                    cross_entropy_forward_backward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, upstream);
+            }
         }
         torch::autograd::set_history(loss, node);
-        node->gradients.push_back(save(saved));
+        node->gradients.push_back(save(saved)), node->expect(expected), node->overwrites = inplace;
     } else {
         const auto node = make_node<CrossEntropyBackward>(logits);
         {
@@ -254,13 +360,13 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
 #define INPUTS "Tensor logits, Tensor target, Tensor? class_weight, "
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
-    user_op(m, "cross_entropy", "(" INPUTS LK_LOSS_SCHEMA ") -> Tensor", &cross_entropy);
+    user_op(m, "cross_entropy", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, bool inplace) -> Tensor", &cross_entropy);
     user_op(m, "cross_entropy_stats", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
             &cross_entropy_stats);
     kernel(m, "cross_entropy_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool keep) -> (Tensor, Tensor)", &cross_entropy_forward);
     kernel(m, "cross_entropy_stats_forward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_stats_forward);
-    kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor)",
+    kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? upstream) -> (Tensor, Tensor)",
            &cross_entropy_forward_backward);
     kernel(m, "cross_entropy_backward", "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, " INPUTS
            "Tensor? lse, Tensor? entropy, Tensor state, " LK_LOSS_SCHEMA ") -> Tensor", &cross_entropy_backward);

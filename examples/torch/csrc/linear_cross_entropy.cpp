@@ -75,7 +75,7 @@ struct HeadCall {
                           "; it must be [classes, ", rows.cols, "]");
         TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
                          ", but input is ", c10::toString(x.scalar_type()));
-        TORCH_CHECK_VALUE(workspace_mib > 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
+        TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         if (!shards.empty()) split(shards, rank);
         fill_target(a, x, target, &t);
         fill_loss(a, class_weight, shards.empty() ? columns.rows : a.parallel.vocab_total, &w, &d, LK_LOSS_OPTIONS);
@@ -116,16 +116,18 @@ struct HeadCall {
         if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     }
 };
-// What is saved settles the path. So a budget below the smallest workspace, which is for logits, does not rule the call out.
+// A budget of 0 is lk's own. What is saved settles the path. So a budget below the smallest workspace, which is for logits, does
+// not rule the call out.
 #define RUN(direction, call, x)                                                                                                \
     do {                                                                                                                       \
-        lk_linear_cross_entropy_plan plan;                                                                                     \
+        lk_linear_cross_entropy_plan plan = {};                                                                                \
         size_t most = call.budget;                                                                                             \
-        if (call.a.saved) {                                                                                                    \
+        if (most && call.a.saved) {                                                                                            \
             LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, SIZE_MAX, &plan);                                   \
             most = std::max(most, plan.minimum_bytes);                                                                         \
         }                                                                                                                      \
-        LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, most, &plan);                                           \
+        if (most) LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, most, &plan);                                 \
+        else LK_RUN(lk_linear_cross_entropy_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);                 \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
         const Locked locked(x);                                                                                                \
@@ -175,14 +177,16 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(
     return {loss, lse, entropy, argmax};
 }
 
-// loss, and the wanted gradients for an upstream gradient of 1
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backward(PARAMETERS, bool want_dx, bool want_dweight,
+// loss, and the wanted gradients for one upstream gradient, without one for 1
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backward(PARAMETERS, const Maybe &upstream,
+                                                                                   bool want_dx, bool want_dweight,
                                                                                    bool want_dbias)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     TORCH_CHECK_VALUE(reduction, "lk: a loss for each token needs its upstream gradients; call forward and backward");
     Tensor loss = make({}, x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>();
+    if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
     RUN(forward_backward, c, x);
     return {loss, c.dx, c.dweight, c.dbias};
@@ -344,10 +348,10 @@ static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight,
     return (rows + 63) / 64 * (int64_t)bytes;
 }
 
-// A reduced loss makes its gradients in forward, which saves the fourth matmul: backward does not compute the logits again. Not
-// in f16, where a gradient for an upstream of 1 is too small: what rounding takes off, a loss scale does not bring back. And not
-// with batch_invariant, which forward alone promises.
-Tensor linear_cross_entropy(PARAMETERS, bool keep)
+// A reduced loss computes its gradients in forward, which saves the fourth matmul: backward does not compute the logits again.
+// Not in f16, unless the caller knows the upstream gradient: one for 1 is too small there, and what rounding takes off, a loss
+// scale does not bring back. And not with batch_invariant, which forward alone promises.
+Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
 {
     LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, c10::SymInt));
     LK_OP(linear_cross_entropy_forward_backward);
@@ -356,17 +360,19 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep)
         const Below below;
         return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
     }
-    if (reduction != LK_REDUCTION_NONE && x.scalar_type() != at::kHalf && !batch_invariant) {
+    if (reduction != LK_REDUCTION_NONE && (x.scalar_type() != at::kHalf || has(grad_scale)) && !batch_invariant) {
+        const Expected expected = expected_upstream(x, grad_scale, true);
         const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
         Tensor loss, dx, dweight, dbias;
         {
             const Below below;
             std::tie(loss, dx, dweight, dbias) = linear_cross_entropy_forward_backward_op.call(
-                x, weight, target, bias, class_weight, OPTIONS, x.requires_grad(), weight.requires_grad(),
+                x, weight, target, bias, class_weight, OPTIONS, maybe(expected.upstream), x.requires_grad(), weight.requires_grad(),
                 has(bias) && bias->requires_grad());
         }
         torch::autograd::set_history(loss, node);
         for (const Tensor &d : {dx, dweight, dbias}) node->gradients.push_back(save(d));
+        node->expect(expected);
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
@@ -447,10 +453,10 @@ template <class Op, class... More> static auto autocast(const Op &op, PARAMETERS
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
     return op.call(cast(x), cast(weight), target, cast(bias), class_weight, OPTIONS, more...);
 }
-static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep)
+static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep, const Maybe &grad_scale)
 {
     LK_OP(linear_cross_entropy);
-    return autocast(linear_cross_entropy_op, x, weight, target, bias, class_weight, OPTIONS, keep);
+    return autocast(linear_cross_entropy_op, x, weight, target, bias, class_weight, OPTIONS, keep, grad_scale);
 }
 static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast(PARAMETERS)
 {
@@ -476,15 +482,15 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
-    user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ", bool keep) -> Tensor", &linear_cross_entropy);
+    user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ", bool keep, Tensor? grad_scale) -> Tensor", &linear_cross_entropy);
     user_op(m, "linear_cross_entropy_stats", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
             &linear_cross_entropy_stats);
     kernel(m, "linear_cross_entropy_stats_forward", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_stats_forward);
     kernel(m, "linear_cross_entropy_forward",
            "(" INPUTS SETTINGS ", bool keep, SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
-    kernel(m, "linear_cross_entropy_forward_backward", "(" INPUTS SETTINGS WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
-           &linear_cross_entropy_forward_backward);
+    kernel(m, "linear_cross_entropy_forward_backward",
+           "(" INPUTS SETTINGS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_forward_backward);
     kernel(m, "linear_cross_entropy_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, Tensor? saved, " INPUTS
            SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);

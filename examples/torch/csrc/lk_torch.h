@@ -61,12 +61,13 @@ Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::
 #define LK_LOSS_SCHEMA                                                                                                         \
     "int reduction, int ignore_index, float label_smoothing, float z_loss, float softcap, float logit_scale, "                 \
     "bool zero_when_empty, Tensor? denominator"
-Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS);
+Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                     const Maybe &grad_scale, bool inplace);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS);
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
-                            int64_t max_counted, bool batch_invariant, bool keep);
+                            int64_t max_counted, bool batch_invariant, bool keep, const Maybe &grad_scale);
 tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target,
                                                                  const Maybe &bias, const Maybe &class_weight,
                                                                  LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
@@ -260,14 +261,28 @@ inline SavedVariable save(const Maybe &t) { return SavedVariable(t.value_or(Tens
 // not have. So differentiating them raises.
 variable_list once(variable_list gradients, const char *op);
 
-// The node of a reduced loss whose gradients were made in forward, for an upstream gradient of 1.
+// The upstream gradient that forward takes for a reduced loss, whose gradients it computes: grad_scale, else what backward got
+// last time, where that may be used, else 1.
+struct Expected {
+    Tensor upstream; // float32, one number on the device; undefined: 1
+    Tensor history;  // lk_rescale's, to be told what backward got; undefined: it is not told
+    bool given;      // by the caller
+};
+Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_head);
+
+// The node of a reduced loss whose gradients were computed in forward, for the upstream gradient `made_for`.
 struct LossBackward : Node {
     std::vector<SavedVariable> gradients;
+    SavedVariable made_for;
+    Tensor history;
+    bool overwrites = false; // the gradient lies in the logits' memory, whoever else holds that
     variable_list apply(variable_list &&upstream) override;
     void release_variables() override
     {
         for (SavedVariable &g : gradients) g.reset_data();
+        made_for.reset_data();
     }
+    void expect(const Expected &e) { made_for = save(e.upstream), history = e.history; }
 };
 
 // An op that a user calls, and a kernel: schema and dispatch. Autograd through a kernel itself raises.

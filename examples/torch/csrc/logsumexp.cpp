@@ -57,12 +57,14 @@ static Tensor logsumexp_backward(const Tensor &dout, const Tensor &x, const Tens
     const Stream stream(x);
     Box box(x, dim, scale);
     lk_logsumexp_args &a = box.a;
-    const Tensor up = dout.to(at::kFloat).contiguous(), lse = out.contiguous(), low = state.contiguous();
+    const Tensor up = dout.contiguous(), lse = out.contiguous(), low = state.contiguous();
     Tensor dx = make(x.sizes(), x);
     if (!x.numel()) return dx;
     a.lse_low = (float *)low.const_data_ptr();
     a.lse = out.scalar_type() == at::kFloat ? (float *)lse.const_data_ptr() : a.lse_low + out.numel();
-    a.dlse = up.const_data_ptr<float>(), a.dx = dx.mutable_data_ptr();
+    if (up.scalar_type() == at::kFloat) a.dlse = up.const_data_ptr<float>();
+    else a.dlse_rounded = up.const_data_ptr(); // the result's type, which is x's
+    a.dx = dx.mutable_data_ptr();
     LK_RUN(lk_logsumexp_backward, x, &a, stream);
     return dx;
 }

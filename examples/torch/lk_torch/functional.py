@@ -85,27 +85,45 @@ def srms_norm(input, eps=1e-6):
     return rms_norm(input, input.shape[-1:], None, eps)
 
 
+def _grad_scale(grad_scale):
+    """A number as a tensor of the CPU, which waits for no device."""
+    return grad_scale if grad_scale is None or isinstance(grad_scale, torch.Tensor) else torch.tensor(float(grad_scale))
+
+
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
-          denominator):
+          denominator, *more):
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
         if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
             target = target.movedim(1, -1)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
-              float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator)
+              float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator, *more)
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
+                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, grad_scale=None, inplace=False):
     """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
 
     target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
 
     denominator, a tensor of one number, is what a mean divides by, instead of its own count (or sum of weights): the targets of
-    all micro-batches, say. It gets no gradient."""
+    all micro-batches, say. It gets no gradient.
+
+    A mean or sum computes its gradient in forward, where the logits are read anyway, so backward's upstream gradient has to be
+    known there. grad_scale says what it will be: a number, or a tensor of one number, such as 1 / the steps of gradient
+    accumulation, or the scale of a GradScaler. Where that is right, backward neither reads nor writes the gradient. Where it
+    is wrong, backward multiplies by upstream / grad_scale, and rounds to input's type once more. It changes nothing else.
+    grad_scale=None: what came twice in a row in earlier calls is expected, at first 1. So the first gradients after a change are
+    rounded twice (products with powers of two are exact). Under torch.use_deterministic_algorithms(True) it is 1 always, so
+    that no bit depends on earlier calls. In float16 without grad_scale, without a reduction, and under torch.compile, the
+    gradient is computed in backward.
+
+    inplace=True writes the gradient of a mean or sum over the logits, which saves their size in memory. After the call input has
+    no logits any more. It must be contiguous and no leaf. Where another op needs the logits for its backward, PyTorch's error
+    says so. Under torch.compile, and where no gradient is wanted, nothing is overwritten."""
     return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
-                 zero_when_empty, denominator)
+                 zero_when_empty, denominator, _grad_scale(grad_scale), inplace)
 
 
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
@@ -113,6 +131,14 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
     return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
                                      z_loss, softcap, logit_scale, zero_when_empty, denominator))
+
+
+def _mib(workspace_mib):
+    if workspace_mib is None:
+        return 0
+    if workspace_mib < 1:
+        raise ValueError(f"lk: workspace_mib is {workspace_mib}; it must be at least 1")
+    return workspace_mib
 
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
@@ -130,7 +156,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
               float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator,
-              workspace_mib, fast_logits, max_counted, batch_invariant, *ranks, *more)
+              _mib(workspace_mib), fast_logits, max_counted, batch_invariant, *ranks, *more)
 
 
 def shards_of(linear_weight, group):
@@ -142,11 +168,12 @@ def shards_of(linear_weight, group):
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
-                         denominator=None, workspace_mib=1024, fast_logits=False, max_counted=0, batch_invariant=False,
-                         group=None, shards=None, keep=False):
+                         denominator=None, workspace_mib=None, fast_logits=False, max_counted=0, batch_invariant=False,
+                         group=None, shards=None, keep=False, grad_scale=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
-    input is [..., hidden], target [...]. workspace_mib bounds the memory for logits. fast_logits stores them in input's type.
+    input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
+    a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator: as in
     cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a;
     gradients are then made in backward.
@@ -166,12 +193,12 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     reduction, and keeps exponentials or nothing. All ranks make the call."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits,
-                        max_counted, batch_invariant, group, shards, keep)
+                        max_counted, batch_invariant, group, shards, keep, *(() if group else (_grad_scale(grad_scale),)))
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
-                               zero_when_empty=False, denominator=None, workspace_mib=1024, fast_logits=False, max_counted=0,
+                               zero_when_empty=False, denominator=None, workspace_mib=None, fast_logits=False, max_counted=0,
                                batch_invariant=False, group=None, shards=None):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
     return LinearCrossEntropyOutput(*_linear_loss(

@@ -50,14 +50,14 @@ class CrossEntropyLoss(torch.nn.Module):
     """torch.nn.CrossEntropyLoss, of class numbers or probabilities; the loss is float32."""
 
     def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
-                 logit_scale=1.0, zero_when_empty=False):
+                 logit_scale=1.0, zero_when_empty=False, inplace=False):
         super().__init__()
         self.register_buffer("weight", weight)
         self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
-                            softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty)
+                            softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty, inplace=inplace)
 
-    def forward(self, input, target, denominator=None):
-        return LF.cross_entropy(input, target, self.weight, denominator=denominator, **self.options)
+    def forward(self, input, target, denominator=None, grad_scale=None):
+        return LF.cross_entropy(input, target, self.weight, denominator=denominator, grad_scale=grad_scale, **self.options)
 
     def extra_repr(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -71,7 +71,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
         super().__init__()
         unknown = set(options) - set(LF.linear_cross_entropy.__kwdefaults__)
-        unknown |= set(options) & {"linear_bias", "weight", "denominator"}
+        unknown |= set(options) & {"linear_bias", "weight", "denominator", "grad_scale"}
         if unknown:
             raise TypeError(f"lk: LinearCrossEntropyLoss has no option {', '.join(sorted(unknown))}")
         self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
@@ -85,9 +85,9 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         for p in self.parameters():
             torch.nn.init.uniform_(p, -bound, bound)
 
-    def forward(self, input, target, denominator=None):
+    def forward(self, input, target, denominator=None, grad_scale=None):
         return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
-                                       denominator=denominator, **self.options)
+                                       denominator=denominator, grad_scale=grad_scale, **self.options)
 
     def extra_repr(self):
         sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
