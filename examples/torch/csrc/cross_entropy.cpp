@@ -101,8 +101,9 @@ variable_list LossBackward::apply(variable_list &&upstream)
             continue;
         }
         if (!keep) gradients[i].reset_data(); // now .grad can take the memory as its own
-        const Tensor from = d[i];
-        if (keep || !(overwrites || from.storage().use_count() == 1)) d[i] = make(from.sizes(), from);
+        const Tensor from = std::move(d[i]);
+        const bool alone = from.use_count() == 1 && from.storage().use_count() == 1;
+        d[i] = !keep && (overwrites || alone) ? from : make(from.sizes(), from);
         const Stream stream(from);
         const lk_rescale_args a = {from.const_data_ptr(), d[i].mutable_data_ptr(), from.numel(), up.const_data_ptr<float>(),
                                    expected.defined() ? expected.const_data_ptr<float>() : nullptr,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """lk's ops as functions. Where PyTorch has the function, its arguments come first, with its names and defaults."""
+import math
 from typing import NamedTuple
 
 import torch
@@ -87,7 +88,11 @@ def srms_norm(input, eps=1e-6):
 
 def _grad_scale(grad_scale):
     """A number as a tensor of the CPU, which waits for no device."""
-    return grad_scale if grad_scale is None or isinstance(grad_scale, torch.Tensor) else torch.tensor(float(grad_scale))
+    if grad_scale is None or isinstance(grad_scale, torch.Tensor):
+        return grad_scale
+    if not (math.isfinite(grad_scale) and grad_scale):
+        raise ValueError(f"lk: grad_scale is {grad_scale}; it must be finite and not 0")
+    return torch.tensor(float(grad_scale))
 
 
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
