@@ -1,84 +1,166 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""summary.py RESULTS.csv COMPARE.csv README.md: writes README's table of ops, its plot of linear_cross_entropy's time against
-memory, where that was measured, and its list of losses between their marks.
+"""summary.py RESULTS.csv COMPARE.csv README.md PAGE.md: writes between the marks of both files what the CSVs say.
 
-An op's line: what its header's second line says it computes; of the largest case of forward, backward and both, ceiling / lk (for
-linear_cross_entropy the matmuls alone / lk), here and on an H100; over all cases compared, the best other library's kernels / lk's.
-Ops that were compared on an H100 have those rows here, which are newer.
+README.md   table     an op a line: what it computes; time and share of the limit of the largest case that was compared, forward
+                      and backward; how many times as long the next best library takes
+            frontier  the plot of linear_cross_entropy's time against its memory, where that was measured
+            losses    in how many cases another library is faster
+PAGE.md     table     an op and direction a line, with the range of all cases compared
+            losses    the cases in which another library is faster
+
+The limit is the time of a kernel that only moves the same bytes; for linear_cross_entropy, of the matmuls alone. Ops that COMPARE
+does not have are those of an H100's CSV.
 """
-import collections, csv, pathlib, re, sys
+import collections
+import csv
+import os
+import pathlib
+import re
+import sys
 
 import plot
 
 H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
-DIRECTIONS = ("forward", "backward", "forward_backward")
+# What an op computes, for someone who has not met it, and how README writes its sizes. An op that is not here: its header's sentence.
+OPS = {
+    "cross_entropy": ("the loss of a classifier, from its logits: PyTorch's `F.cross_entropy`, and the options that language "
+                      "models use", "{rows} x {vocab}"),
+    "linear_cross_entropy": ("a language model's last layer and its loss in one call, without memory for all logits",
+                             "{tokens} tokens, hidden {hidden}, vocabulary {vocab}"),
+    "logsumexp": ("the log of a sum of exponentials, over any one dimension of a tensor", "{rows} x {cols}"),
+    "md_lrpe_cosine": ("positions for linear attention, which has no softmax: each feature times the cosine and sine of an angle, as in "
+                       "rotary embeddings; for text, images and video (1 to 8 axes)", "{batch} x {heads} x {shape} x {dim}"),
+    "srms_norm": ("RMSNorm with weight, bias and residual; each of the three can be left out", "{rows} x {cols}"),
+}
+EXTRAS = re.compile(r" (workspace|path|lse_low|target_prob|offset|bias|groups|weights)=")  # no plain case
 
 
 def what(op):
-    """What the header's first sentence says."""
-    lines = pathlib.Path(f"lk/{op}.cuh").read_text().split("\n")
-    text = " ".join(line.lstrip("/* ") for line in lines[1:4])
+    if op in OPS:
+        return OPS[op][0]
+    text = " ".join(line.lstrip("/* ") for line in pathlib.Path(f"lk/{op}.cuh").read_text().split("\n")[1:4])
     return re.match(rf"{op}\.cuh - (.*?)\.( |$)", text)[1]
 
 
-def shares(path):
-    """{op: {direction: (share, mark)}} of the largest plain case. Of cases that differ by rounding alone the first one counts."""
-    largest = collections.defaultdict(dict)
+Case = collections.namedtuple("Case", "name ms limit size")  # of a results CSV; size: what it moves, or multiplies
+
+
+def read_results(path):
+    """{op: {direction: {name: Case}}} of the plain cases in bf16. A name is as the compare CSVs have it."""
+    rows = collections.defaultdict(dict)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            share = row["of_gemm"] or row["of_ceiling"]
-            if row["provider"] != "lk" or not share or re.search(r" (workspace|path|lse_low|target_prob|offset|bias|groups)=", row["case"]):
-                continue
-            rate = row["tflop_per_s"] or row["gb_per_s"]
-            size = float(rate) * float(row["ms"])
-            mark = "†" if "invalid" in row.get("note", "") else ""
-            if size > 1.001 * largest[row["op"]].get(row["direction"], (0,))[0]:
-                largest[row["op"]][row["direction"]] = size, float(share), mark
-    return largest
-
-
-def ratios(groups):
-    """{(op, direction): [best other / lk]} of the kernels alone."""
-    found = collections.defaultdict(list)
-    for (op, case, direction), row_of in groups.items():
-        mine = plot.number(row_of["lk"]["kernel_ms"]) if "lk" in row_of else None
-        _, theirs = plot.best(row_of, "kernel_ms")
-        if mine and theirs:
-            found[op, direction].append(theirs / mine)
+            if row["dtype"] == "bf16" and not EXTRAS.search(row["case"]):
+                name = row["case"].replace(" dweight=bf16", " reduction=mean")
+                rows[row["op"], row["direction"], name][row["provider"]] = row
+    found = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for (op, direction, name), row_of in rows.items():
+        lk, limit = row_of.get("lk"), row_of.get("bare") or row_of.get("ceiling")
+        if lk and limit:
+            size = float(lk["tflop_per_s"] or lk["gb_per_s"]) * float(lk["ms"])
+            found[op][direction][name] = Case(name, float(lk["ms"]), float(limit["ms"]), size)
     return found
 
 
-def table(results, groups):
-    largest, ratio, h100 = shares(results), ratios(groups), shares(H100)
-    yield "| op | what it computes | of ceiling on an H200: forward, backward, both | of ceiling on an H100 | best other / lk: forward, backward, both |"
-    yield "|---|---|---|---|---|"
-    for op in sorted(largest):
-        of, there = (", ".join(f"{share[1]:.2f}{share[2]}" if share else "-" for share in map(card[op].get, DIRECTIONS))
-                     if op in card else "not measured" for card in (largest, h100))
-        peers = [ratio.get((op, d)) for d in DIRECTIONS]
-        other = ", ".join(f"{min(p):.2f} to {max(p):.2f}" if p else "-" for p in peers)
-        yield f"| [{op}](lk/{op}.cuh) | {what(op)} | {of} | {there} | {other} |"
+def both(directions):
+    """Forward and backward: one call where there is such a call, else the sum of two."""
+    forward, backward = directions["forward"], directions["backward"]
+    return directions["forward_backward"] or {name: Case(name, *(a + b for a, b in zip(case[1:], backward[name][1:])))
+                                              for name, case in forward.items() if name in backward}
 
 
-def losses(rows, newer, path):
+def largest(cases):
+    """Of cases that differ by rounding alone the first one."""
+    most = None
+    for case in cases:
+        if most is None or case.size > 1.001 * most.size:
+            most = case
+    return most
+
+
+def next_best(row_of):
+    """(the fastest other library, its time over lk's) of the kernels alone, or None."""
+    mine = plot.number(row_of["lk"]["kernel_ms"]) if "lk" in row_of else None
+    name, theirs = plot.best(row_of, "kernel_ms")
+    return (name, theirs / mine) if mine and theirs else None
+
+
+def card_of(row):
+    return row["gpu"].split("-")[0].upper()
+
+
+def readme_table(results, groups, card):
+    yield f"| op | what it computes | largest case on an {card}: time, share of the limit | times the next best |"
+    yield "|---|---|---|---|"
+    for op in sorted(results):
+        cases = both(results[op])
+        compared = {case: row_of for (of, case, direction), row_of in groups.items()
+                    if (of, direction) == (op, "forward_backward") and case in cases and next_best(row_of)}
+        case = largest([cases[name] for name in cases if name in compared] or list(cases.values()))
+        sizes = OPS[op][1].format(**plot.parts(case.name)) if op in OPS else case.name
+        times = "not measured"
+        if case.name in compared:
+            (name, ratio), there = next_best(compared[case.name]), card_of(compared[case.name]["lk"])
+            times = f"{ratio:.2f} ({name}{f', on an {there}' if there != card else ''})"
+        yield f"| [{op}](lk/{op}.cuh) | {what(op)} | {sizes}: {case.ms:.3g} ms, {case.limit / case.ms:.0%} | {times} |"
+
+
+def page_table(results, older, groups, card):
+    """`older`: the results of another card."""
+    yield f"| op | direction | largest case | ms | share of the limit on an {card} | on an H100 | times the next best, all cases |"
+    yield "|---|---|---|---|---|---|---|"
+    for op in sorted(results):
+        for direction in plot.DIRECTIONS:
+            case, there = (largest(card[op][direction].values()) for card in (results, older))
+            ratios = [next_best(row_of)[1] for (of, _, way), row_of in groups.items()
+                      if (of, way) == (op, direction) and next_best(row_of)]
+            share, other = (f"{c.limit / c.ms:.2f}" if c else "-" for c in (case, there))
+            name, ms = (case.name, f"{case.ms:.4g}") if case else ("-", "-")
+            times = f"{plot.span(ratios)} ({len(ratios)} cases)" if ratios else "-"
+            yield f"| [{op}](../../lk/{op}.cuh) | {plot.TITLE[direction]} | {name} | {ms} | {share} | {other} | {times} |"
+
+
+def frontier(path):
+    stem = path.replace("-compare.csv", "-frontier")
+    if os.path.exists(f"{stem}.svg"):
+        yield "linear_cross_entropy also runs in less memory. In the plot, left is less memory and low is fast. Each of lk's points"
+        yield "is a size of the workspace; its line *separate* is forward, then a backward that computes the logits again."
+        yield ""
+        yield plot.picture(stem, "linear_cross_entropy: time against memory, lk with workspaces of several sizes, and others")
+
+
+def readme_losses(groups):
+    found = {key: next_best(row_of)[1] for key, row_of in groups.items() if next_best(row_of)}
+    slow = {key: ratio for key, ratio in found.items() if plot.SLOWER * ratio < 1}
+    if not slow:
+        yield f"In none of {len(found)} compared cases another library is more than {plot.SLOWER - 1:.0%} faster."
+        return
+    (op, most), = collections.Counter(key[0] for key in slow).most_common(1)
+    yield (f"In [{len(slow)} of {len(found)} cases](bench/results/README.md#where-another-library-is-faster) another library is more "
+           f"than {plot.SLOWER - 1:.0%} faster, up to {1 / min(slow.values()):.2f} times; {most} of them are {op}'s.")
+
+
+def page_losses(rows, newer, path):
     """`newer`: rows of H100_COMPARE, which stand for all rows of their ops."""
     ops = sorted({row["op"] for row in newer})
-    older, stem = [row for row in rows if row["op"] not in ops], path.removesuffix(".csv")
+    older, stem = [row for row in rows if row["op"] not in ops], os.path.basename(path).removesuffix(".csv")
     kernels, count, compared = plot.slower(plot.grouped(older + newer), "kernel_ms")
     how, _, called, calls = plot.called(older, path)
-    _, _, called_newer, calls_newer = plot.called(newer, H100_COMPARE)
-    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the best other library's in {count} of {compared} cases (\\*: timed by a profiler, without gaps between kernels). The four worst groups, and calls from Python:"
+    yield f"lk's kernels are more than {plot.SLOWER - 1:.0%} slower than the fastest other library's in {count} of {compared} cases:"
     yield ""
-    yield from kernels[:4]
-    yield f"- Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called_newer} of {calls_newer} cases of {', '.join(ops)}"
-    yield f"  and in {called} of {calls} of the other ops ({how})."
+    yield from kernels
     yield ""
-    yield f"{', '.join(ops)} was compared on an H100 at {plot.commits_of(newer)}, the other ops on an H200 at {plot.commits_of(older)};"
-    yield "each page lists all cases of its card. The H200's page also names the ops whose code has changed since."
+    yield "\\*: timed by a profiler, which does not count the gaps between kernels."
     yield ""
-    yield (f"[All losses, plots and errors]({stem}.md), [those of the H100]({H100_COMPARE.removesuffix('.csv')}.md) · "
-           f"[all of lk's own rows]({stem.removesuffix('-compare')}.md)")
+    yield f"Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases ({how})"
+    if newer:
+        _, _, called_newer, calls_newer = plot.called(newer, H100_COMPARE)
+        yield f"and in {called_newer} of {calls_newer} cases of {', '.join(ops)}. That op was compared on an H100, at {plot.commits_of(newer)}. The other"
+        yield f"ops were compared on an {card_of(older[0])}, at {plot.commits_of(older)}."
+    else:
+        yield f"All was compared at {plot.commits_of(older)}."
+    yield f"[{stem}.md]({stem}.md) lists those cases, and the ops whose code has changed since."
 
 
 def put(text, mark, lines):
@@ -88,17 +170,22 @@ def put(text, mark, lines):
 
 
 def main():
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 5:
         sys.exit(__doc__)
-    results, compare, path = sys.argv[1:]
-    rows, newer = plot.with_calls(compare), plot.read(H100_COMPARE)
-    ops = {row["op"] for row in newer}
-    readme = pathlib.Path(path)
-    compared = plot.grouped([row for row in rows if row["op"] not in ops] + newer)
-    text = put(readme.read_text(), "table", table(results, compared))
-    text = put(text, "frontier", plot.frontier_lines(H100_COMPARE))
-    readme.write_text(put(text, "losses", losses(rows, newer, compare)))
-    print(f"wrote {path}")
+    results, compare, readme, page = sys.argv[1:]
+    rows = plot.with_calls(compare)
+    ops = {row["op"] for row in rows}
+    newer = [row for row in plot.read(H100_COMPARE) if row["op"] not in ops]
+    groups, measured, older = plot.grouped(rows + newer), read_results(results), read_results(H100)
+    card = card_of(rows[0])
+    for path, parts in ((readme, {"table": readme_table(measured, groups, card), "frontier": frontier(H100_COMPARE),
+                                  "losses": readme_losses(groups)}),
+                        (page, {"table": page_table(measured, older, groups, card), "losses": page_losses(rows, newer, compare)})):
+        text = pathlib.Path(path).read_text()
+        for mark, lines in parts.items():
+            text = put(text, mark, lines)
+        pathlib.Path(path).write_text(text)
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":
