@@ -528,7 +528,7 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take forward_backward's kernel,
  * which for them keeps a running maximum and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
- * functions of their own: forward was slower with those (bench/results/choices.md). */
+ * functions of their own: forward was slower with those (bench/results/choices/cross_entropy.md). */
 
 /* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
  * every size-th; and the single elements rank, rank + size, ... of both ends. All zero: nothing. */
@@ -1659,7 +1659,7 @@ LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROS
 }
 
 /* What a row's gradient reads besides logits, target and class weight. f: upstream; over, valid: as in the call.
- * lk_ce_upstream is loaded later, which is slower for short rows (bench/results/choices.md). */
+ * lk_ce_upstream is loaded later, which is slower for short rows (bench/results/choices/cross_entropy.md). */
 typedef struct {
     float f, dlse, lse, lse_low, over;
     int64_t valid;

@@ -2120,7 +2120,7 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lc
 
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
  * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates
- * (bench/results/choices.md). */
+ * (bench/results/choices/linear_cross_entropy.md). */
 LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);

@@ -34,7 +34,7 @@
  *            Special values of scale x: -inf adds nothing, and its dx is 0. A row of -inf has lse = -inf and dx = 0. With +inf
  *            lse is +inf, and dx is NaN at the infinite elements, 0 at finite ones. With NaN lse and the row's dx are NaN.
  *            cols = 0: lse = -inf. Where lse is not finite lse_low is 0.
- *            PyTorch rounds lse to T, as lse_rounded does. bench/results/choices.md has errors beside PyTorch's.
+ *            PyTorch rounds lse to T, as lse_rounded does. bench/results/choices/logsumexp.md has errors beside PyTorch's.
  * Traffic    forward reads x once, and again where its fast sum fails: NaN, +inf, huge values, a sum of 2^80 or more, or (not
  *            COLUMN) a warp whose first values are all -inf. backward reads x once and writes dx once. Nothing is copied for
  *            inner > 1.
@@ -116,7 +116,7 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_args &a, i
 }
 
 /* Loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch, which
- * counts most where a launch is a single wave. The figures are in bench/results/choices.md. */
+ * counts most where a launch is a single wave. The figures are in bench/results/choices/logsumexp.md. */
 template <int KIND> constexpr int LK_LOGSUMEXP_LOADS = KIND == LK_TEAM_BLOCK ? 8 : KIND == LK_TEAM_WARP ? 4 : 2;
 
 /* A team owns a row. LANES is for rows of up to 2048 bytes, WARP for longer ones. */

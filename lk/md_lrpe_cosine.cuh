@@ -458,8 +458,8 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
 
-/* bench/results/choices.md has the alternatives to these choices, with figures. Loads and stores of vectors are ld.ca and
- * st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
+/* bench/results/choices/md_lrpe_cosine.md has the alternatives to these choices, with figures. Loads and stores of vectors are
+ * ld.ca and st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
 
 #define LK_LRPE_THREADS 128 /* per block */
 /* Over the batch: groups of a block that compute angles together, and vectors that a thread loads before it uses the first. */

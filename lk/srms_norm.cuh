@@ -39,7 +39,7 @@
  *            magnitudes they are: y with weight_offset or bias 12 * 2^-24, dx 16 * 2^-24, dweight and dbias typically
  *            (16 + log2 rows) 2^-24. Rows are added to dweight one after another. Where many rows are equal the rounding
  *            errors all have one sign, and add up.
- *            bench/results/choices.md has errors beside PyTorch's.
+ *            bench/results/choices/srms_norm.md has errors beside PyTorch's.
  *            Special values, where y is without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0
  *            its rstd is +inf, and its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN,
  *            and all of dweight (with groups: that of the row's group). An infinity in s: rstd = 0, y is NaN there and 0 in the
