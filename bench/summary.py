@@ -29,8 +29,8 @@ OPS = {
     "linear_cross_entropy": ("a language model's last layer and its loss in one call, without memory for all logits",
                              "{tokens} tokens, hidden {hidden}, vocabulary {vocab}"),
     "logsumexp": ("the log of a sum of exponentials, over any one dimension of a tensor", "{rows} x {cols}"),
-    "md_lrpe_cosine": ("positions for linear attention, which has no softmax: each feature times the cosine and sine of an angle, as in "
-                       "rotary embeddings; for text, images and video (1 to 8 axes)", "{batch} x {heads} x {shape} x {dim}"),
+    "md_lrpe_cosine": ("positions for attention without softmax, similar to rotary embeddings: multiplies features by the cosine and the "
+                       "sine of an angle. Tokens are on a grid of 1 to 8 axes: text, images, video", "{batch} x {heads} x {shape} x {dim}"),
     "srms_norm": ("RMSNorm with weight, bias and residual; each of the three can be left out", "{rows} x {cols}"),
 }
 EXTRAS = re.compile(r" (workspace|path|lse_low|target_prob|offset|bias|groups|weights)=")  # no plain case
@@ -112,7 +112,8 @@ def page_table(results, older, groups, card):
     yield "|---|---|---|---|---|---|---|"
     for op in sorted(results):
         for direction in plot.DIRECTIONS:
-            case, there = (largest(card[op][direction].values()) for card in (results, older))
+            of_all = [both(measured[op]) if direction == "forward_backward" else measured[op][direction] for measured in (results, older)]
+            case, there = (largest(cases.values()) for cases in of_all)
             ratios = [next_best(row_of)[1] for (of, _, way), row_of in groups.items()
                       if (of, way) == (op, direction) and next_best(row_of)]
             share, other = (f"{c.limit / c.ms:.2f}" if c else "-" for c in (case, there))
@@ -124,13 +125,14 @@ def page_table(results, older, groups, card):
 def frontier(path):
     stem = path.replace("-compare.csv", "-frontier")
     if os.path.exists(f"{stem}.svg"):
-        yield "linear_cross_entropy also runs in less memory. In the plot, left is less memory and low is fast. Each of lk's points"
-        yield "is a size of the workspace; its line *separate* is forward, then a backward that computes the logits again."
+        yield "linear_cross_entropy can also run in little memory, and then takes longer. In the plot, each point of lk is one size of the"
+        yield "workspace. *lk*: one call. *lk separate*: forward, then backward, which computes the logits a second time."
         yield ""
         yield plot.picture(stem, "linear_cross_entropy: time against memory, lk with workspaces of several sizes, and others")
 
 
-def readme_losses(groups):
+def readme_losses(groups, older):
+    """older: lk's code has changed since the comparison."""
     found = {key: next_best(row_of)[1] for key, row_of in groups.items() if next_best(row_of)}
     slow = {key: ratio for key, ratio in found.items() if plot.SLOWER * ratio < 1}
     if not slow:
@@ -138,7 +140,8 @@ def readme_losses(groups):
         return
     (op, most), = collections.Counter(key[0] for key in slow).most_common(1)
     yield (f"In [{len(slow)} of {len(found)} cases](bench/results/README.md#where-another-library-is-faster) another library is more "
-           f"than {plot.SLOWER - 1:.0%} faster, up to {1 / min(slow.values()):.2f} times; {most} of them are {op}'s.")
+           f"than {plot.SLOWER - 1:.0%} faster; in the worst one lk takes {1 / min(slow.values()):.2f} times as long. {most} of them are cases of {op}."
+           + older * " The comparison is of an earlier version of lk.")
 
 
 def page_losses(rows, newer, path):
@@ -177,9 +180,9 @@ def main():
     ops = {row["op"] for row in rows}
     newer = [row for row in plot.read(H100_COMPARE) if row["op"] not in ops]
     groups, measured, older = plot.grouped(rows + newer), read_results(results), read_results(H100)
-    card = card_of(rows[0])
+    card, commit = card_of(rows[0]), plot.commits_of(plot.read(results))
     for path, parts in ((readme, {"table": readme_table(measured, groups, card), "frontier": frontier(H100_COMPARE),
-                                  "losses": readme_losses(groups)}),
+                                  "losses": readme_losses(groups, plot.commits_of(rows) != commit)}),
                         (page, {"table": page_table(measured, older, groups, card), "losses": page_losses(rows, newer, compare)})):
         text = pathlib.Path(path).read_text()
         for mark, lines in parts.items():
