@@ -191,8 +191,8 @@ ifeq ($(BACKEND),gpu)
 else
 	@echo "lk: bench-ladder measures a GPU and there is none here ($(why)); make examples runs the rungs on the CPU"
 endif
-scaling-plots: ## a plot of what bench-parallel measured on one GPU and on two; needs matplotlib, and no GPU
-	$(PYTHON) bench/plot.py --scaling bench/results/h200-parallel.csv bench/results/h200-x2.csv
+scaling-plots: ## a plot of what bench-parallel measured on one GPU and on several; needs matplotlib, and no GPU
+	$(PYTHON) bench/plot.py --scaling bench/results/h200-parallel.csv $(sort $(wildcard bench/results/h200-x*.csv))
 ladder-plots: ## a plot and examples/README.md's tables of what bench-ladder measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py --ladder $(or $(firstword $(wildcard bench/results/*-ladder.csv)),bench/results/h200-ladder.csv) examples/README.md
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU

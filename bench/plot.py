@@ -8,9 +8,9 @@
     plot.py --ladder CSV README
                            writes what `make bench-ladder` measured: tables into README, between two marks, and a plot beside
                            CSV, `make ladder-plots`
-    plot.py --scaling CSV REAL
+    plot.py --scaling CSV REAL...
                            a plot beside CSV of what `make bench-parallel` measured: a GPU that plays one rank of P (CSV), and
-                           that many GPUs (REAL), `make scaling-plots`
+                           that many GPUs (REAL, a file for each number of them), `make scaling-plots`
 
 CSV is <gpu>-compare.csv. Calls from Python are those of <gpu>-calls.csv beside it, as far as that has them. The plots of time
 against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
@@ -438,7 +438,7 @@ def ladder(path, readme):
 # ---- Several GPUs -----------------------------------------------------------------------------------------------------------
 
 
-def draw_scaling(plt, local, real, theme, path):
+def draw_scaling(plt, local, reals, theme, path):
     """1/P of one GPU's time over a rank's, against P: a rank's own work as lines, GPUs with their collectives as hollow marks."""
     ink, dark = theme["ink"], theme is THEMES["-dark"]
     set_text(plt, ink)
@@ -447,17 +447,19 @@ def draw_scaling(plt, local, real, theme, path):
         colour, mark = STYLES[style][dark], STYLES[style][2]
         points = [(int(row["ranks"]), number(row["efficiency"])) for row in local if row["case"] == case and row["efficiency"]]
         panel.plot(*zip(*points), "-", marker=mark, color=colour, linewidth=1.6, markersize=5, label=case.replace("=", " "))
-        points = [(0.94 * int(row["ranks"]), number(row["efficiency"])) for row in real if row["case"] == case and row["efficiency"]]
+        points = [(0.94 * int(row["ranks"]), number(row["efficiency"])) for real in reals for row in real
+                  if row["case"] == case and row["efficiency"]]
         if points:
             panel.plot(*zip(*points), mark, color=colour, markersize=7, fillstyle="none")
     ranks = sorted({int(row["ranks"]) for row in local if row["efficiency"]})
+    counts = " and ".join(real[-1]["ranks"] for real in reals)
     panel.set_xscale("log", base=2)
     panel.set_xticks(ranks, [str(rank) for rank in ranks])
     panel.set_xlabel("ranks P")
     panel.set_ylim(0.75, 1.05)
     panel.set_ylabel("1/P of one GPU's time, over a rank's")
     panel.set_title(f"linear_cross_entropy, {TITLE['forward_backward']}, bf16, {local[0]['gpu'].upper()}\n"
-                    f"lines: a rank's own work; hollow: {real[-1]['ranks']} GPUs with NCCL", color=ink, fontsize=10)
+                    f"lines: a rank's own work; hollow: {counts} GPUs with NCCL", color=ink, fontsize=10)
     set_panel(panel, theme)
     panel.legend(loc="lower left", frameon=False, labelcolor=ink)
     plot.tight_layout()
@@ -479,7 +481,7 @@ def scaling(*paths):
     except ImportError as error:
         sys.exit(f"no plot: {error}; pip install matplotlib, or run this where it is: it needs the CSVs and no GPU")
     for suffix, theme in THEMES.items():
-        draw_scaling(plt, *found, theme, f"{os.path.splitext(paths[0])[0]}{suffix}")
+        draw_scaling(plt, found[0], found[1:], theme, f"{os.path.splitext(paths[0])[0]}{suffix}")
 
 
 # ---- Tables -----------------------------------------------------------------------------------------------------------------
@@ -716,7 +718,7 @@ def main():
     if len(sys.argv) == 4 and sys.argv[1] == "--ladder":
         ladder(*sys.argv[2:])
         return
-    if len(sys.argv) == 4 and sys.argv[1] == "--scaling":
+    if len(sys.argv) >= 4 and sys.argv[1] == "--scaling":
         scaling(*sys.argv[2:])
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
