@@ -198,6 +198,8 @@ ladder-plots: ## a plot and examples/README.md's tables of what bench-ladder mea
 compare-plots: ## plots and tables of what compare measured; needs matplotlib, and no GPU
 	$(PYTHON) bench/plot.py bench/results/h200-compare.csv
 	$(PYTHON) bench/plot.py bench/results/h100-compare.csv
+reference: ## writes bench/results/reference.md, lk beside xopes, of what `compare.py --reference` measured; needs no GPU
+	$(PYTHON) bench/plot.py --reference $(or $(CSV),$(lastword $(sort $(wildcard bench/results/*-reference.csv))),bench/results/h200-reference.csv) bench/results/reference.md
 readme: ## writes README's tables and those of bench/results from their CSVs
 	PYTHON="$(PYTHON)" bench/readme bench/results/h200.csv README.md
 	bench/readme bench/results/h100.csv
@@ -325,5 +327,5 @@ $(out)/%.o: %.c
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: bench-ladder ladder-plots scaling-plots bench-parallel bench-parallel-peers engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
-.PHONY: frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
+.PHONY: reference frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
 .SECONDARY:

@@ -3,12 +3,14 @@
 """lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`, `make compare-calls`.
 linear_cross_entropy at several sizes of workspace, its time against its memory: frontier.py.
 
-    compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider TEXT]
-               [--list] [--device cpu --smoke]
+    compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider NAME]...
+               [--reference [--compile PROCESSES]] [--list] [--device cpu --smoke]
 
 Providers  lk, through its PyTorch extension lk_torch (examples/torch); PyTorch eager and torch.compile; Liger-Kernel,
            flash-linear-attention, cut-cross-entropy and quack-kernels where they import (bench/requirements.txt pins what was
-           measured). One that does not import is named as missing. Each is called as its own documentation calls it.
+           measured), and xopes, where lk's ops come from (bench/fetch_xopes), in both variants that its benchmarks name. One
+           that does not import is named as missing. Each is called as its own documentation calls it. "lk inplace" makes
+           cross_entropy's gradient in the logits' memory, as xopes and Liger do.
 Directions forward; backward (autograd.grad, nothing accumulated); forward_backward (a forward, then autograd.grad of it).
            Inputs want gradients, so forward keeps what backward needs.
            A provider that makes its gradients in forward, as lk_torch does for both cross entropies, has forward_backward. Its
@@ -16,13 +18,19 @@ Directions forward; backward (autograd.grad, nothing accumulated); forward_backw
            one all the same: after the loss per row (reduction="none"), whose forward keeps the lse and whose backward makes
            the gradients. linear_cross_entropy's forward also keeps all logits there, or their exponentials (keep=True), as
            PyTorch keeps the logits. Its upstream is 1 / rows for each row, so the gradients are those of the mean.
+Upstream   Random normal numbers for rows, norms and encodings. A mean loss has two cases: an upstream of 1, and, with
+           upstream=random in the name, a number in device memory from 1.25 to 2.5, another for each set of inputs, as a loss
+           that is scaled or one of several has. Some libraries ask whether it is 1 and leave out a pass where it is. A forward
+           does not see its upstream, so that case has no forward of its own.
            lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16.
 Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again
-           before each provider, since some overwrite them.
+           before each provider, since some overwrite them. Before each call of a provider that does so, too, outside its time;
+           its graph has one call a set, and the inputs are filled before each replay; the profiler sees one call a set too.
 Clocks     call_ms: the L2 is flushed, the GPU is idle, then one call from Python, from the event before to the event after it:
            launch overhead is in it. kernel_ms: the kernels alone, either a CUDA graph of calls over all sets in turn, replay
            time / calls (kernel_clock graph), or for what cannot be captured the profiler's sum of kernel times of such calls
            (kernel_clock profiler). Medians of 21; of fewer, as many as take 0.2 s and at least 7, where one takes over 10 ms.
+           --reference: of 9.
            linear_cross_entropy: the GPU rests for 0.3 s before the kernels, and before each of the bare matmuls.
 Errors     ||value - right|| / ||right|| of every output and gradient, right being the formula in float64 on the same inputs.
 Memory     extra_mb: the peak during a call beyond inputs, upstream gradients and results, in MiB. What forward keeps for
@@ -35,9 +43,12 @@ Ceiling    The time of a plain kernel with the same reads and writes, from lk's 
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
+--reference  lk, PyTorch and xopes on the shapes of xopes' benchmark pages, of every op the largest first, into a CSV of its own
+           (<gpu>-reference.csv); `make reference` makes bench/results/reference.md from it. Triton tunes by 5 + 20 ms for
+           each of its choices instead of 25 + 100. --compile: so many processes compile what is to be tuned before that.
 --calls    call_ms alone, medians of 3 to 51, into a CSV of its own (<gpu>-calls.csv): no kernels, errors or memory. The
-           providers' calls take turns, on one set of inputs, in one process. torch.compile, FLA and quack compile or tune
-           for seconds in every case, so they come one after another behind all cases of the others, and only where lk's call
+           providers' calls take turns, on one set of inputs, in one process. torch.compile, FLA, quack and xopes compile or
+           tune for seconds in every case, so they come one after another behind all cases of the others, and only where lk's call
            takes under 1 ms. The run ends with the places where lk is more than 5% slower than the fastest other.
 """
 import argparse
@@ -49,6 +60,7 @@ import functools
 import gc
 import importlib
 import importlib.metadata
+import inspect
 import math
 import os
 import platform
@@ -83,8 +95,9 @@ BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 REALISTIC = (32000, 50257, 128256, 151936)  # vocabularies of Llama 2, GPT-2, Llama 3, Qwen
 EPS = 1e-6
 LONGEST = 150.0  # seconds that a provider may take for one direction of a case, compilation included
-COMPILING = ("torch.compile", "fla", "quack")  # compile or tune for every shape; --calls has them last, in this order,
+COMPILING = ("torch.compile", "fla", "quack", "xopes")  # compile or tune for every shape; --calls has them last, in this order,
 COMPILED_BELOW = 1.0  # and only where lk's call takes fewer milliseconds
+COMPILE_MOST = 180.0  # seconds for --compile; what is not compiled by then is compiled when it is tuned
 REST = 0.3  # seconds without work before kernels that are mostly matmuls, since the power limit is on a mean over time. lk's
 # forward of 12288 x 4096 x 4096 on an H100: 0.75 ms in a run of all cases without it, 0.63 with it, 0.66 where the case ran alone
 WRONG = 1e-2  # a relative error from which on a row of --smoke fails; rounding to bf16 is some 2e-3
@@ -96,8 +109,9 @@ MIB = 2.0**20
 @dataclasses.dataclass
 class Case:
     """`inputs`: name -> (shape, dtype, what it is filled with). `wanted`: the inputs whose gradients are taken. `upstream`: for
-    each output its gradient's (shape, sigma), or None for a scalar loss, whose gradient is 1. `reads` and `writes`: the least
-    traffic in bytes of forward and backward, or `flops` of forward where matmuls are what it costs."""
+    each output its gradient, as in `inputs`, or None for a scalar loss, whose gradient is 1. `traffic`: the least bytes that
+    each direction reads and writes, or `flops` of forward where matmuls are what it costs. `reference`: the formula. `page`:
+    whether xopes' benchmark pages have the case."""
     op: str
     name: str
     inputs: dict
@@ -109,6 +123,10 @@ class Case:
     providers: list
     quick: bool = False
     flops: float = 0.0
+    page: bool = False
+
+    def size(self):
+        return self.flops or sum(self.traffic["forward"])
 
 
 def normal(*shape, sigma=1.0, dtype=BF16):
@@ -117,6 +135,14 @@ def normal(*shape, sigma=1.0, dtype=BF16):
 
 def targets(rows, vocab):
     return (rows,), torch.int64, lambda t, g: t.random_(0, vocab, generator=g)
+
+
+def scalar():
+    """A loss's upstream that is not 1 and that bf16 can say, so that it is the same for losses of all types."""
+    return (), BF16, lambda t, g: t.uniform_(1.25, 2.5, generator=g)
+
+
+UPSTREAMS = (("", None), (" upstream=random", scalar()))  # of a mean loss: the end of the case's name, and what it is
 
 
 def fixed(values):
@@ -152,6 +178,8 @@ def cross_entropy_reference(i, upstream):
         loss -= logp.gather(1, target[s, None]).sum() / len(x)
         dx[s] = logp.exp_() / len(x)
         dx[s].scatter_add_(1, target[s, None], x.new_full((len(target[s]), 1), -1 / len(x), dtype=F64))
+    if upstream[0] is not None:
+        dx *= upstream[0].double()
     return [loss], [dx]
 
 
@@ -209,6 +237,8 @@ def linear_cross_entropy_reference(i, upstream):
         loss -= logp.gather(1, target[s, None]).sum() / tokens
         dz = logp.exp_().div_(tokens)
         dz.scatter_add_(1, target[s, None], dz.new_full((len(rows), 1), -1 / tokens))
+        if upstream[0] is not None:
+            dz *= upstream[0].double()
         dx[s] = dz @ w
         dweight.addmm_(dz.T, rows)
     return [loss], [dx, dweight]
@@ -219,18 +249,20 @@ def logsumexp_cases(env):
     for rows, cols in [(5, 300)] if env.smoke else shapes:
         n = 2 * rows * cols
         yield Case("logsumexp", f"rows={rows} cols={cols}", {"x": normal(rows, cols, sigma=1.5)}, ("x",), ("lse",),
-                   (((rows,), 1.0),), logsumexp_reference, {"forward": (n, 0), "backward": (n, n)}, logsumexp_providers(env),
-                   (rows, cols) in ((4096, 1024), (4096, 131072), (8192, 128256)))
+                   (normal(rows),), logsumexp_reference, {"forward": (n, 0), "backward": (n, n)}, logsumexp_providers(env),
+                   (rows, cols) in ((4096, 1024), (4096, 131072), (8192, 128256)), page=rows == 4096)
 
 
 def cross_entropy_cases(env):
     shapes = [(4096, 1 << k) for k in range(10, 18)] + [(8192, vocab) for vocab in REALISTIC]
     for rows, vocab in [(5, 300)] if env.smoke else shapes:
         n = 2 * rows * vocab
-        yield Case("cross_entropy", f"rows={rows} vocab={vocab} reduction=mean",
-                   {"logits": normal(rows, vocab, sigma=1.5), "target": targets(rows, vocab)}, ("logits",), ("loss",), (None,),
-                   cross_entropy_reference, {"forward": (n, 0), "backward": (n, n), "forward_backward": (n, n)},
-                   cross_entropy_providers(env), (rows, vocab) in ((4096, 1024), (4096, 131072), (8192, 128256)))
+        for suffix, upstream in UPSTREAMS:
+            yield Case("cross_entropy", f"rows={rows} vocab={vocab} reduction=mean{suffix}",
+                       {"logits": normal(rows, vocab, sigma=1.5), "target": targets(rows, vocab)}, ("logits",), ("loss",),
+                       (upstream,), cross_entropy_reference,
+                       {"forward": (n, 0), "backward": (n, n), "forward_backward": (n, n)}, cross_entropy_providers(env),
+                       (rows, vocab) in ((4096, 1024), (4096, 131072), (8192, 128256)), page=rows == 4096)
 
 
 def srms_norm_cases(env):
@@ -247,9 +279,10 @@ def srms_norm_cases(env):
         n = 2 * rows * cols
         outputs = ("y", "residual_out")[:1 + residual]
         yield Case("srms_norm", f"rows={rows} cols={cols} residual={residual}" + " weight=1" * weight, inputs, tuple(inputs),
-                   outputs, tuple(((rows, cols), 1.0) for _ in outputs), srms_norm_reference,
+                   outputs, tuple(normal(rows, cols) for _ in outputs), srms_norm_reference,
                    {"forward": (n + n * residual, n + n * residual), "backward": (2 * n + n * residual, n)},
-                   srms_norm_providers(env, residual, weight), (rows, cols) in ((4096, 2048), (131072, 2048), (8192, 4096)))
+                   srms_norm_providers(env, residual, weight), (rows, cols) in ((4096, 2048), (131072, 2048), (8192, 4096)),
+                   page=cols == 2048 and not weight)
 
 
 def md_lrpe_cosine_cases(env):
@@ -267,21 +300,23 @@ def md_lrpe_cosine_cases(env):
         yield Case("md_lrpe_cosine",
                    f"batch={batch} heads={heads} dim={dim} shape={'x'.join(map(str, grid))} prefix={prefix}",
                    {"x": normal(batch, heads, tokens, dim), "theta": fixed(theta)}, ("x",), ("y",),
-                   (((batch, heads, tokens, 2 * dim), 1.0),), md_lrpe_cosine_reference(positions, prefix),
+                   (normal(batch, heads, tokens, 2 * dim),), md_lrpe_cosine_reference(positions, prefix),
                    {"forward": (n, 2 * n), "backward": (2 * n, n)}, md_lrpe_cosine_providers(env, grid, prefix, positions),
-                   prefix == 0 and grid in ((256,), (32768,), (32, 32, 32)))
+                   prefix == 0 and grid in ((256,), (32768,), (32, 32, 32)), page=batch == 12)
 
 
 def linear_cross_entropy_cases(env):
     shapes = [(12288, 4096, 1 << k) for k in range(10, 18)]
     shapes += [(8192, hidden, vocab) for hidden in (4096, 8192) for vocab in REALISTIC]
     for tokens, hidden, vocab in [(6, 64, 300)] if env.smoke else shapes:
-        yield Case("linear_cross_entropy", f"tokens={tokens} hidden={hidden} vocab={vocab} reduction=mean",
-                   {"x": normal(tokens, hidden), "weight": normal(vocab, hidden, sigma=0.02), "target": targets(tokens, vocab)},
-                   ("x", "weight"), ("loss",), (None,), linear_cross_entropy_reference, {},
-                   linear_cross_entropy_providers(env, hidden, vocab),
-                   (tokens, hidden, vocab) in ((12288, 4096, 8192), (12288, 4096, 131072), (8192, 4096, 128256)),
-                   flops=2.0 * tokens * hidden * vocab)
+        for suffix, upstream in UPSTREAMS:
+            yield Case("linear_cross_entropy", f"tokens={tokens} hidden={hidden} vocab={vocab} reduction=mean{suffix}",
+                       {"x": normal(tokens, hidden), "weight": normal(vocab, hidden, sigma=0.02),
+                        "target": targets(tokens, vocab)},
+                       ("x", "weight"), ("loss",), (upstream,), linear_cross_entropy_reference, {},
+                       linear_cross_entropy_providers(env, hidden, vocab),
+                       (tokens, hidden, vocab) in ((12288, 4096, 8192), (12288, 4096, 131072), (8192, 4096, 128256)),
+                       flops=2.0 * tokens * hidden * vocab, page=tokens == 12288)
 
 
 CASES = {"logsumexp": logsumexp_cases, "cross_entropy": cross_entropy_cases, "srms_norm": srms_norm_cases,
@@ -294,12 +329,14 @@ CASES = {"logsumexp": logsumexp_cases, "cross_entropy": cross_entropy_cases, "sr
 class Provider:
     """forward(**inputs) gives the output or outputs, which autograd can differentiate. load() gives (version, forward): it is
     called before the first use, so that a run of one provider waits for no other's import. gradients_in_forward: forward makes
-    the gradients where one is wanted. apart: a forward that does not, for backward. missing: why the provider is not here."""
+    the gradients where one is wanted. apart: a forward that does not, for backward. destroys: it writes to its inputs, so they
+    are filled before each call. missing: why the provider is not here."""
     name: str
     load: object
     directions: tuple = DIRECTIONS
     gradients_in_forward: bool = False
     apart: object = None
+    destroys: bool = False
     version: str = ""
     forward: object = None
     missing: str = ""
@@ -309,11 +346,20 @@ class Provider:
             try:
                 self.version, self.forward = self.load()
             except Exception as error:  # a package may fail at import in any way
-                self.missing = f"{PACKAGES.get(self.name.split()[0], self.name)}: {type(error).__name__}: {error}"
+                self.missing = f"{PACKAGES.get(self.first(), self.name)}: {type(error).__name__}: {error}"
         return not self.missing
 
 
-PACKAGES = {"liger": "liger-kernel", "fla": "flash-linear-attention", "cce": "cut-cross-entropy", "quack": "quack-kernels"}
+    def first(self):
+        return self.name.split()[0]
+
+    def called(self, names):
+        """Whether one of the names, where there are any, is the provider's: all of it, or its first word."""
+        return not names or self.name in names or self.first() in names
+
+
+PACKAGES = {"liger": "liger-kernel", "fla": "flash-linear-attention", "cce": "cut-cross-entropy", "quack": "quack-kernels",
+            "xopes": "xopes"}
 
 
 @functools.cache
@@ -325,7 +371,7 @@ def imported(module):
         return error
 
 
-def peer(name, module, make, label=None, gradients_in_forward=False, directions=DIRECTIONS):
+def peer(name, module, make, label=None, gradients_in_forward=False, directions=DIRECTIONS, destroys=False):
     """A provider from another package: make(module) gives its forward."""
     def load():
         version, found = f"{PACKAGES[name]} {importlib.metadata.version(PACKAGES[name])}", imported(module)
@@ -334,7 +380,7 @@ def peer(name, module, make, label=None, gradients_in_forward=False, directions=
         return version, make(found)
     if gradients_in_forward:
         directions = ("forward", "forward_backward")
-    return Provider(label or name, load, directions, gradients_in_forward)
+    return Provider(label or name, load, directions, gradients_in_forward, destroys=destroys)
 
 
 def torch_pair(forward):
@@ -348,20 +394,40 @@ def lk_provider(env, forward, apart=None):
     return Provider("lk", lambda: (env.version, forward), gradients_in_forward=apart is not None, apart=apart)
 
 
+def lk_inplace(env):
+    """cross_entropy whose gradient takes the logits' memory."""
+    def load():
+        if "inplace" not in inspect.signature(env.lk.cross_entropy).parameters:
+            raise ImportError("lk_torch is older than inplace")
+        return env.version, lambda logits, target: env.lk.cross_entropy(logits, target, inplace=True)
+    return Provider("lk inplace", load, ("backward", "forward_backward"), gradients_in_forward=True, destroys=True,
+                    apart=lambda logits, target: env.lk.cross_entropy(logits, target, reduction="none", inplace=True))
+
+
 def logsumexp_providers(env):
     return [lk_provider(env, lambda x: env.lk.logsumexp(x, -1, dtype=F32)), *torch_pair(lambda x: torch.logsumexp(x, -1)),
-            peer("fla", "fla.ops.utils", lambda m: m.logsumexp_fwd, directions=("forward",))]
+            peer("fla", "fla.ops.utils", lambda m: m.logsumexp_fwd, directions=("forward",)),
+            peer("xopes", "xopes.ops.logsumexp", lambda m: lambda x: m.lse_recurrence_triton(x, -1),
+                 label="xopes Recurrence Triton"),
+            peer("xopes", "xopes.ops.logsumexp", lambda m: lambda x: m.lse_parallel_triton(x, -1),
+                 label="xopes Parallel Triton")]
 
 
 def cross_entropy_providers(env):
     return [lk_provider(env, lambda logits, target: env.lk.cross_entropy(logits, target),
                         lambda logits, target: env.lk.cross_entropy(logits, target, reduction="none")),
-            *torch_pair(lambda logits, target: F.cross_entropy(logits, target)),
+            lk_inplace(env), *torch_pair(lambda logits, target: F.cross_entropy(logits, target)),
             peer("liger", "liger_kernel.transformers.functional",
-                 lambda m: lambda logits, target: m.liger_cross_entropy(logits, target), gradients_in_forward=True),
+                 lambda m: lambda logits, target: m.liger_cross_entropy(logits, target), gradients_in_forward=True,
+                 destroys=True),
             peer("fla", "fla.modules", lambda m: lambda logits, target, loss=m.FusedCrossEntropyLoss(): loss(logits, target)),
             peer("quack", "quack.cross_entropy",
-                 lambda m: lambda logits, target: m.cross_entropy(logits, target, reduction="mean"))]
+                 lambda m: lambda logits, target: m.cross_entropy(logits, target, reduction="mean")),
+            # Its forward makes the gradient whether one is wanted or not; its backward is a product with upstream.
+            peer("xopes", "xopes.ops.cross_entropy", lambda m: lambda logits, target: m.cross_entropy_triton(
+                logits, target), label="xopes Triton", destroys=True),
+            peer("xopes", "xopes.ops.cross_entropy", lambda m: lambda logits, target: m.cross_entropy_parallel_triton(
+                logits, target), label="xopes Parallel Triton", destroys=True)]
 
 
 def srms_norm_providers(env, residual, weight):
@@ -397,6 +463,9 @@ def srms_norm_providers(env, residual, weight):
         x, weight, None, residual, eps=EPS, prenorm=residual is not None)))
     providers.append(peer("quack", "quack.rmsnorm", lambda m: lambda x, residual=None, weight=None: m.rmsnorm(
         x, weight, residual=residual, eps=EPS, prenorm=residual is not None)))
+    # What its srms_norm_triton calls, which has no weight.
+    providers.append(peer("xopes", "xopes.ops.normalize", lambda m: lambda x, residual=None, weight=None: m.normalize_triton(
+        x, weight, residual=residual, c=x.shape[-1]**0.5, eps=EPS), label="xopes Triton"))
     return providers
 
 
@@ -410,7 +479,11 @@ def md_lrpe_cosine_providers(env, grid, prefix, positions):
             y = torch.cat([torch.cat([head, torch.zeros_like(head)], -1), y], -2)
         return y
 
-    return [lk_provider(env, lambda x, theta: env.lk.md_lrpe_cosine(x, theta, grid, prefix)), *torch_pair(eager)]
+    return [lk_provider(env, lambda x, theta: env.lk.md_lrpe_cosine(x, theta, grid, prefix)), *torch_pair(eager),
+            peer("xopes", "xopes.ops.lrpe.cosine._md",
+                 lambda m: lambda x, theta: m.lrpe_cosine_md_triton(x, theta, grid, prefix), label="xopes Triton"),
+            peer("xopes", "xopes.ops.lrpe.cosine._md",
+                 lambda m: lambda x, theta: m.lrpe_cosine_md_cache_triton(x, theta, grid, prefix), label="xopes Triton Cache")]
 
 
 def linear_cross_entropy_providers(env, hidden, vocab):
@@ -433,7 +506,14 @@ def linear_cross_entropy_providers(env, hidden, vocab):
             # quack 0.6.5 fails where a chunk has as many tokens as features, as its default of 4096 has at hidden 4096
             peer("quack", "quack.linear_cross_entropy",
                  lambda m: lambda x, weight, target: m.chunked_linear_cross_entropy(
-                     x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096), gradients_in_forward=True)]
+                     x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096), gradients_in_forward=True),
+            # As its benchmarks' table names them. tr's forward makes the gradients whether they are wanted or not.
+            peer("xopes", "xopes.ops.linear_cross_entropy",
+                 lambda m: lambda x, weight, target: m.linear_cross_entropy_triton(x, target, weight), label="xopes tr",
+                 gradients_in_forward=True),
+            peer("xopes", "xopes.ops.linear_cross_entropy.baseline",
+                 lambda m: lambda x, weight, target: m.linear_cross_entropy_xopes_wrapper(x, target, weight),
+                 label="xopes tr_lce")]
 
 
 # ---- One provider on one case -----------------------------------------------------------------------------------------------
@@ -458,11 +538,19 @@ class Subject:
         with torch.set_grad_enabled(differentiable):
             return as_list(self.provider.forward(**(self.sets if differentiable else self.plain)[number]))
 
+    def fill(self):
+        """Before a call outside of its time, where the provider destroys its inputs."""
+        if self.provider.destroys:
+            self.refill()
+
     def upstream(self, number, outputs):
-        """In the outputs' types; making them is no part of a call. A loss has 1, a loss per row 1 / rows."""
+        """In the outputs' types; making them is no part of a call. A mean has 1 or a number; its losses per row that / rows."""
+        def of(given, output):
+            if given is not None and given.shape == output.shape:
+                return given.to(output.dtype)
+            return torch.full_like(output, 1 / output.numel()).mul_(1 if given is None else given)
         if number not in self.casts:
-            pairs = zip(self.upstreams[number], outputs)
-            self.casts[number] = [torch.full_like(o, 1 / o.numel()) if u is None else u.to(o.dtype) for u, o in pairs]
+            self.casts[number] = [of(*pair) for pair in zip(self.upstreams[number], outputs)]
         return self.casts[number]
 
     def gradients(self, outputs, number, retain):
@@ -532,9 +620,10 @@ def enough(env, most, ms):
     return min(most, max(least, math.ceil(1e3 * seconds / ms)))
 
 
-def call_clock(env, calls, sets):
-    """For each call the median of its times from Python, the L2 cold and the GPU idle before each. Several calls take turns, so
-    that they share what else the machine does meanwhile. A call that raises has its exception as its time."""
+def call_clock(env, calls, fills, sets):
+    """For each call the median of its times from Python, the L2 cold and the GPU idle before each, fills[i]() before that.
+    Several calls take turns, so that they share what else the machine does meanwhile. A call that raises has its exception as
+    its time."""
     times, wanted, failed = [[] for _ in calls], [env.warm + env.calls] * len(calls), {}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if env.cuda else (None, None)
 
@@ -557,6 +646,7 @@ def call_clock(env, calls, sets):
             if i in failed or len(times[i]) >= wanted[i]:
                 continue
             try:
+                fills[i]()
                 ms, results[i] = once(call, len(times[i]) % sets)
             except Exception as error:
                 failed[i], results[i] = error, None
@@ -567,10 +657,13 @@ def call_clock(env, calls, sets):
     return [failed[i] if i in failed else statistics.median(mine[env.warm:]) for i, mine in enumerate(times)]
 
 
-def graph_clock(env, call, sets, call_ms):
+def graph_clock(env, call, sets, call_ms, fill=None):
     """The kernels alone: a graph of calls over all sets in turn, replay time / calls. Results live for a turn of the sets, so
-    that outputs rotate over as many buffers as inputs."""
+    that outputs rotate over as many buffers as inputs. fill: called before each replay of a graph of one call a set, for calls
+    that destroy their inputs. The L2 is flushed then, and the GPU is at that when the replay is queued, which hides its start."""
     calls = sets * max(1, math.ceil(min(8.0 / call_ms, 192) / sets)) if call_ms < 20 else 1  # what the L2 keeps is nothing then
+    if fill:
+        calls = sets
     results = collections.deque(maxlen=sets)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=env.stream):
@@ -580,19 +673,39 @@ def graph_clock(env, call, sets, call_ms):
     for _ in range(2):
         graph.replay()
     events[0].record()
-    for event in events[1:]:
+    starts = events
+    if fill:
+        starts = [torch.cuda.Event(enable_timing=True) for _ in events]
+    for start, event in zip(starts, events[1:]):
+        if fill:
+            fill()
+            env.flush.zero_()
+            start.record()
         graph.replay()
         event.record()
     torch.cuda.synchronize()
-    times = [a.elapsed_time(b) / calls for a, b in zip(events, events[1:])]
+    times = [a.elapsed_time(b) / calls for a, b in zip(starts, events[1:])]
     results.clear()
     graph.reset()
     return statistics.median(times)
 
 
-def profiler_clock(env, call, sets, call_ms):
-    """The kernels alone where there are host synchronisations: the sum of their times by the profiler, a call."""
-    calls = enough(env, env.calls, call_ms)
+def profiler_clock(env, call, sets, call_ms, fill=None):
+    """The kernels alone where there are host synchronisations: the sum of their times by the profiler, a call. fill: called
+    before each round of one call a set, for calls that destroy their inputs."""
+    calls, found = enough(env, env.calls, call_ms), []
+    if fill:
+        calls = min(calls, sets)
+    for _ in range(3 if fill and calls < 7 else 1):
+        if fill:
+            fill()
+            torch.cuda.synchronize()
+        found.append(profiled(call, calls, sets))
+    return statistics.median(found)
+
+
+def profiled(call, calls, sets):
+    """Milliseconds of the kernels of a call: the median of so many."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for number in range(calls):
             result = call(number % sets)  # noqa: F841
@@ -609,7 +722,7 @@ def profiler_clock(env, call, sets, call_ms):
     return statistics.median(sum(times[at:at + each]) for at in range(0, len(times), each))
 
 
-def kernel_clock(env, call, sets, call_ms):
+def kernel_clock(env, call, sets, call_ms, fill=None):
     """(milliseconds, clock, why there is none)."""
     try:
         # A capture that meets a synchronisation leaves the allocator in its pool, so one is looked for before.
@@ -618,14 +731,14 @@ def kernel_clock(env, call, sets, call_ms):
             call(0)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        return graph_clock(env, call, sets, call_ms), "graph", ""
+        return graph_clock(env, call, sets, call_ms, fill), "graph", ""
     except TimeoutError:
         raise
     except Exception as error:
         why = f"no graph: {type(error).__name__}: {error}"
     torch.cuda.synchronize()
     try:
-        return profiler_clock(env, call, sets, call_ms), "profiler", ""
+        return profiler_clock(env, call, sets, call_ms, fill), "profiler", ""
     except Exception as error:
         return None, "", f"{why}; profiler: {type(error).__name__}: {error}"
 
@@ -670,14 +783,15 @@ def measure(env, subject, direction, right):
             row.update(checked(env, subject, direction, right))
         with env.timed("calls"):
             subject.prepare(direction, sets)
-            call_ms, = call_clock(env, [call], sets)
+            call_ms, = call_clock(env, [call], [subject.fill], sets)
         if isinstance(call_ms, Exception):
             raise call_ms
         row["call_ms"] = f"{call_ms:.5g}"
         if env.cuda:
             with env.timed("kernels"):
                 time.sleep(REST if subject.case.flops else 0)
-                kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms)
+                fill = subject.refill if subject.provider.destroys else None
+                kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms, fill)
             if kernel_ms is not None:
                 row["kernel_ms"] = f"{kernel_ms:.5g}"
     return row
@@ -690,7 +804,7 @@ class Ceilings:
     """Milliseconds of a plain kernel with a case's traffic, and where they are from."""
 
     def __init__(self, env):
-        self.env, self.copies, self.exact, self.sizes = env, {}, {}, collections.defaultdict(dict)
+        self.env, self.copies, self.exact, self.sizes, self.products = env, {}, {}, collections.defaultdict(dict), {}
         try:
             with open(f"{ROOT}/bench/results/{env.gpu}.csv", newline="") as file:
                 for row in csv.DictReader(file):
@@ -703,7 +817,8 @@ class Ceilings:
             pass
 
     def bench(self, case, direction, size):
-        for name in (case.name, case.name.replace("reduction=mean", "reduction=none")):
+        plain = case.name.removesuffix(UPSTREAMS[1][0])
+        for name in (plain, plain.replace("reduction=mean", "reduction=none")):
             if (case.op, direction, name) in self.exact:
                 return self.exact[case.op, direction, name], "bench"
         known = sorted(self.sizes[case.op, direction].items())
@@ -739,7 +854,10 @@ class Ceilings:
         if not self.env.cuda:
             return {direction: (None, "") for direction in DIRECTIONS}
         if case.flops:
-            return self.matmuls(case, sets)
+            shape = case.name.removesuffix(UPSTREAMS[1][0])
+            if shape not in self.products:
+                self.products[shape] = self.matmuls(case, sets)
+            return self.products[shape]
         found = {}
         for direction, (reads, writes) in case.traffic.items():
             size = reads + writes
@@ -769,6 +887,8 @@ class Environment:
         self.cuda = self.device == "cuda"
         self.started = time.monotonic()
         self.calls, self.warm, self.replays = (2, 1, 0) if self.smoke else (9, 2, 7) if options.quick else (21, 3, 21)
+        if options.reference and not self.smoke:
+            self.calls, self.replays = 9, 9
         if options.calls and not (self.smoke or options.quick):
             self.calls, self.warm = 51, 1  # there are calls enough before it
         self.commit = os.environ.get("COMMIT") or text_of(["git", "rev-parse", "--short", "HEAD"]) or "none"
@@ -784,7 +904,8 @@ class Environment:
         self.said, self.spent, self.rows = set(), collections.Counter(), []
         self.version = f"lk {self.commit}; driver {driver}; CUDA {torch.version.cuda}; PyTorch {torch.__version__}; " \
                        f"Triton {triton}; Python {platform.python_version()}"
-        self.lk = None if options.list or options.provider not in "lk" else self.load_lk()
+        wanted = options.list is False and (not options.provider or {"lk", "lk inplace"} & set(options.provider))
+        self.lk = self.load_lk() if wanted else None
 
     def load_lk(self):
         """lk_torch's functions. Without them there is nothing to compare with, so that ends the run."""
@@ -907,16 +1028,16 @@ def make_sets(env, case):
     specs = dict(case.inputs)
     for number, gradient in enumerate(case.upstream):
         if gradient:
-            specs[f"upstream {number}"] = normal(*gradient[0], sigma=gradient[1])
+            specs[f"upstream {number}"] = gradient
     size = sum(math.prod(shape) * torch.empty(0, dtype=dtype).element_size() for shape, dtype, _ in specs.values())
     count = 1 if env.options.calls else max(2, 1 + math.ceil(4 * env.l2 / size)) if env.cuda else 2
     whole = [{name: torch.empty(shape, dtype=dtype, device=env.device) for name, (shape, dtype, _) in specs.items()}
              for _ in range(count)]
 
     def refill():
-        with torch.no_grad():
-            for number, tensors in enumerate(whole):
-                fill(tensors, specs, 1000 + number)
+        """The same numbers again; autograd does not see that they were written, so a backward may still follow."""
+        for number, tensors in enumerate(whole):
+            fill({name: tensor.data for name, tensor in tensors.items()}, specs, 1000 + number)
 
     refill()
     sets = [{name: s[name] for name in case.inputs} for s in whole]
@@ -997,7 +1118,8 @@ def run_calls(env, rows, progress, case, todo, sets, upstreams, refill):
         subjects = those_that(lambda subject: first_calls(env, subject, direction), subjects)
         subjects = those_that(lambda subject: subject.prepare(direction, len(sets)), subjects)
         with env.timed("calls"):
-            times = call_clock(env, [getattr(subject, direction) for subject in subjects], len(sets))
+            times = call_clock(env, [getattr(subject, direction) for subject in subjects],
+                               [subject.fill for subject in subjects], len(sets))
         for provider, ms in zip([subject.provider for subject in subjects], times):
             say(env, rows, progress, case, failure(provider, direction, ms) if isinstance(ms, Exception) else
                 {"provider": provider.name, "version": provider.version, "direction": direction, "call_ms": f"{ms:.5g}"})
@@ -1009,7 +1131,7 @@ def run_case(env, rows, progress, case, todo):
     """Whether there was time for all of it."""
     todo = [(provider, directions) for provider, directions in todo if ready(env, rows, progress, case, provider)]
     if env.options.calls:
-        todo = [(provider, [d for d in directions if provider.name not in COMPILING or worth_compiling(rows, case, d)])
+        todo = [(provider, [d for d in directions if provider.first() not in COMPILING or worth_compiling(rows, case, d)])
                 for provider, directions in todo]
     if not any(directions for _, directions in todo):
         return True
@@ -1039,22 +1161,78 @@ def chosen_cases(env, rows):
         for case in CASES[op](env):
             if options.case not in case.name or (options.quick and not case.quick and not env.smoke):
                 continue
+            if options.reference and not case.page and not env.smoke:
+                continue
             todo = []
             for provider in case.providers:
-                wanted = list(provider.directions)
+                wanted = [d for d in provider.directions if d != "forward" or not case.name.endswith(UPSTREAMS[1][0])]
+                if options.reference and not provider.called(("lk", "torch", "xopes")):
+                    continue
                 if options.resume:
                     done = (rows.rows.get((op, d, "bf16", case.name, provider.name)) for d in wanted)
                     wanted = [d for d, row in zip(list(wanted), done)
                               if not (row and row["commit"] == env.commit and row["call_ms"])]
-                if options.provider in provider.name and wanted:
+                if provider.called(options.provider) and wanted:
                     todo.append((provider, wanted))
             if todo:
                 found.append((case, todo))
+    if options.reference:  # the largest of each op first, the ops in turn
+        places = {}
+        for op in OPS:
+            mine = sorted((case for case, _ in found if case.op == op), key=Case.size, reverse=True)
+            places.update((id(case), at / len(mine)) for at, case in enumerate(mine))
+        found.sort(key=lambda pair: places[id(pair[0])])
     if options.calls:
-        passes = [lambda name: name not in COMPILING, *(functools.partial(str.__eq__, name) for name in COMPILING)]
-        found = [(case, [part for part in todo if chosen(part[0].name)]) for chosen in passes for case, todo in found]
+        passes = [lambda first: first not in COMPILING, *(functools.partial(str.__eq__, name) for name in COMPILING)]
+        found = [(case, [part for part in todo if chosen(part[0].first())]) for chosen in passes for case, todo in found]
         found = [(case, todo) for case, todo in found if todo]
     return found
+
+
+def tune_for(warmup, rep):
+    """Triton times each choice for so many milliseconds, where a kernel does not say for how many."""
+    try:
+        import triton.testing
+    except ImportError:
+        return
+    triton.testing.do_bench = functools.partial(triton.testing.do_bench, warmup=warmup, rep=rep)
+
+
+def compile_first(processes):
+    """Fills Triton's cache on disk by processes that each take a share of the cases, so that this one has only to tune."""
+    start, command = time.monotonic(), [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
+    running = [subprocess.Popen([*command, "--part", f"{k}/{processes}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+               for k in range(processes)]
+    for process in running:
+        try:
+            process.wait(max(0.0, start + COMPILE_MOST - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    print(f"compiled in {processes} processes: {time.monotonic() - start:.0f} s")
+
+
+def compile_share(env, todo):
+    """First calls of what tunes by Triton's autotuner, on one set of inputs; each choice is compiled, run once, and not timed."""
+    import triton.testing
+
+    def once(call, quantiles=None, **_):
+        call()
+        return [1.0] * len(quantiles or (0,))
+    triton.testing.do_bench = once
+    k, n = map(int, env.options.part.split("/"))
+    env.options.calls = True  # one set of inputs
+    todo = [(case, providers) for case, providers in todo if case.upstream != (None,)]  # a random one has all its kernels too
+    for case, providers in todo[k::n]:
+        mine = [provider for provider, _ in providers if provider.name.startswith("xopes") and provider.ready()]
+        try:
+            sets, upstreams, refill = make_sets(env, case) if mine else (None, None, None)
+            for provider in mine:
+                first_calls(env, Subject(case, provider, sets, upstreams, refill), provider.directions[-1])
+        except Exception:  # the run itself will say so
+            pass
+        sets = upstreams = refill = None
+        give_back(env)
+    return 0
 
 
 def main():
@@ -1068,7 +1246,11 @@ def main():
     parser.add_argument("--budget", type=float, help="seconds after which no further provider is begun")
     parser.add_argument("--resume", action="store_true", help="leaves out rows of this commit that the CSV has")
     parser.add_argument("--case", default="", help="only cases whose name holds this")
-    parser.add_argument("--provider", default="", help="only providers whose name holds this")
+    parser.add_argument("--provider", action="append", default=[],
+                        help="only providers of this name, or with this first word; may be given several times")
+    parser.add_argument("--reference", action="store_true", help="lk, PyTorch and xopes on the shapes of xopes' pages")
+    parser.add_argument("--compile", type=int, default=0, metavar="PROCESSES", help="compile in so many processes before")
+    parser.add_argument("--part", help=argparse.SUPPRESS)  # K/N: a process of --compile, which makes first calls of its share
     parser.add_argument("--list", action="store_true", help="names cases and providers, measures nothing")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -1078,9 +1260,10 @@ def main():
     torch._functorch.config.donated_buffer = False  # backward is timed several times from one forward
     env = Environment(options)
     env.ceilings = Ceilings(env)
-    for line in env.head():
+    for line in env.head() if not options.part else ():
         print(line)
-    kind = ("-calls" if options.calls else "-compare") + ("-quick" if options.quick else "")
+    kind = "-calls" if options.calls else "-reference" if options.reference else "-compare"
+    kind += "-quick" * options.quick
     folder = "build" if options.smoke else "bench/results"
     rows = Rows(options.csv or f"{ROOT}/{folder}/{env.gpu}{kind}.csv", CALLS_COLUMNS if options.calls else COLUMNS)
     todo = chosen_cases(env, rows)
@@ -1088,6 +1271,12 @@ def main():
         for case, providers in todo:
             print(f"{case.op} {case.name}: {', '.join(provider.name for provider, _ in providers)}")
         return 0
+    if options.part:
+        return compile_share(env, todo)
+    if options.compile:
+        compile_first(options.compile)
+    if options.reference and env.cuda:
+        tune_for(5, 20)
     print("call_ms: a call from Python, L2 cold" + ("" if options.calls else "; kernel_ms: the kernels alone; of_ceiling: of "
           "kernel_ms;\nerrors: relative, against float64; extra_mb: peak beyond inputs and results, MiB") + "\n")
     head = ["#", *(column for column in SHOWN if column in rows.columns)]

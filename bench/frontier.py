@@ -225,7 +225,7 @@ def main():
     parser.add_argument("--budget", type=float, help="seconds that the run may take")
     parser.add_argument("--case", default="", help="only cases whose name holds this")
     parser.add_argument("--provider", default="", help="only providers whose name holds this; the matmuls besides")
-    parser.set_defaults(calls=True, quick=False, list=False)  # of compare.Environment; calls: one set of inputs
+    parser.set_defaults(calls=True, quick=False, list=False, reference=False)  # of compare.Environment; calls: one set of inputs
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} sees no GPU here, so nothing was measured")

@@ -12,6 +12,10 @@
                            a plot beside CSV of what `make bench-parallel` measured: a GPU that plays one rank of P (CSV), and
                            that many GPUs (REAL, a file for each number of them), `make scaling-plots`
 
+    plot.py --reference CSV PAGE
+                           writes PAGE: lk beside xopes on the shapes of xopes' benchmark pages, which
+                           `compare.py --reference` measured, `make reference`
+
 CSV is <gpu>-compare.csv. Calls from Python are those of <gpu>-calls.csv beside it, as far as that has them. The plots of time
 against memory and their page are from <gpu>-frontier.csv, which bench/frontier.py measures, where that is there.
 
@@ -107,8 +111,8 @@ def tokens_of(case):
 FIGURES = (
     ("logsumexp", "logsumexp", lambda c: True, lambda c: c["rows"] == "4096", lambda c: int(c["cols"]), "columns",
      "4096 rows; hollow: 8192 rows"),
-    ("cross_entropy", "cross_entropy", lambda c: True, lambda c: c["rows"] == "4096", lambda c: int(c["vocab"]), "vocabulary",
-     "mean, 4096 rows; hollow: 8192 rows"),
+    ("cross_entropy", "cross_entropy", lambda c: "upstream" not in c, lambda c: c["rows"] == "4096", lambda c: int(c["vocab"]),
+     "vocabulary", "mean, 4096 rows; hollow: 8192 rows"),
     ("srms_norm", "srms_norm", lambda c: c["residual"] == "0" and c["cols"] == "2048", lambda c: "weight" not in c,
      lambda c: int(c["rows"]), "rows", "2048 columns; hollow: with weight"),
     ("srms_norm-residual", "srms_norm", lambda c: c["residual"] == "1" and c["cols"] == "2048", lambda c: "weight" not in c,
@@ -492,7 +496,7 @@ def right(row, wrong=WRONG):
 
 
 def peers_of(row_of):
-    return {provider: row for provider, row in row_of.items() if provider not in ("lk", "all") and right(row)}
+    return {provider: row for provider, row in row_of.items() if provider.split()[0] not in ("lk", "all") and right(row)}
 
 
 def best(row_of, column):
@@ -543,6 +547,144 @@ def tables(rows, path):
             failed = [(key, name, row) for key, row_of in groups.items() for name, row in row_of.items() if row["note"]]
             say("", *(f"- {case}, {TITLE[direction]}, {name}: {row['note']}" for (_, case, direction), name, row in failed), "")
     print(f"wrote {path}")
+
+
+# ---- Beside xopes ----------------------------------------------------------------------------------------------------------
+
+# In the order of the reference pages: the op, its part of the page, which of the op's cases that is.
+PAGES = (
+    ("cross_entropy", "upstream 1", lambda c: "upstream" not in c),
+    ("cross_entropy", "upstream random", lambda c: "upstream" in c),
+    ("linear_cross_entropy", "upstream 1", lambda c: "upstream" not in c),
+    ("linear_cross_entropy", "upstream random", lambda c: "upstream" in c),
+    ("logsumexp", "", lambda c: True),
+    *(("md_lrpe_cosine", f"{axes}d, prefix {prefix}", lambda c, axes=axes, prefix=prefix:
+       axes_of(c) == axes and c["prefix"] == str(prefix)) for axes in (1, 2, 3) for prefix in (0, 10)),
+    ("srms_norm", "with residual", lambda c: c["residual"] == "1"),
+    ("srms_norm", "without residual", lambda c: c["residual"] == "0"),
+)
+
+
+def fastest(row_of, first):
+    """(name without its first word, row) of the quickest kernels among the providers of that first word."""
+    mine = [(number(row["kernel_ms"]), name, row) for name, row in row_of.items()
+            if name.split()[0] == first and number(row["kernel_ms"]) and right(row)]
+    if not mine:
+        return "", None
+    _, name, row = min(mine, key=lambda found: found[0])
+    return name.partition(" ")[2], row
+
+
+def product_root(values):
+    result = 1.0
+    for value in values:
+        result *= value ** (1 / len(values))
+    return result
+
+
+def beside_xopes(rows):
+    """{(op, direction): [xopes' best / lk]}, lk as it is called by default."""
+    found = {}
+    for (op, case, direction), row_of in grouped(rows).items():
+        _, theirs = fastest(row_of, "xopes")
+        mine = number(row_of["lk"]["kernel_ms"]) if "lk" in row_of else None
+        if mine and theirs:
+            found.setdefault((op, direction), []).append(number(theirs["kernel_ms"]) / mine)
+    return found
+
+
+def worst_error(row):
+    errors = [error for error in errors_of(row).values() if error is not None] if row and row["errors"] else []
+    return f"{max(errors):.1e}" if errors else ""
+
+
+def reference_cells(row_of):
+    """A line's cells, times, ratio, memory and errors; the ratio, and xopes' row that it is of."""
+    def ms(row):
+        return f"{row['kernel_ms']}{'*' * (row['kernel_clock'] == 'profiler')}" if row and row["kernel_ms"] else ""
+    name, theirs = fastest(row_of, "xopes")
+    lk, torch = row_of.get("lk"), row_of.get("torch")
+    ratio = number(theirs["kernel_ms"]) / number(lk["kernel_ms"]) if theirs and lk and number(lk["kernel_ms"]) else None
+    memory = [f"{number(row['extra_mb']):.4g}" if row and row["extra_mb"] else "" for row in (theirs, lk)]
+    return [f"{ms(theirs)} ({name})" if theirs else "", ms(torch), ms(lk), f"{ratio:.2f}" if ratio else "", *memory,
+            worst_error(theirs), worst_error(lk)], ratio, theirs
+
+
+def reference(path, page):
+    rows = read(path)
+    measured = [row for row in rows if row["direction"]]
+    for what in ("gpu", "commit"):
+        if len(unique(row[what] for row in measured)) != 1:
+            sys.exit(f"{path} has rows of no or of several values of {what}: {unique(row[what] for row in measured)}")
+    versions = sorted(unique(row["version"] for row in measured if row["version"]))
+    groups = grouped(rows)
+    with open(page, "w") as file:
+        say = lambda *lines: print(*lines, sep="\n", file=file)  # noqa: E731
+        say("# lk beside xopes", "",
+            f"Made by `make reference` from {os.path.basename(path)}, which `bench/compare.py --reference` measured on an",
+            f"{measured[0]['gpu'].upper()} at {measured[0]['commit']}. lk's ops come from xopes' benchmark pages; these are their",
+            "shapes, page by page.",
+            "ms of the kernels alone; \\* by the profiler, which leaves out gaps between kernels, others by CUDA graph. xopes: the",
+            "quicker of its variants. xopes / lk: above 1, lk is quicker. MiB: peak memory beyond inputs, upstream gradients and",
+            "results. Error: the largest of the relative errors of outputs and gradients, against float64. bf16. xopes' cross",
+            "entropies make the gradient in the logits' memory; *in place* is lk's that does so too. The forward of its Triton and tr",
+            "makes the gradients whether they are wanted or not, so the backward of its Triton is a product. lk's backward of a loss",
+            "is that of losses per row. A random upstream is a number in device memory that is not 1.", "",
+            *(f"- {version}" for version in versions), "",
+            *(f"- {row['op']}: {row['provider']}: {row['note']}" for row in rows if not row["direction"]), "")
+        for op in unique(op for op, _, _ in PAGES):
+            names = [(part, meant) for name, part, meant in PAGES if name == op]
+            mine = {key: row_of for key, row_of in groups.items() if key[0] == op}
+            inplace = any("lk inplace" in row_of for row_of in mine.values())
+            head = ["shape", "direction", "xopes", "torch", "lk", "xopes / lk", "xopes MiB", "lk MiB", "xopes error", "lk error"]
+            head += ["lk in place", "xopes / lk in place", "MiB"] * inplace
+            say(f"## {op}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head))
+            means = []
+            for part, meant in names:
+                ratios = {}
+                for direction in DIRECTIONS:
+                    chosen = [(case, row_of) for (_, case, way), row_of in mine.items()
+                              if way == direction and meant(parts(case))]
+                    for case, row_of in sorted(chosen, key=lambda item: sizes_of(item[0])):
+                        cells, ratio, theirs = reference_cells(row_of)
+                        if ratio:
+                            ratios.setdefault(direction, []).append(ratio)
+                        if inplace:
+                            other = row_of.get("lk inplace")
+                            time = number(other["kernel_ms"]) if other and right(other) else None
+                            cells += [other["kernel_ms"] + "*" * (other["kernel_clock"] == "profiler"),
+                                      f"{number(theirs['kernel_ms']) / time:.2f}" if theirs else "",
+                                      other["extra_mb"]] if time else ["", "", ""]
+                        say("| " + " | ".join([case, TITLE[direction], *cells]) + " |")
+                if ratios:
+                    means.append(f"- {part + ': ' if part else ''}" + ", ".join(
+                        f"{TITLE[direction]} {product_root(values):.2f} ({len(values)} shapes)"
+                        for direction, values in ratios.items()))
+            say("", "Geometric means of xopes / lk:" if means else "xopes was not measured.", "", *means, "")
+            failed = [(key, name, row) for key, row_of in mine.items() for name, row in row_of.items() if row["note"]]
+            say(*(f"- {case}, {TITLE[direction]}, {name}: {row['note']}" for (_, case, direction), name, row in failed), "")
+    print(f"wrote {page}")
+
+
+def sizes_of(case):
+    """Numbers to sort a part's cases by."""
+    return [tokens_of(parts(case)) if name == "shape" else int(value) for name, value in parts(case).items()
+            if name == "shape" or value.isdigit()]
+
+
+def reference_line(path, page):
+    """README's sentence, where xopes was measured."""
+    rows = [row for row in read(path) if row["direction"]] if os.path.exists(path) else []
+    found, ops = beside_xopes(rows), {}
+    for (op, direction), ratios in found.items():
+        ops.setdefault(op, {})[direction] = ratios
+    if not ops:
+        return
+    texts = [f"{op} " + ", ".join(f"{product_root(ways[d]):.2f}" if d in ways else "-" for d in DIRECTIONS)
+             for op, ways in sorted(ops.items())]
+    card = rows[0]["gpu"].split("-")[0].upper()
+    yield (f"Beside xopes, where these ops come from, on the shapes of its benchmark pages (xopes' best / lk, forward, backward, both, "
+           f"geometric means; {card}): {'; '.join(texts)}. [All shapes, memory and errors]({page}).")
 
 
 # ---- README -----------------------------------------------------------------------------------------------------------------
@@ -720,6 +862,9 @@ def main():
         return
     if len(sys.argv) >= 4 and sys.argv[1] == "--scaling":
         scaling(*sys.argv[2:])
+        return
+    if len(sys.argv) == 4 and sys.argv[1] == "--reference":
+        reference(*sys.argv[2:])
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--readme"]
     if len(arguments) != 1:

@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
+<<<<<<< HEAD
 """summary.py RESULTS.csv COMPARE.csv README.md PAGE.md: writes between the marks of both files what the CSVs say.
+=======
+"""summary.py RESULTS.csv COMPARE.csv README.md: writes README's table of ops, its line on xopes and its plot of
+linear_cross_entropy's time against memory, where those were measured, and its list of losses between their marks.
+>>>>>>> 933d165 (compare: xopes beside lk, upstreams that are not 1, lk in place)
 
 README.md   table     an op a line: what it computes; time and share of the limit of the largest case that was compared, forward
                       and backward; how many times as long the next best library takes
@@ -21,6 +26,7 @@ import sys
 
 import plot
 
+XOPES, XOPES_PAGE = "bench/results/*-reference.csv", "bench/results/reference.md"
 H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
 # What an op computes, for someone who has not met it, and how README writes its sizes. An op that is not here: its header's sentence.
 OPS = {
@@ -175,6 +181,7 @@ def put(text, mark, lines):
 def main():
     if len(sys.argv) != 5:
         sys.exit(__doc__)
+<<<<<<< HEAD
     results, compare, readme, page = sys.argv[1:]
     rows = plot.with_calls(compare)
     ops = {row["op"] for row in rows}
@@ -189,6 +196,19 @@ def main():
             text = put(text, mark, lines)
         pathlib.Path(path).write_text(text)
         print(f"wrote {path}")
+=======
+    results, compare, path = sys.argv[1:]
+    rows, newer = plot.with_calls(compare), plot.read(H100_COMPARE)
+    ops = {row["op"] for row in newer}
+    readme = pathlib.Path(path)
+    compared = plot.grouped([row for row in rows if row["op"] not in ops] + newer)
+    text = put(readme.read_text(), "table", table(results, compared))
+    measured = max(map(str, pathlib.Path().glob(XOPES)), default="")  # an H200's before an H100's
+    text = put(text, "reference", plot.reference_line(measured, XOPES_PAGE))
+    text = put(text, "frontier", plot.frontier_lines(H100_COMPARE))
+    readme.write_text(put(text, "losses", losses(rows, newer, compare)))
+    print(f"wrote {path}")
+>>>>>>> 933d165 (compare: xopes beside lk, upstreams that are not 1, lk in place)
 
 
 if __name__ == "__main__":
