@@ -314,7 +314,7 @@ def linear_cross_entropy_cases(env):
                        {"x": normal(tokens, hidden), "weight": normal(vocab, hidden, sigma=0.02),
                         "target": targets(tokens, vocab)},
                        ("x", "weight"), ("loss",), (upstream,), linear_cross_entropy_reference, {},
-                       linear_cross_entropy_providers(env, hidden, vocab),
+                       linear_cross_entropy_providers(env),
                        (tokens, hidden, vocab) in ((12288, 4096, 8192), (12288, 4096, 131072), (8192, 4096, 128256)),
                        flops=2.0 * tokens * hidden * vocab, page=tokens == 12288)
 
@@ -395,13 +395,12 @@ def lk_provider(env, forward, apart=None):
 
 
 def lk_inplace(env):
-    """cross_entropy whose gradient takes the logits' memory."""
+    """cross_entropy whose gradient takes the logits' memory. It wants logits that were computed, so it gets a view of them."""
     def load():
         if "inplace" not in inspect.signature(env.lk.cross_entropy).parameters:
             raise ImportError("lk_torch is older than inplace")
-        return env.version, lambda logits, target: env.lk.cross_entropy(logits, target, inplace=True)
-    return Provider("lk inplace", load, ("backward", "forward_backward"), gradients_in_forward=True, destroys=True,
-                    apart=lambda logits, target: env.lk.cross_entropy(logits, target, reduction="none", inplace=True))
+        return env.version, lambda logits, target: env.lk.cross_entropy(logits.view_as(logits), target, inplace=True)
+    return Provider("lk inplace", load, ("forward_backward",), gradients_in_forward=True, destroys=True)
 
 
 def logsumexp_providers(env):
@@ -486,12 +485,9 @@ def md_lrpe_cosine_providers(env, grid, prefix, positions):
                  lambda m: lambda x, theta: m.lrpe_cosine_md_cache_triton(x, theta, grid, prefix), label="xopes Triton Cache")]
 
 
-def linear_cross_entropy_providers(env, hidden, vocab):
-    # The exact sum of dweight, and chunks of logits of which lk's goals allow as much: far below what torch takes.
-    mib = math.ceil((4 * vocab * hidden + 7800 * vocab) / MIB) + 155
-
+def linear_cross_entropy_providers(env):
     def lk(x, weight, target, **options):
-        return env.lk.linear_cross_entropy(x, weight, target, workspace_mib=mib, **options)
+        return env.lk.linear_cross_entropy(x, weight, target, **options)
 
     return [lk_provider(env, lk, functools.partial(lk, reduction="none", keep=True)),
             *torch_pair(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target)),
@@ -757,6 +753,8 @@ def checked(env, subject, direction, right):
     names = list(case.outputs) * (direction != "backward") + [f"d{name}" for name in case.wanted] * (direction != "forward")
     expected = right[0] * (direction != "backward") + right[1] * (direction != "forward")
     subject.prepare(direction, 1)
+    if direction != "backward":  # whose forward may have left the gradients where the inputs were
+        subject.fill()
     result = call(0)
     row["errors"] = relative_errors(names, result, expected)
     result = None

@@ -135,7 +135,7 @@ def liger_kernel(name, function, make):
 
 def peers(env, shape):
     """The others, as lk_providers() has lk; they have no plans."""
-    known = {p.name: p for p in compare.linear_cross_entropy_providers(env, *shape[1:])}
+    known = {p.name: p for p in compare.linear_cross_entropy_providers(env)}
     flsce = liger_kernel("FLSCE", "fused_scaled_cross_entropy_sm90", lambda m: lambda x, weight, target:
                          m.LigerFusedScaledCrossEntropySM90Function.apply(x, weight, target).mean())
     flce = liger_kernel("FLCE", "fused_linear_cross_entropy_sm90", lambda m: lambda x, weight, target:
