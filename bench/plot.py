@@ -627,17 +627,20 @@ def reference(path, page):
             "ms of the kernels alone; \\* by the profiler, which leaves out gaps between kernels, others by CUDA graph. xopes: the",
             "quicker of its variants. xopes / lk: above 1, lk is quicker. MiB: peak memory beyond inputs, upstream gradients and",
             "results. Error: the largest of the relative errors of outputs and gradients, against float64. bf16. xopes' cross",
-            "entropies make the gradient in the logits' memory; *in place* is lk's that does so too. The forward of its Triton and tr",
-            "makes the gradients whether they are wanted or not, so the backward of its Triton is a product. lk's backward of a loss",
-            "is that of losses per row. A random upstream is a number in device memory that is not 1.", "",
+            "entropies compute the gradient in the logits' memory; *lk inplace* does so too. The forward of its Triton and tr computes",
+            "the gradients whether they are wanted or not, so the backward of its Triton is a product. tr_lce stores logits in bf16; so",
+            "does *lk fast_logits*. Its backward destroys what forward kept, so it is not timed by itself. lk's backward of a loss is",
+            "that of losses per row. A random upstream is a number in device memory that is not 1. linear_cross_entropy: all by the",
+            "profiler, since xopes' synchronises.", "",
             *(f"- {version}" for version in versions), "",
             *(f"- {row['op']}: {row['provider']}: {row['note']}" for row in rows if not row["direction"]), "")
         for op in unique(op for op, _, _ in PAGES):
             names = [(part, meant) for name, part, meant in PAGES if name == op]
             mine = {key: row_of for key, row_of in groups.items() if key[0] == op}
-            inplace = any("lk inplace" in row_of for row_of in mine.values())
+            second = {"cross_entropy": "lk inplace", "linear_cross_entropy": "lk fast_logits"}.get(op)
+            inplace = any(second in row_of for row_of in mine.values())
             head = ["shape", "direction", "xopes", "torch", "lk", "xopes / lk", "xopes MiB", "lk MiB", "xopes error", "lk error"]
-            head += ["lk in place", "xopes / lk in place", "MiB"] * inplace
+            head += [second, f"xopes / {second}", "MiB"] * inplace
             say(f"## {op}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head))
             means = []
             for part, meant in names:
@@ -650,7 +653,7 @@ def reference(path, page):
                         if ratio:
                             ratios.setdefault(direction, []).append(ratio)
                         if inplace:
-                            other = row_of.get("lk inplace")
+                            other = row_of.get(second)
                             time = number(other["kernel_ms"]) if other and right(other) else None
                             cells += [other["kernel_ms"] + "*" * (other["kernel_clock"] == "profiler"),
                                       f"{number(theirs['kernel_ms']) / time:.2f}" if theirs else "",
