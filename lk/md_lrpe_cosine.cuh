@@ -2,7 +2,8 @@
 /* md_lrpe_cosine.cuh - linearised relative positional encoding, cosine form, on a grid of 1 to 8 axes, forward and backward.
  *
  *   tokens     The first `prefix` tokens are outside the grid. Token prefix + c is cell c of the grid, with the indices
- *              (i_0 .. i_{axes-1}); the last one changes fastest. Its position on axis a is s_a = offset[a] + i_a.
+ *              (i_0 .. i_{axes-1}); the last one changes fastest. Its position on axis a is s_a = offset[a] + i_a, or
+ *              offset[a] + offset_device[a] + i_a.
  *   angle      phi = s_a * theta[head,j] radians. Each axis has e features: feature f belongs to axis a = f / e, and j = f % e.
  *              Heads may share one row of theta, and features one column: theta[0,j], theta[head,0] or theta[0,0].
  *   forward    y[f] = act(x[f]) cos(phi),  y[dim + f] = act(x[f]) sin(phi)
@@ -18,7 +19,8 @@
  * x is [batch, heads, tokens, dim] and y is [batch, heads, tokens, 2 dim], with tokens = prefix + the product of shape[0] to
  * shape[axes - 1]. The strides of batch, head and token are free. For x of [batch, tokens, heads, dim] set all three: tokens *
  * heads * dim, dim and heads * dim. The dot product of y of two grid tokens depends on their positions only through the
- * difference, as an attention without softmax needs it. To decode one token, set shape to ones and `offset` to its position.
+ * difference, as an attention without softmax needs it. To decode one token, set shape to ones and `offset` to its position. In
+ * a graph give the position in `offset_device`, so that one graph serves every token.
  * To rotate only the first features, set e and append axes of length 1 with offset 0, until e * axes is at least dim: their
  * features have the angle 0. With dim = 128, e = 64, axes = 2 and shape = {4096, 1} these are the last 64.
  *
@@ -37,8 +39,8 @@
  *            function needs a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or
  *            that of forward.
  * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
- *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0. The struct says how. A stride of
- *            0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0; an offset in device memory. The
+ *            struct says how. A stride of 0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
  * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
  *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
  *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
@@ -88,6 +90,8 @@ enum {
 typedef struct {
     const void *x;           /* F B in    T [batch, heads, tokens, dim]; B: only with dtheta or an activation */
     const void *theta;       /* F B in    theta_dtype [theta_heads, theta_features] packed, radians per position */
+    const int32_t *offset_device; /* F B in  int32 [axes], added to offset; NULL: 0. lk cannot check it: every position must be
+                                     in (-2^31, 2^31) with it too */
     void *y;                 /* F out     T [batch, heads, tokens, 2 dim] */
     const void *dy;          /* B in      T [batch, heads, tokens, 2 dim], the upstream gradient; NULL means 1, not 0 */
     void *dx;                /* B out     T [batch, heads, tokens, dim], not in place; NULL to skip */
@@ -252,6 +256,7 @@ typedef struct {
     bool theta_f32;
     int dim, e, e_shift; /* e: at most dim, since f / e is 0 then; f / e is f e_factor / 2^e_shift */
     uint32_t e_factor;
+    const int32_t *offset_device;
     int64_t heads, tokens, batch, theta_stride; /* theta_stride: between heads, 0 where they share theta */
     int theta_step;                             /* between features, 0 where they share theta */
     /* An item is the work of a thread (row path: of a warp): tokens token, token + token_step, ... of a head, in `stretch`
@@ -309,16 +314,25 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
     }
 }
 
-/* The positions of those features at a cell of the grid. */
-template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
+/* A position, moved by offset_device. After the wait only: the kernel before may write it. */
+LK_DEVICE int lk_lrpe_moved(const lk_lrpe_plan &p, int position, int axis)
+{
+    return p.offset_device ? (int)((uint32_t)position + (uint32_t)p.offset_device[axis]) : position;
+}
+
+/* The positions of those features at a cell of the grid. MOVED: by offset_device. */
+template <int STEP, bool MOVED, int N>
+LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
 {
     int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)), here = lk_lrpe_position(p.grid, cell, axis);
+    if (MOVED) here = lk_lrpe_moved(p, here, axis);
     const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] = here;
 #pragma unroll 1
     while (N > 1 && axis < last) {
         here = lk_lrpe_position(p.grid, cell, ++axis);
+        if (MOVED) here = lk_lrpe_moved(p, here, axis);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
     }
@@ -349,7 +363,7 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<
                                  int feature)
 {
     uint32_t phase[N];
-    lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
+    lk_lrpe_positions<STEP, true>(angles->s, p, token - p.grid.prefix, feature);
 #pragma unroll
     for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
     lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < p.grid.prefix);
@@ -534,7 +548,7 @@ template <class T, bool WALK> struct lk_lrpe_own {
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-/* Finds their positions. This reads no memory, so it is done before the wait. */
+/* Finds their positions, but for offset_device. This reads no memory, so it is done before the wait. */
 template <class T, bool WALK>
 LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item)
 {
@@ -542,7 +556,7 @@ LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p
     own->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_own<T, WALK>::N);
     own->prefix = WALK || token >= p.grid.prefix ? 0 : INT32_MAX;
     for (; WALK && token < p.grid.prefix && own->prefix < item.tokens; own->prefix++) token += p.token_step;
-    lk_lrpe_positions<1>(own->s, p, token - p.grid.prefix, own->feature);
+    lk_lrpe_positions<1, false>(own->s, p, token - p.grid.prefix, own->feature);
 }
 
 /* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
@@ -556,7 +570,9 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     own->not_finite = turns.not_finite;
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const bool along = WALK && lk_lrpe_axis(p, own->feature + j) == p.walk_axis;
+        const int axis = lk_lrpe_axis(p, own->feature + j);
+        const bool along = WALK && axis == p.walk_axis;
+        own->s[j] = lk_lrpe_moved(p, own->s[j], axis);
         own->step[j] = along ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
         own->phase[j] = lk_lrpe_phase(turns.of[j], own->s[j]) - (uint32_t)own->prefix * own->step[j];
     }
@@ -1185,6 +1201,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     lk_tensor list[] = {
         LK_LRPE_TENSOR(x, reads_x ? LK_REQUIRED | LK_MAY_OVERLAP : LK_UNUSED, a->dim),
         {"theta", a->theta, lk_dtype_bytes<T>(a->theta_dtype), LK_REQUIRED, a->batch && a->heads && tokens ? theta : 0},
+        {"offset_device", a->offset_device, 4, LK_IN, a->axes},
         LK_LRPE_TENSOR(y, backward ? LK_UNUSED : LK_OUT | LK_REQUIRED, wide),
         LK_LRPE_TENSOR(dy, backward ? LK_MAY_OVERLAP : LK_UNUSED, wide),
         LK_LRPE_TENSOR(dx, backward ? LK_OUT : LK_UNUSED, a->dim),
@@ -1257,6 +1274,7 @@ template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_
         p->in = p->x = a.x, p->out = a.y;
         LK_LRPE_SET_STRIDES(p->in_stride, x), LK_LRPE_SET_STRIDES(p->out_stride, y);
     }
+    p->offset_device = a.offset_device;
     p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
     p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
     p->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, p->theta_step = a.theta_features == a.e;

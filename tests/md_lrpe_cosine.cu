@@ -62,7 +62,8 @@ typedef struct {
     int type, direction, path;
     int64_t batch, heads, dim, e, prefix;
     int axes;
-    int64_t shape[8], offset[8];
+    int64_t shape[8], offset[8]; /* offset: with device_offset the sum of both fields */
+    bool device_offset;
     int x_layout, y_layout, dx_layout; /* y_layout: of dy too */
     int x_at, y_at, dx_at, theta_at, dtheta_at;
     bool theta_t; /* theta is of type T */
@@ -125,10 +126,11 @@ static const char *describe(const problem *p)
         used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", i ? "," : " offset=", (long long)p->offset[i]);
     snprintf(
         text + used, sizeof text - (size_t)used,
-        " x=%s y=%s dx=%s x_at=%d y_at=%d dx_at=%d theta_at=%d dtheta_at=%d theta=%s %s%s%s activation=%s special=%s at "
+        "%s x=%s y=%s dx=%s x_at=%d y_at=%d dx_at=%d theta_at=%d dtheta_at=%d theta=%s %s%s%s activation=%s special=%s at "
         "%s%s%s%s%s "
         "seed=0x%llx",
-        layout_name[p->x_layout], layout_name[p->y_layout], layout_name[p->dx_layout], p->x_at, p->y_at, p->dx_at, p->theta_at,
+        p->device_offset ? " (device)" : "", layout_name[p->x_layout], layout_name[p->y_layout], layout_name[p->dx_layout],
+        p->x_at, p->y_at, p->dx_at, p->theta_at,
         p->dtheta_at, p->theta_t ? "T" : "f32", theta_name[p->theta], p->one_head ? " of all heads" : "",
         p->one_feature ? " of all features" : "", activation_name[p->activation], special_name[p->special],
         where_name[p->where], p->no_dx ? " dx=NULL" : "", p->dtheta ? " dtheta" : "", p->no_dy ? " dy=NULL" : "",
@@ -185,7 +187,8 @@ static bool vector_takes(const problem *p)
 enum {
     DID_F32, DID_F16, DID_BF16, DID_EMPTY, DID_ONLY_PREFIX, DID_ONE_BATCH, DID_FEW_BATCHES, DID_MANY_BATCHES, DID_PREFIX,
     DID_AXES, DID_STRADDLE = DID_AXES + 5, DID_NARROW, DID_E, DID_ODD_DIM, DID_LONG_DIM, DID_ONE_LONG, DID_NEGATIVE,
-    DID_FARTHEST, DID_LAYOUT_X, DID_LAYOUT_Y = DID_LAYOUT_X + LAYOUTS - 1, DID_X_OFF = DID_LAYOUT_Y + LAYOUTS - 1,
+    DID_FARTHEST, DID_DEVICE_OFFSET, DID_LAYOUT_X, DID_LAYOUT_Y = DID_LAYOUT_X + LAYOUTS - 1,
+    DID_X_OFF = DID_LAYOUT_Y + LAYOUTS - 1,
     DID_OTHER_OFF, DID_THETA_OFF, DID_THETA_T, DID_ONE_HEAD, DID_ONE_FEATURE,
     DID_THETA, DID_ACTIVATION = DID_THETA + THETAS - 1, DID_SPECIAL =
     DID_ACTIVATION + ACTIVATIONS - 1, DID_DTHETA = DID_SPECIAL + SPECIALS - 1, DID_ACCUMULATE, DID_NO_DX, DID_NO_DY, DIDS
@@ -194,7 +197,8 @@ static_assert((int)DIDS <= (int)TEST_MOST_OPTIONS, "count fewer");
 static const char *const did_name[DIDS] = {
     "f32", "f16", "bf16", "empty", "prefix alone", "batch 1", "batch 2 to 11", "batch 12 or more", "prefix", "1 axis",
     "2 axes", "3 axes", "4 to 7 axes", "8 axes", "vector on 2 axes", "vector on 3 axes", "e given", "odd dim", "dim > 256",
-    "a length of 1", "position < 0", "position 2^31 - 1", "x [b,n,h,d]", "x odd gaps", "x aligned gaps", "x [n,h,b,d]",
+    "a length of 1", "position < 0", "position 2^31 - 1", "offset on device",
+    "x [b,n,h,d]", "x odd gaps", "x aligned gaps", "x [n,h,b,d]",
     "x overlaps", "y [b,n,h,d]", "y odd gaps", "y aligned gaps", "y [n,h,b,d]", "dy overlaps", "x off", "y off other",
     "theta off", "theta of type T", "theta of all heads", "theta of all features",
     "theta 0", "theta up to 1e6", "theta tiny", "theta beyond 2^24", "theta wild", "relu",
@@ -254,6 +258,7 @@ static void count(const problem *p)
     }
     if (grid) {
         did[DID_THETA_T] = p->theta_t;
+        did[DID_DEVICE_OFFSET] = p->device_offset;
         did[DID_ONE_HEAD] = p->one_head && p->heads > 1;
         did[DID_ONE_FEATURE] = p->one_feature && e_of(p) > 1;
         if (p->theta) did[DID_THETA + p->theta - 1] = true;
@@ -344,6 +349,7 @@ static void activate(int activation, const double *x, const column *c, int64_t d
 static const double ROTATION = 8e-7;
 
 static test_buffer x_buffer, y_buffer, dx_buffer, theta_buffer, dtheta_buffer, work_buffer; /* y_buffer: dy in backward */
+static test_buffer offset_buffer;
 static unsigned char *kept, *kept_dtheta;                                                   /* the first run's outputs */
 static size_t kept_bytes, kept_dtheta_bytes;
 
@@ -443,6 +449,12 @@ static bool launched(const problem *p, lk_status status)
     return true;
 }
 
+/* The part of an offset that the host gives. */
+static int64_t host_offset(const problem *p, int axis)
+{
+    return p->device_offset ? p->offset[axis] / 3 : p->offset[axis];
+}
+
 /* Sizes and options. */
 static lk_md_lrpe_cosine_args sizes_of(const problem *p)
 {
@@ -450,7 +462,8 @@ static lk_md_lrpe_cosine_args sizes_of(const problem *p)
     args.theta = test_buffer_device(&theta_buffer);
     args.batch = p->batch, args.heads = p->heads, args.dim = p->dim, args.e = p->e, args.prefix = p->prefix;
     args.axes = p->axes, args.theta_heads = p->one_head, args.theta_features = p->one_feature;
-    for (int i = 0; i < 8; i++) args.shape[i] = p->shape[i], args.offset[i] = p->offset[i];
+    for (int i = 0; i < 8; i++) args.shape[i] = p->shape[i], args.offset[i] = host_offset(p, i);
+    if (p->device_offset) args.offset_device = (const int32_t *)test_buffer_device(&offset_buffer);
     args.theta_dtype = p->theta_t ? LK_DTYPE_T : LK_DTYPE_F32;
     args.activation = p->activation, args.path = p->path;
     return args;
@@ -505,8 +518,13 @@ static void check_workspace(const problem *p)
     test_buffer_untouched(&work_buffer, "workspace", describe(p));
 }
 
+/* theta, and offset_device, which has as many elements as there are axes. */
 static void prepare_theta(const problem *p, int poison)
 {
+    test_buffer_size(&offset_buffer, (size_t)(p->axes ? p->axes : 1) * 4, 4, poison);
+    for (int i = 0; i < (p->axes ? p->axes : 1); i++)
+        ((int32_t *)test_buffer_host(&offset_buffer))[i] = (int32_t)(p->offset[i] - host_offset(p, i));
+    test_buffer_upload(&offset_buffer);
     const int bytes = p->theta_t ? test_type_bytes[p->type] : 4;
     const int64_t columns = theta_columns(p);
     test_buffer_size(&theta_buffer, (size_t)(theta_rows(p) * columns * bytes), (size_t)(p->theta_at * bytes), poison);
@@ -598,6 +616,7 @@ static void check_forward(const problem *p)
         test_buffer_untouched(&x_buffer, "x", describe(p));
         test_buffer_untouched(&y_buffer, "y", describe(p));
         test_buffer_untouched(&theta_buffer, "theta", describe(p));
+        test_buffer_download(&offset_buffer), test_buffer_untouched(&offset_buffer, "offset_device", describe(p));
     }
 }
 
@@ -759,6 +778,7 @@ static void check_backward(const problem *p)
         test_buffer_untouched(&y_buffer, "dy", describe(p));
         test_buffer_untouched(&dx_buffer, "dx", describe(p));
         test_buffer_untouched(&theta_buffer, "theta", describe(p));
+        test_buffer_download(&offset_buffer), test_buffer_untouched(&offset_buffer, "offset_device", describe(p));
         test_buffer_untouched(&dtheta_buffer, "dtheta", describe(p));
     }
 }
@@ -1013,6 +1033,27 @@ static void thetas(int type, int direction, int path)
         }
 }
 
+/* Offsets in device memory: over tokens and over batches, on several axes, at both ends, with every activation. */
+static void device_offsets(int type, int direction, int path)
+{
+    const int64_t vec = 16 / test_type_bytes[type], last = (int64_t)1 << 31;
+    for (int axes = 1; axes <= 8; axes++)
+        for (int64_t batch = 1; batch < 6; batch += 4) {
+            problem p = plain(type, direction, path, batch, 2, 5, axes % 4 == 3 ? 33 : 3 * vec);
+            p.device_offset = true, p.axes = axes, p.prefix = axes % 3, p.activation = axes % ACTIVATIONS;
+            for (int i = 1; i < axes; i++) p.shape[i] = 1 + i % 2;
+            for (int i = 0; i < axes; i++) p.offset[i] = i % 3 == 0 ? 1000 + 7 * i : i % 3 == 1 ? -last + 1 + i : last - 2 - i;
+            check_both(p);
+            p.activation = 0, p.theta_t = true;
+            check_both(p);
+        }
+    problem p = plain(type, direction, path, 1, 3, test.small ? 120 : 900, 64); /* several tokens a thread */
+    p.device_offset = true, p.prefix = 3, p.offset[0] = 12345;
+    check_both(p);
+    p.activation = LK_MD_LRPE_COSINE_SOFTMAX, p.dim = path == LK_MD_LRPE_COSINE_VECTOR ? 64 : 300, p.shape[0] = 7;
+    check_both(p);
+}
+
 static void specials(int type, int direction, int path)
 {
     const int64_t sizes[] = {1, 16, 47, 80, 300};
@@ -1095,6 +1136,7 @@ static void all_themes(void)
                                    {"off by elements", misaligned},
                                    {"positions and thetas", thetas},
                                    {"shared thetas", shared},
+                                   {"offsets on the device", device_offsets},
                                    {"special values", specials},
                                    {"walks", walks},
                                    {"outputs", outputs}};
@@ -1393,6 +1435,11 @@ static void decoding(int type, int path)
         args.x = (const char *)args.x + n * p.dim * bytes;
         args.y = (char *)args.y + n * 2 * p.dim * bytes;
         args.shape[0] = 1, args.offset[0] = p.offset[0] + n;
+        if (n % 2) { /* as a graph would do it */
+            args.offset[0] = 0, args.offset_device = (const int32_t *)test_buffer_device(&offset_buffer);
+            ((int32_t *)test_buffer_host(&offset_buffer))[0] = (int32_t)(p.offset[0] + n);
+            test_buffer_upload(&offset_buffer);
+        }
         args.x_head_stride = 6 * p.dim, args.x_batch_stride = p.heads * args.x_head_stride;
         args.y_head_stride = 12 * p.dim, args.y_batch_stride = p.heads * args.y_head_stride;
         test_buffer_upload(&y_buffer); /* poison */
@@ -1583,7 +1630,7 @@ static void all_sequences(void)
 typedef struct {
     lk_status want, query; /* of the call and of the query, which looks at no pointer but dtheta */
     const char *field;     /* what lk_last_error must name */
-    int x, y, theta, dx, dtheta, workspace, workspace_bytes; /* y: dy in backward */
+    int x, y, theta, dx, dtheta, workspace, workspace_bytes, offset; /* y: dy in backward */
     problem p; /* good but for what is changed */
     int64_t x_stride[3], y_stride[3], dx_stride[3], theta_heads, theta_features;
     int theta_dtype;
@@ -1600,6 +1647,7 @@ static void *moved(test_buffer *b, int by)
     case -5: return test_buffer_device(&dx_buffer);
     case -6: return test_buffer_device(&y_buffer);
     case -7: return (char *)test_buffer_device(&x_buffer) + 512; /* between rows of 512 elements */
+    case -8: return test_buffer_device(&offset_buffer);
     }
     return (char *)test_buffer_device(b) + by;
 }
@@ -1612,7 +1660,8 @@ static void set_strides(int64_t *batch_stride, int64_t *head_stride, int64_t *to
 static void expect_error(const bad_call *bad)
 {
     const problem *p = &bad->p;
-    test_buffer *const buffers[] = {&x_buffer, &y_buffer, &dx_buffer, &theta_buffer, &dtheta_buffer, &work_buffer};
+    test_buffer *const buffers[] = {&x_buffer,      &y_buffer,    &dx_buffer,    &theta_buffer,
+                                    &dtheta_buffer, &work_buffer, &offset_buffer};
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 65536, 0, 0x3c), test_buffer_upload(buffers[i]);
     char op[64], said[512];
     snprintf(op, sizeof op, "lk_md_lrpe_cosine_%s_%s", direction_name[p->direction], test_type_name[p->type]);
@@ -1621,6 +1670,7 @@ static void expect_error(const bad_call *bad)
     const int64_t wrong[3] = {-1, INT64_MIN, INT64_MAX}, none[3] = {};
     lk_md_lrpe_cosine_args a = sizes_of(p);
     a.x = moved(&x_buffer, bad->x), a.theta = moved(&theta_buffer, bad->theta), a.theta_dtype = bad->theta_dtype;
+    a.offset_device = (const int32_t *)moved(&offset_buffer, bad->offset);
     a.theta_heads = bad->theta_heads, a.theta_features = bad->theta_features;
     set_strides(&a.x_batch_stride, &a.x_head_stride, &a.x_token_stride, bad->x_stride);
     a.y = bad->garbage ? GARBAGE : NULL;
@@ -1672,7 +1722,7 @@ static void errors(int type, int direction)
     bad_call *c;
     bad_call good = {};
     good.p = plain(type, direction, 0, 2, 3, 4, 2 * vec);
-    good.theta_dtype = LK_DTYPE_F32, good.dtheta = -1, good.workspace = -1;
+    good.theta_dtype = LK_DTYPE_F32, good.dtheta = -1, good.workspace = -1, good.offset = -1;
 #define BAD(status, what) (c = &bad[n++], *c = good, c->want = status, c->query = queried(status), c->field = what, c)
     BAD(LK_OK, "nothing")->x = 0;
     BAD(LK_ERR_NULL, "args")->no_args = true, c->query = LK_ERR_NULL;
@@ -1741,6 +1791,7 @@ static void errors(int type, int direction)
         BAD(LK_ERR_SHAPE, "dx and x overlap")->dx = -3, c->p.activation = 1, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "dx and dy overlap")->dx = -6, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "dx and theta overlap")->dx = -4, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "dx and offset_device overlap")->dx = -8, c->offset = 0, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "dtheta and theta overlap")->dtheta = -4, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "dtheta and dx overlap")->dtheta = -5, c->query = LK_OK;
         BAD(LK_OK, "in the memory of an x that is not read")->dx = -2;
@@ -1750,6 +1801,7 @@ static void errors(int type, int direction)
         BAD(LK_ERR_SHAPE, "y and x overlap")->y = -2, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "y and x overlap")->y = -3, c->query = LK_OK;
         BAD(LK_ERR_SHAPE, "y and theta overlap")->y = -4, c->query = LK_OK;
+        BAD(LK_ERR_SHAPE, "y and offset_device overlap")->y = -8, c->offset = 0, c->query = LK_OK;
         BAD(LK_OK, "in each other's gaps")->y = -7, c->y_stride[2] = c->x_stride[2] = 512;
     }
     BAD(LK_ERR_VALUE, "offset[0]")->p.offset[0] = last - 3;
@@ -1783,6 +1835,8 @@ static void errors(int type, int direction)
     BAD(LK_ERR_ALIGNMENT, back ? "dy is" : "y is")->y = 1;
     BAD(LK_ERR_ALIGNMENT, "theta is")->theta = 2;
     BAD(LK_ERR_ALIGNMENT, "theta is")->theta = 1, c->theta_dtype = 0;
+    BAD(LK_ERR_ALIGNMENT, "offset_device is")->offset = 2;
+    BAD(LK_OK, "offset_device off by an element, on the vector path")->offset = 4, c->p.path = LK_MD_LRPE_COSINE_VECTOR;
     if (bytes == 2) BAD(LK_OK, "theta of type T")->theta = 2, c->theta_dtype = 0;
     if (back) {
         BAD(LK_ERR_ALIGNMENT, "dx is")->dx = 1;
@@ -1914,6 +1968,7 @@ static problem draw(uint64_t seed)
         if (test_below(r, 8) == 0) p.offset[i] = -test_below(r, ((int64_t)1 << 31) - 1);
         if (test_below(r, 8) == 0) p.offset[i] = ((int64_t)1 << 31) - p.shape[i];
     }
+    p.device_offset = test_below(r, 4) == 0;
     if (test_below(r, 3) == 0) p.prefix = 1 + test_below(r, 11);
     if (test_below(r, 30) == 0) p.batch = 0;
     if (test_below(r, 30) == 0) p.shape[0] = 0;
