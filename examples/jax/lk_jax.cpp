@@ -21,6 +21,7 @@
 #include "xla/ffi/api/ffi.h"
 
 #include "lk/linear_cross_entropy.cuh"
+#include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
 #include "lk/srms_norm.cuh"
@@ -70,15 +71,16 @@ FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FI
        FIELD(max_counted) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index)
        FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_token) FIELD(target_dtype) FIELD(bias_dtype)
        FIELD(dweight_dtype) FIELD(dbias_dtype) FIELD(fast_logits) FIELD(tf32) FIELD(batch_invariant))
-FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
+FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
        FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(theta_heads) FIELD(theta_features)
        FIELD(prefix) FIELD(axes) ELEMENTS(shape) ELEMENTS(offset)
        FIELD(x_batch_stride) FIELD(x_head_stride) FIELD(x_token_stride) FIELD(y_batch_stride)
        FIELD(y_head_stride) FIELD(y_token_stride) FIELD(dy_batch_stride) FIELD(dy_head_stride) FIELD(dy_token_stride)
        FIELD(dx_batch_stride) FIELD(dx_head_stride) FIELD(dx_token_stride) FIELD(theta_dtype) FIELD(activation))
-FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIELD(y) FIELD(dy)
-       FIELD(dresidual_out) FIELD(dx) FIELD(dresidual) FIELD(dweight) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
-       FIELD(cols) FIELD(eps) FIELD(residual_dtype) FIELD(weight_dtype) FIELD(dweight_dtype))
+FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIELD(bias) FIELD(y) FIELD(dy)
+       FIELD(dresidual_out) FIELD(dx) FIELD(dresidual) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes)
+       FIELD(rows) FIELD(cols) FIELD(groups) FIELD(eps) FIELD(weight_offset) FIELD(residual_dtype) FIELD(weight_dtype)
+       FIELD(dweight_dtype))
 
 /* Sets one field; false if there is none of that name and kind. */
 template <class Args, class V> static bool set(Args &args, string_view name, V value)
@@ -196,6 +198,30 @@ static Error handle(cudaStream_t stream, int32_t device, ffi::RemainingArgs in, 
 }
 #endif
 
+/* lk_scale: x and the factor; the result is x itself, as input_output_aliases of the call demands. */
+template <lk_status (*scale)(void *, int64_t, const float *, cudaStream_t)>
+static Error run_scale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, ffi::Result<AnyBuffer> y)
+{
+    if (y->untyped_data() != x.untyped_data()) return Error(ErrorCode::kInternal, "lk_jax: scale is not in place");
+    const lk_status status = scale(y->untyped_data(), (int64_t)x.element_count(), (const float *)factor.untyped_data(), stream);
+    return status ? failed(status) : Error::Success();
+}
+#ifdef LK_JAX_CPU
+template <lk_status (*scale)(void *, int64_t, const float *, cudaStream_t)>
+static Error handle_scale(AnyBuffer x, AnyBuffer factor, ffi::Result<AnyBuffer> y)
+{
+    return run_scale<scale>(nullptr, x, factor, y);
+}
+#define BIND_SCALE ffi::Ffi::Bind()
+#else
+template <lk_status (*scale)(void *, int64_t, const float *, cudaStream_t)>
+static Error handle_scale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, ffi::Result<AnyBuffer> y)
+{
+    return run_scale<scale>(stream, x, factor, y);
+}
+#define BIND_SCALE ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()
+#endif
+
 /* ---- The workspace ------------------------------------------------------------------------------------------------------- */
 
 /* How many bytes the result `workspace` must have, 0 for none; -1 after an error, with lk_last_error(). lk checks shapes and
@@ -238,6 +264,9 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
+    LK_DECLARE_SCALE(T)                                                                                              \
+    XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_scale_##T, handle_scale<lk_scale_##T>,                                      \
+                                  BIND_SCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(), TRAITS);            \
     FUNCTION(logsumexp, forward, T, nullptr)                                                                         \
     FUNCTION(logsumexp, backward, T, nullptr)                                                                        \
     FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \

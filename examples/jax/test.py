@@ -10,6 +10,7 @@ devices (shard_map over two devices of the CPU, so not on a GPU) and, on a GPU, 
 """
 import concurrent.futures
 import functools
+import logging
 import os
 import re
 import subprocess
@@ -97,11 +98,12 @@ def calls_in(f, *args):
 
 
 def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
-                  logit_scale=1.0, class_weight=None, zero_when_empty=False, denominator=None):
-    """(loss, {aux}) by the formulas at the top of lk/cross_entropy.cuh."""
+                  logit_scale=1.0, temperature=1.0, class_weight=None, zero_when_empty=False, denominator=None):
+    """(loss, {aux}) by the formulas at the top of lk/cross_entropy.cuh. A temperature divides the logits at the end."""
     vocab = logits.shape[-1]
-    z = logits * logit_scale
+    z = logits * (logit_scale[..., None] if jnp.ndim(logit_scale) else logit_scale)
     z = softcap * jnp.tanh(z / softcap) if softcap else z
+    z = z / (temperature[..., None] if jnp.ndim(temperature) else temperature)
     w = jnp.ones(vocab) if class_weight is None else jnp.asarray(class_weight, jnp.float64)
     counted = jnp.ones(targets.shape, bool) if ignore_index is None else targets != ignore_index
     good = counted & (targets >= 0) & (targets < vocab)
@@ -129,10 +131,10 @@ def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_sm
     return loss, aux
 
 
-def exact_norm(x, residual=None, weight=None, eps=1e-6):
+def exact_norm(x, residual=None, weight=None, eps=1e-6, bias=0.0, weight_offset=0.0):
     s = x if residual is None else x + residual
     y = s / jnp.sqrt(jnp.mean(s * s, -1, keepdims=True) + eps)
-    return (y if weight is None else y * weight), s
+    return (y if weight is None else y * (weight_offset + weight)) + bias, s
 
 
 def exact_lrpe(x, theta, shape, prefix=0, activation=None, offset=None, layout="BHTD"):
@@ -251,7 +253,7 @@ def cross_entropy():
 def linear_cross_entropy():
     tokens, hidden, vocab = 11, 24, 40
     weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
-    more = [{"max_counted": 10}, {"fast_logits": True}, {"tf32": True}, {"workspace_bytes": 1 << 20}]
+    more = [{"max_counted": 10}, {"fast_logits": True}, {"tf32": True}, {"workspace_mib": 1}]
     for dtype in DTYPES:
         x = normal(7, tokens, hidden, dtype=dtype)
         for options in entropy_options(vocab) + more:
@@ -325,8 +327,19 @@ def md_lrpe_cosine():
                     x = normal(1, *lead, dim, dtype=dtype)
                     theta = normal(2, heads, -(-dim // len(shape)), dtype=dtype).astype(theta_type)
                     options = dict(shape=shape, prefix=prefix, activation=activation, offset=offset, layout=layout)
-                    compare(f"{dtype} {theta_type} {options}", lambda v, t: lk.md_lrpe_cosine(v, t, **options),
-                            lambda v, t: exact_lrpe(v, t, **options), [x, theta], normal(3, *lead, 2 * dim, dtype=dtype))
+                    up, exact = normal(3, *lead, 2 * dim, dtype=dtype), lambda v, t: exact_lrpe(v, t, **options)
+                    compare(f"{dtype} {theta_type} {options}", lambda v, t: lk.md_lrpe_cosine(v, t, **options), exact, [x, theta],
+                            up)
+                    if offset:  # an array, and traced
+                        pull = lambda offset, *a: jax.vjp(lambda v, t: lk.md_lrpe_cosine(v, t, **dict(options, offset=offset)), *a)
+                        both = lambda offset, up, *a: (lambda y, pull: (y, pull(up)))(*pull(offset, *a))
+                        expected = both(offset, up, x, theta)
+                        for how, given in (("array", jnp.array(offset)), ("traced", None), ("list of traced", list)):
+                            f = both if given is not None else jax.jit(both)
+                            if given is list:
+                                f, given = jax.jit(lambda a, *more: both([a[0], *offset[1:]], *more)), jnp.array(offset)
+                            equal(f"{dtype} {theta_type} {options} offset {how}",
+                                  f(jnp.array(offset) if given is None else given, up, x, theta), expected)
     for rows, columns in ((1, 8), (2, 1), (1, 1)):  # shared by heads, by features
         for layout in ("BHTD", "BTHD"):
             options = dict(shape=(3, 2), prefix=1, activation="silu", offset=(4, 0), layout=layout)
@@ -339,6 +352,12 @@ def md_lrpe_cosine():
     calls = calls_in(jax.grad(loss), x, theta)
     check("no x for the gradient of x", calls == [("md_lrpe_cosine_backward_f32", "theta dy", "dx")], calls)
     close("one axis as a number", lk.md_lrpe_cosine(x, theta, 4, offset=2), exact_lrpe(x, theta, (4,), offset=(2,)), 4)
+    whole = lk.md_lrpe_cosine(x, theta, 4, offset=7, prefix=0)
+    step = jax.jit(lambda v, i: lk.md_lrpe_cosine(v, theta, 1, offset=7 + i))
+    check("token by token by one program", all(np.array_equal(step(x[:, :, i:i + 1], i), whole[:, :, i:i + 1]) for i in range(4)))
+    rows = jax.vmap(lambda v, i: lk.md_lrpe_cosine(v, theta, 4, offset=i))(x, jnp.array([5, -9]))
+    check("vmap over offsets", all(np.array_equal(rows[i], lk.md_lrpe_cosine(x[i], theta, 4, offset=o))
+                                   for i, o in enumerate((5, -9))))
     check("without a batch", np.array_equal(lk.md_lrpe_cosine(x[0], theta, 4), lk.md_lrpe_cosine(x, theta, 4)[0]))
 
 
@@ -357,6 +376,19 @@ def rms_norm():
                     for i, alone in enumerate((up, up_s.astype(r))):
                         compare(f"{name} residual {r}, result {i} alone", lambda *a: lk.add_rms_norm(*a)[i],
                                 lambda *a: exact_norm(*a)[i], arrays, alone, 3)
+        for shape, ends in (((2, 3, 40), (40,)), ((2, 3, 40), (3, 40)), ((5, 2, 3, 40), (2, 3, 40)), ((3, 40), (3, 40))):
+            x, w, b = normal(1, *shape, dtype=dtype), normal(2, *ends, dtype=dtype), normal(3, *ends, dtype=dtype)
+            r, up = normal(4, *shape), normal(5, *shape, dtype=dtype)
+            name = f"{dtype} {shape} weight and bias {ends}"
+            for kind in dict.fromkeys((dtype, "float32")):
+                compare(f"{name} {kind}", lambda x, w, b: lk.rms_norm(x, w, bias=b, weight_offset=1.0), lambda x, w, b: exact_norm(
+                    x, None, w, bias=b, weight_offset=1.0)[0], [x, w.astype(kind), b.astype(kind)], up)
+            compare(f"{name} alone", lambda x, b: lk.rms_norm(x, bias=b), lambda x, b: exact_norm(x, bias=b)[0], [x, b], up)
+            compare(f"{name} residual", lambda x, r, w, b: lk.add_rms_norm(x, r, w, bias=b, weight_offset=-0.5),
+                    lambda x, r, w, b: exact_norm(x, r, w, bias=b, weight_offset=-0.5), [x, r, w, b], (up, r), 3)
+            compare(f"{name} weight_offset with a gradient", lambda x, w, b, o: lk.rms_norm(x, w, bias=b, weight_offset=o),
+                    lambda x, w, b, o: exact_norm(x, None, w, bias=b, weight_offset=o)[0], [x, w, b, jnp.float32(0.75)], up,
+                    3, jit=True)
     x, w = normal(1, 4, 8), normal(2, 8)
     close("eps", lk.rms_norm(x, w, 0.5), exact_norm(x, None, w, 0.5)[0], 4)
     check("srms_norm", np.array_equal(lk.srms_norm(x), lk.rms_norm(x)))
@@ -365,6 +397,142 @@ def rms_norm():
     check("a frozen weight has no gradient", calls == [("srms_norm_backward_f32", "weight x dy", "dx")], calls)
     check("nor has a frozen x", [c[2] for c in calls_in(jax.grad(loss, 1), x, w)] == ["dweight workspace"])
     check("a value alone needs y alone", calls_in(lk.rms_norm, x, w) == [("srms_norm_forward_f32", "weight x", "y")])
+
+
+# ---- Numbers as operands -----------------------------------------------------------------------------------------------------
+
+
+def programs(f, values):
+    """How many programs XLA compiles for new values, after two others."""
+    compiled = [0]
+
+    def listen(event, seconds, **more):
+        compiled[0] += event == "/jax/core/compile/backend_compile_duration"
+    f(values[0]), f(values[1])
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    for v in values[2:]:
+        f(v)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    return compiled[0]
+
+
+def numbers():
+    """Options that are operands of the compiled program, and have gradients."""
+    t, ignored, vocab, hidden = integers(3, 40, 6), integers(3, 40, 6), 40, 24
+    ignored[2] = -100
+    bias = normal(9, vocab)
+    for dtype in DTYPES:
+        x, v = normal(4, 6, vocab, dtype=dtype, scale=2), normal(5, 6, hidden, dtype=dtype)
+        m = normal(8, vocab, hidden, dtype=dtype, scale=0.3)
+        one, each = jnp.float32(0.7), jnp.abs(normal(6, 6)) + 0.5
+        for reduction in ("mean", "none", "sum")[:3 if dtype == "float32" else 2]:
+            up = 1024 * jnp.abs(normal(6, *((6,) if reduction == "none" else ())))
+            for options in ({}, {"softcap": 5.0}, {"z_loss": 0.01, "label_smoothing": 0.1})[:3 if dtype == "bfloat16" else 1]:
+                for name in ("logit_scale", "temperature"):
+                    for s in (one, each):
+                        if name == "temperature" and "softcap" in options:
+                            continue
+                        full = dict(options, reduction=reduction)
+                        what = f"{dtype} {full} {name} {s.shape}"
+                        # s x is rounded to 16 bits, as are the gradients that the gradient of s is a sum of.
+                        compare(f"cross_entropy {what}", lambda x, s: lk.cross_entropy(x, ignored, **full, **{name: s}),
+                                lambda x, s: exact_entropy(x, ignored, **full, **{name: s})[0], [x, s], up, 8, jit=s is one,
+                                like=dtype)
+                        compare(f"linear {what}", lambda v, m, s: lk.linear_cross_entropy(v, m, ignored, **full, **{name: s}),
+                                lambda v, m, s: exact_entropy(v @ m.T, ignored, **full, **{name: s})[0], [v, m, s], up, 8,
+                                jit=s is one, like=dtype)
+            compare(f"{dtype} {reduction} bias", lambda v, m, b, s: lk.linear_cross_entropy(
+                v, m, t, bias=b, logit_scale=s, reduction=reduction), lambda v, m, b, s: exact_entropy(
+                    v @ m.T + b, t, logit_scale=s, reduction=reduction)[0], [v, m, bias.astype(dtype), one], up, 8, like=dtype)
+            for options in ({}, {"class_weight": np.abs(normal(5, vocab)) + 0.1, "softcap": 5.0}, {"denominator": 4},
+                            {"zero_when_empty": True}):
+                if reduction != "mean" and "denominator" in options:
+                    continue
+                full, k = dict(options, reduction=reduction), jnp.float32(0.02)
+                what = f"{dtype} {[*options]} {reduction} z_loss"
+                compare(what, lambda x, k: lk.cross_entropy(x, ignored, **full, z_loss=k),
+                        lambda x, k: exact_entropy(x, ignored, **full, z_loss=k)[0], [x, k], up, 4)
+                compare(f"linear {what}", lambda v, m, k: lk.linear_cross_entropy(v, m, ignored, **full, z_loss=k),
+                        lambda v, m, k: exact_entropy(v @ m.T, ignored, **full, z_loss=k)[0], [v, m, k], up, 4, jit=True)
+                aux = ("z_loss", "valid_rows")
+                a, b = (lk.cross_entropy(x, ignored, **full, z_loss=z, aux=aux) for z in (k, 0.02))
+                close(f"{what} aux", a[1]["z_loss"], b[1]["z_loss"], 8)
+                check(f"{what} aux names", a[1].keys() == b[1].keys() and np.array_equal(a[1]["valid_rows"], b[1]["valid_rows"]))
+        for options in ({"temperature": 0.7}, {"temperature": 1.5, "softcap": 5.0, "logit_scale": 2.0}):
+            what = f"{dtype} {options}"
+            compare(what, lambda x: lk.cross_entropy(x, t, **options), lambda x: exact_entropy(x, t, **options)[0], [x],
+                    jnp.float32(1024), 2)
+            compare(f"linear {what}", lambda v, m: lk.linear_cross_entropy(v, m, t, **options),
+                    lambda v, m: exact_entropy(v @ m.T, t, **options)[0], [v, m], jnp.float32(1024), 3)
+        compare(f"{dtype} scale", lambda x, s: lk.logsumexp(x, 1, scale=s), lambda x, s: jax.nn.logsumexp(x * s, 1), [x, one],
+                normal(1, 6, dtype=dtype), 8, like=dtype)
+    x, v, m = normal(4, 6, vocab), normal(5, 6, hidden), normal(8, vocab, hidden)
+    empty = jnp.full(6, -100)
+    for zero in (True, False):
+        a, b = (lk.cross_entropy(x, empty, z_loss=z, zero_when_empty=zero) for z in (jnp.float32(0.1), 0.1))
+        check(f"z_loss over nothing, zero_when_empty={zero}", np.array_equal(a, b, equal_nan=True), f"{a} {b}")
+    check("softcap None", np.array_equal(lk.cross_entropy(x, t, softcap=None), lk.cross_entropy(x, t)))
+    q, theta = normal(1, 1, 2, 1, 8), normal(2, 2, 8)
+    grad = lambda f, *a: jax.grad(f, tuple(range(len(a))))(*a)
+    for name, f in {
+            "offset": lambda i: lk.md_lrpe_cosine(q, theta, (1,), offset=i),
+            "offset's gradients": lambda i: grad(lambda q, h: lk.md_lrpe_cosine(q, h, (1,), offset=i).sum(), q, theta),
+            "offset traced": jax.jit(lambda i: lk.md_lrpe_cosine(q, theta, (1,), offset=i)),
+            "z_loss": lambda i: grad(lambda x: lk.cross_entropy(x, t, z_loss=jnp.float32(i)), x),
+            "logit_scale": lambda i: grad(lambda x, s: lk.cross_entropy(x, t, logit_scale=s), x, jnp.float32(i)),
+            "temperature": lambda i: grad(lambda v, m: lk.linear_cross_entropy(v, m, t, temperature=jnp.float32(i)), v, m),
+            "weight_offset": lambda i: grad(lambda x: lk.rms_norm(x, x[0], weight_offset=jnp.float32(i)).sum(), x),
+            "scale": lambda i: lk.logsumexp(x, scale=jnp.float32(i)),
+            "denominator": lambda i: lk.cross_entropy(x, t, denominator=i),
+            "grad_scale": lambda i: grad(lambda x: i * lk.cross_entropy(x, t, grad_scale=i), x)}.items():
+        made = programs(f, range(1, 6))
+        check(f"a new {name} is no new program", made == 0, f"{made} programs for 3 values")
+
+
+def scales():
+    """grad_scale: forward multiplies gradients by what backward most likely will be given."""
+    t, vocab, hidden = integers(3, 40, 6), 40, 24
+    t[2] = -100
+    bias, x32, v32 = normal(9, vocab), normal(4, 6, vocab, scale=2), normal(5, 6, hidden)
+    for dtype in DTYPES:
+        x, v, m = x32.astype(dtype), v32.astype(dtype), normal(8, vocab, hidden, dtype=dtype, scale=0.3)
+        for reduction in ("mean", "sum"):
+            for g, up in ((4096.0, 4096.0), (4096.0, 1000.0), (0.3, 0.3), (0.3, 3000.0), (7, 7)):
+                up = jnp.float32(up)
+                for given in (g, jnp.float32(g)):
+                    full = dict(reduction=reduction, label_smoothing=0.1)
+                    what = f"{dtype} {reduction} {g} {up} {type(given).__name__}"
+                    like = "bfloat16" if dtype == "float16" and g < 1 else None  # f16 with a small factor has few digits left
+                    compare(f"cross_entropy {what}", lambda x: lk.cross_entropy(x, t, **full, grad_scale=given),
+                            lambda x: exact_entropy(x, t, **full)[0], [x], up, 2, jit=given is g, like=like)
+                    compare(f"linear {what}", lambda v, m, b: lk.linear_cross_entropy(v, m, t, bias=b, **full, grad_scale=given),
+                            lambda v, m, b: exact_entropy(v @ m.T + b, t, **full)[0], [v, m, bias], up, 3, jit=given is g,
+                            like=like)
+        both = lambda x, g, up: jax.vjp(lambda x: lk.cross_entropy(x, t, grad_scale=g), x)[1](up)[0]
+        all_, ups = jnp.stack([x, x + 1, -x]), jnp.float32([512, 3, 700])
+        for how, g, axes in (("one", jnp.float32(512), (0, None, 0)), ("each its own", jnp.float32([512, 2, 7]), (0, 0, 0)),
+                             ("one gradient", jnp.float32(512), (0, None, None))):
+            mapped = jax.jit(jax.vmap(both, axes))(all_, g, ups[0] if axes[2] is None else ups)
+            for i in range(3):
+                own = both(all_[i], g[i] if axes[1] == 0 else g, ups[0] if axes[2] is None else ups[i])
+                close(f"{dtype} vmap, {how} {i}", mapped[i], own, 1)
+    # float16: the factor comes before the rounding, in one call. Gradients of a mean over many rows would round to 0 without it.
+    x, t = normal(1, 512, 256, dtype="float16"), integers(2, 256, 512)
+    scaled = lambda x, g: jax.grad(lambda x: g * lk.cross_entropy(x, t, grad_scale=g))(x)
+    exact = exactly(lambda x: exact_entropy(x, t)[0], x, upstream=jnp.float32(65536))[1][0]
+    close("float16 with a loss scale", scaled(x, jnp.float32(65536)), exact)
+    f = lambda x, g: jax.value_and_grad(lambda x: g * lk.cross_entropy(x, t, grad_scale=g))(x)
+    calls = calls_in(f, x, jnp.float32(8))
+    check("float16 in one call", calls == [("cross_entropy_forward_backward_f16", "logits target upstream",
+                                            "loss dlogits workspace")], calls)
+    text = jax.jit(f).lower(x, jnp.float32(8)).compile().as_text()
+    check("its gradients are scaled in place", 'custom_call_target="lk_scale_f16"' in text and " copy(" not in text and
+          " conditional(" not in text and "output_to_operand_aliasing={{}: (0, {})}" in text, text)
+    loss, pull = jax.vjp(lambda x: lk.cross_entropy(x, t, grad_scale=2.0), x.astype(jnp.float32))
+    first, second, third = (pull(jnp.float32(u))[0] for u in (2, 6, 2))
+    check("the gradient can be pulled again", np.array_equal(first, third) and np.allclose(3 * first, second, rtol=1e-6))
+    plain = jax.grad(lambda x: lk.cross_entropy(x, t, aux=("lse",))[0])(x)
+    equal("beside lse", jax.grad(lambda x: lk.cross_entropy(x, t, grad_scale=3.0, aux=("lse",))[0])(x), plain)
 
 
 # ---- All ops under JAX's transformations -------------------------------------------------------------------------------------
@@ -382,12 +550,19 @@ def functions():
         "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
         "cross_entropy mean": (lambda x, t: lk.cross_entropy(x, t, label_smoothing=0.1), (x, t), ()),
         "cross_entropy mean denominator": (lambda x, t, d: lk.cross_entropy(x, t, denominator=d), (x, t), (jnp.int32(5),)),
+        "cross_entropy mean grad_scale": (lambda x, t, g: lk.cross_entropy(x, t, grad_scale=jax.lax.stop_gradient(g)), (x, t),
+                                          (jnp.float32(3),)),
         "linear entropy": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy", "argmax")),
                            (x, t), (m,)),
         "linear none": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none"), (x, t), (m,)),
+        "linear none logit_scale": (lambda x, t, m, s: lk.linear_cross_entropy(x, m, t, reduction="none", logit_scale=s), (x, t),
+                                    (m, jnp.float32(0.5))),
         "linear mean": (lambda x, t, m: lk.linear_cross_entropy(x, m, t), (x, t), (m,)),
         "md_lrpe_cosine": (lambda x, theta: lk.md_lrpe_cosine(x, theta, 2, activation="silu"), (x.reshape(4, 3, 2, 16),),
                            (theta,)),
+        "md_lrpe_cosine offset": (lambda x, theta, o: lk.md_lrpe_cosine(x, theta, 2, offset=o), (x.reshape(4, 3, 2, 16),),
+                                  (theta, jnp.int32(1000))),
+        "rms_norm heads": (lambda x, w, b: lk.rms_norm(x, w, bias=b), (x,), (normal(6, 6, 16), normal(7, 6, 16))),
         "rms_norm": (lambda x, w: lk.rms_norm(x, w), (x,), (w,)),
         "add_rms_norm": (lambda x, r, w: lk.add_rms_norm(x, r, w), (x, x[::-1]), (w,)),
     }
@@ -461,54 +636,123 @@ def mistakes():
     x, t, w = normal(1, 4, 8), jnp.zeros(4, jnp.int32), normal(2, 8)
     m, theta, z = normal(3, 6, 8), normal(4, 3, 8), normal(5, 2, 3, 4, 8)
     wide = np.zeros((4, 8), np.int32)
-    for expected, f in [
-        ("x is int32; it must be float32, float16 or bfloat16", lambda: lk.rms_norm(wide)),
-        ("weight has the shape (7,); it must have (8,)", lambda: lk.rms_norm(x, w[:7])),
-        ("weight is bfloat16; it must be float32", lambda: lk.rms_norm(x, w.astype(jnp.bfloat16))),
-        ("eps is -1", lambda: lk.rms_norm(x, w, -1.0)),
-        ("residual has the shape (4, 7)", lambda: lk.add_rms_norm(x, x[:, :7])),
-        ("x has the shape ()", lambda: lk.rms_norm(jnp.float32(1))),
-        ("cols is 0", lambda: lk.rms_norm(jnp.zeros((4, 0)))),
-        ("targets is float32; it must be int32 or int64", lambda: lk.cross_entropy(x, w)),
-        ("targets has the shape (3,)", lambda: lk.cross_entropy(x, t[:3])),
-        ("label_smoothing is 2", lambda: lk.cross_entropy(x, t, label_smoothing=2.0)),
-        ("softcap is -1", lambda: lk.cross_entropy(x, t, softcap=-1.0)),
-        ("z_loss is", lambda: lk.cross_entropy(x, t, z_loss=float("nan"))),
-        ("logit_scale is 0", lambda: lk.cross_entropy(x, t, logit_scale=0)),
-        ("reduction is 'max'; it must be one of 'none', 'mean', 'sum'", lambda: lk.cross_entropy(x, t, reduction="max")),
-        ("aux has 'loss'", lambda: lk.cross_entropy(x, t, aux=("loss",))),
-        ("class_weight has the shape (8, 1)", lambda: lk.cross_entropy(x, t, class_weight=w[:, None])),
-        ("vocab is 0", lambda: lk.cross_entropy(jnp.zeros((4, 0)), t)),
-        ("weight has the shape (6, 7); it must have (6, 8)", lambda: lk.linear_cross_entropy(x, m[:, :7], t)),
-        ("weight is float16; it must be float32", lambda: lk.linear_cross_entropy(x, m.astype(jnp.float16), t)),
-        ("bias has the shape (8,); it must have (6,)", lambda: lk.linear_cross_entropy(x, m, t, bias=w)),
-        ("max_counted is -1", lambda: lk.linear_cross_entropy(x, m, t, max_counted=-1)),
-        ("aux has 'rank'", lambda: lk.linear_cross_entropy(x, m, t, aux=("rank",))),
-        ("batch_invariant needs", lambda: lk.linear_cross_entropy(x, m, t, batch_invariant=True)),
-        ("reduction is 'sum'; with a denominator it must be 'mean'",
+    scalar = jnp.float32(0.5)
+    for kind, expected, f in [
+        (TypeError, "x is int32; it must be float32, float16 or bfloat16", lambda: lk.rms_norm(wide)),
+        (ValueError, "weight has the shape (7,); it must have (8,)", lambda: lk.rms_norm(x, w[:7])),
+        (TypeError, "weight is bfloat16; it must be float32", lambda: lk.rms_norm(x, w.astype(jnp.bfloat16))),
+        (ValueError, "eps is -1", lambda: lk.rms_norm(x, w, -1.0)),
+        (ValueError, "residual has the shape (4, 7)", lambda: lk.add_rms_norm(x, x[:, :7])),
+        (ValueError, "x has the shape ()", lambda: lk.rms_norm(jnp.float32(1))),
+        (ValueError, "cols is 0", lambda: lk.rms_norm(jnp.zeros((4, 0)))),
+        (TypeError, "targets is float32; it must be int32 or int64", lambda: lk.cross_entropy(x, w)),
+        (ValueError, "targets has the shape (3,)", lambda: lk.cross_entropy(x, t[:3])),
+        (ValueError, "label_smoothing is 2", lambda: lk.cross_entropy(x, t, label_smoothing=2.0)),
+        (ValueError, "softcap is -1", lambda: lk.cross_entropy(x, t, softcap=-1.0)),
+        (ValueError, "z_loss is", lambda: lk.cross_entropy(x, t, z_loss=float("nan"))),
+        (ValueError, "logit_scale is 0", lambda: lk.cross_entropy(x, t, logit_scale=0)),
+        (ValueError, "reduction is 'max'; it must be one of 'none', 'mean', 'sum'",
+         lambda: lk.cross_entropy(x, t, reduction="max")),
+        (ValueError, "aux has 'loss'", lambda: lk.cross_entropy(x, t, aux=("loss",))),
+        (ValueError, "class_weight has the shape (8, 1)", lambda: lk.cross_entropy(x, t, class_weight=w[:, None])),
+        (ValueError, "vocab is 0", lambda: lk.cross_entropy(jnp.zeros((4, 0)), t)),
+        (ValueError, "weight has the shape (6, 7); it must have (6, 8)", lambda: lk.linear_cross_entropy(x, m[:, :7], t)),
+        (TypeError, "weight is float16; it must be float32", lambda: lk.linear_cross_entropy(x, m.astype(jnp.float16), t)),
+        (ValueError, "bias has the shape (8,); it must have (6,)", lambda: lk.linear_cross_entropy(x, m, t, bias=w)),
+        (ValueError, "max_counted is -1", lambda: lk.linear_cross_entropy(x, m, t, max_counted=-1)),
+        (ValueError, "aux has 'rank'", lambda: lk.linear_cross_entropy(x, m, t, aux=("rank",))),
+        (ValueError, "batch_invariant needs", lambda: lk.linear_cross_entropy(x, m, t, batch_invariant=True)),
+        (ValueError, "reduction is 'sum'; with a denominator it must be 'mean'",
          lambda: lk.cross_entropy(x, t, reduction="sum", denominator=3)),
-        ("denominator has the shape (8,)", lambda: lk.cross_entropy(x, t, denominator=w)),
-        ("budget", lambda: lk.linear_cross_entropy(x, m, t, workspace_bytes=1)),
-        ("axis 2 does not exist", lambda: lk.logsumexp(x, 2)),
-        ("axis is (0, 2); lk sums over axes that are neighbours", lambda: lk.logsumexp(z, (0, 2))),
-        ("scale is 0", lambda: lk.logsumexp(x, scale=0)),
-        ("scale is", lambda: lk.logsumexp(x, scale=float("inf"))),
-        ("dtype is float16; it must be float32", lambda: lk.logsumexp(x, dtype="float16")),
-        ("x has the shape (4, 8)", lambda: lk.md_lrpe_cosine(x, theta, 4)),
-        ("4 tokens; prefix and shape ask for 5", lambda: lk.md_lrpe_cosine(z, theta, 5)),
-        ("theta has the shape (2, 8); it must have (3, 8)", lambda: lk.md_lrpe_cosine(z, theta[:2], 4)),
-        ("e is 3", lambda: lk.md_lrpe_cosine(z, theta[:, :3], 4)),
-        ("activation is 'gelu'", lambda: lk.md_lrpe_cosine(z, theta, 4, activation="gelu")),
-        ("layout is 'BTDH'", lambda: lk.md_lrpe_cosine(z, theta, 4, layout="BTDH")),
-        ("must have 1 to 8 axes", lambda: lk.md_lrpe_cosine(z, theta, (1,) * 9)),
-        ("as many axes as shape", lambda: lk.md_lrpe_cosine(z, theta, (2, 2), offset=(1,))),
+        (ValueError, "denominator has the shape (8,)", lambda: lk.cross_entropy(x, t, denominator=w)),
+        (ValueError, "budget", lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=1e-6)),
+        (ValueError, "workspace_mib is 0", lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=0)),
+        (ValueError, "axis 2 does not exist", lambda: lk.logsumexp(x, 2)),
+        (ValueError, "axis is (0, 2); lk sums over axes that are neighbours", lambda: lk.logsumexp(z, (0, 2))),
+        (ValueError, "scale is 0", lambda: lk.logsumexp(x, scale=0)),
+        (ValueError, "scale is", lambda: lk.logsumexp(x, scale=float("inf"))),
+        (TypeError, "dtype is float16; it must be float32", lambda: lk.logsumexp(x, dtype="float16")),
+        (ValueError, "x has the shape (4, 8)", lambda: lk.md_lrpe_cosine(x, theta, 4)),
+        (ValueError, "4 tokens; prefix and shape ask for 5", lambda: lk.md_lrpe_cosine(z, theta, 5)),
+        (ValueError, "theta has the shape (2, 8); it must have (3, 8)", lambda: lk.md_lrpe_cosine(z, theta[:2], 4)),
+        (ValueError, "e is 3", lambda: lk.md_lrpe_cosine(z, theta[:, :3], 4)),
+        (ValueError, "activation is 'gelu'", lambda: lk.md_lrpe_cosine(z, theta, 4, activation="gelu")),
+        (ValueError, "layout is 'BTDH'", lambda: lk.md_lrpe_cosine(z, theta, 4, layout="BTDH")),
+        (ValueError, "must have 1 to 8 axes", lambda: lk.md_lrpe_cosine(z, theta, (1,) * 9)),
+        (ValueError, "as many axes as shape", lambda: lk.md_lrpe_cosine(z, theta, (2, 2), offset=(1,))),
+        # Numbers that are part of the program.
+        *((TypeError, f"{name} is traced, by jit or grad; it must be a number of Python", lambda name=name, how=how: how(
+            lambda s: lk.cross_entropy(x, t, **{name: s}))(0.5)) for name in ("softcap", "label_smoothing")
+          for how in (jax.jit, jax.grad)),
+        (TypeError, "eps is traced", lambda: jax.grad(lambda e: lk.rms_norm(x, w, e).sum())(0.5)),
+        (TypeError, "ignore_index is traced", lambda: jax.jit(lambda i: lk.cross_entropy(x, t, ignore_index=i))(3)),
+        (TypeError, "prefix is traced", lambda: jax.jit(lambda i: lk.md_lrpe_cosine(z, theta, 4, i))(0)),
+        (TypeError, "softcap is 'big'; it must be a number", lambda: lk.cross_entropy(x, t, softcap="big")),
+        (TypeError, "eps is None; it must be a number", lambda: lk.rms_norm(x, w, None)),
+        (TypeError, "ignore_index is 2.5; it must be a whole number", lambda: lk.cross_entropy(x, t, ignore_index=2.5)),
+        (TypeError, "max_counted is 1.5; it must be a whole number", lambda: lk.linear_cross_entropy(x, m, t, max_counted=1.5)),
+        (TypeError, "shape is 4.0; it must be a whole number", lambda: lk.md_lrpe_cosine(z, theta, 4.0)),
+        (TypeError, "offset is 1.5; it must be a whole number", lambda: lk.md_lrpe_cosine(z, theta, 4, offset=1.5)),
+        (TypeError, "offset is float32; it must be of whole numbers", lambda: lk.md_lrpe_cosine(z, theta, 4, offset=scalar)),
+        (ValueError, "offset[0] 2147483645 and shape[0] 4 make a position outside (-2^31, 2^31)",
+         lambda: lk.md_lrpe_cosine(z, theta, 4, offset=2**31 - 3)),
+        # Numbers that are operands.
+        (ValueError, "logit_scale has the shape (3,); it must be one number, or have (4,), one for each target",
+         lambda: lk.cross_entropy(x, t, logit_scale=jnp.ones(3))),
+        (ValueError, "with a bias it must be one number",
+         lambda: lk.linear_cross_entropy(x, m, t, bias=m[:, 0], logit_scale=jnp.ones(4))),
+        (ValueError, "z_loss has the shape (4,); it must be one number", lambda: lk.cross_entropy(x, t, z_loss=jnp.ones(4))),
+        (ValueError, "temperature is 0.0; it must be above 0", lambda: lk.cross_entropy(x, t, temperature=0)),
+        (TypeError, "temperature is an array, and there is a softcap",
+         lambda: lk.cross_entropy(x, t, temperature=scalar, softcap=3.0)),
+        (ValueError, "reduction is 'none'; with a grad_scale it must be 'mean' or 'sum'",
+         lambda: lk.cross_entropy(x, t, reduction="none", grad_scale=2)),
+        (ValueError, "grad_scale is 0", lambda: lk.cross_entropy(x, t, grad_scale=0)),
+        (ValueError, "grad_scale has the shape (4,)", lambda: lk.linear_cross_entropy(x, m, t, grad_scale=jnp.ones(4))),
+        # Gradients that are not there.
+        *((TypeError, f"{name} would need a gradient, and gets none; give jax.lax.stop_gradient of it",
+           lambda name=name, a=a, f=f: jax.grad(lambda a: f(**{name: a}))(a))
+          for f, columns in ((functools.partial(lk.cross_entropy, x, t), 8),
+                             (functools.partial(lk.linear_cross_entropy, x, m, t), 6))
+          for name, a in (("class_weight", jnp.ones(columns)), ("denominator", scalar), ("grad_scale", scalar))),
+        # Norms.
+        (ValueError, "weight has the shape (3, 8); it must have (8,)", lambda: lk.rms_norm(x, m[:3])),
+        (ValueError, "weight and bias have the shapes [(8,), (4, 8)]; they must have one", lambda: lk.rms_norm(x, w, bias=x)),
+        (TypeError, "they must have one type", lambda: lk.rms_norm(x.astype(jnp.float16), w, bias=w.astype(jnp.float16))),
+        (TypeError, "weight_offset is '1'", lambda: lk.rms_norm(x, w, weight_offset="1")),
     ]:
         for how, call in (("", f), ("under jit: ", jax.jit(f))):
             try:
                 jax.block_until_ready(call())
                 check(how + expected, False, "no error")
-            except ValueError as error:
-                check(how + expected, expected in str(error), f"the sentence is {error}")
+            except (TypeError, ValueError) as error:
+                check(how + expected, type(error) is kind and expected in str(error), f"a {type(error).__name__}: {error}")
+    loss = jax.grad(lambda c: lk.cross_entropy(x, t, class_weight=jax.lax.stop_gradient(c)))
+    check("stop_gradient of class_weight", not loss(jnp.ones(8)).any())
+    # LK_CHECK_TARGETS=1: bad targets raise, at once or when the program runs.
+    os.environ["LK_CHECK_TARGETS"] = "1"
+    logging.getLogger("jax._src.debugging").setLevel(logging.CRITICAL)  # it prints the exceptions of callbacks
+    try:
+        for ops, end in ((lambda t, **o: lk.cross_entropy(x, t, **o), 8),
+                         (lambda t, **o: lk.linear_cross_entropy(x, m, t, **o), 6)):
+            for bad in (end, -1, -100, 2**31 - 1):
+                targets, options = t.at[2].set(bad), {"ignore_index": None} if bad == -100 else {}
+                ignored = "" if options else " or ignore_index, -100"
+                expected = f"targets[2] is {bad}; it must be in [0, {end}){ignored}"
+                for how, f, kind in (("", lambda t: ops(t, **options), ValueError),
+                                     ("under jit: ", jax.jit(lambda t: ops(t, **options)), jax.errors.JaxRuntimeError)):
+                    try:
+                        jax.block_until_ready(f(targets))
+                        jax.effects_barrier()
+                        check(how + expected, False, "no error")
+                    except (ValueError, jax.errors.JaxRuntimeError) as error:
+                        check(how + expected, type(error) is kind and expected in str(error), f"{type(error)}: {error}")
+            good = t.at[1].set(-100)
+            check("good targets", all(bool(jnp.isfinite(f(good))) for f in (ops, jax.jit(ops), jax.jit(lambda t: jax.vmap(ops)(
+                t[None])[0]))))
+    finally:
+        del os.environ["LK_CHECK_TARGETS"]
+    check("bad targets are NaN otherwise", bool(jnp.isnan(lk.cross_entropy(x, t.at[2].set(8)))))
     # XLA may give x at any address. Rows of 1020 elements rule out the plan that wants 16 bytes. What they need at least is enough.
     query = lambda hidden, **budget: lk._ffi._workspace_bytes(
         "linear_cross_entropy_forward_bf16", ["x", "weight", "target", "loss"],
@@ -556,7 +800,7 @@ def x64():
         try:
             f()
             check("float64", False, "no error")
-        except ValueError as error:
+        except TypeError as error:
             check("float64", "is float64; it must be float32, float16 or bfloat16" in str(error), str(error))
     for dtype in DTYPES:
         a, b = x.astype(dtype), w.astype(dtype)
@@ -612,8 +856,8 @@ def child(name):
 
 def main():
     began = time.time()
-    groups = ["cross_entropy", "linear_cross_entropy", "md_lrpe_cosine", "logsumexp", "rms_norm", "transforms", "mistakes",
-              "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
+    groups = ["cross_entropy", "linear_cross_entropy", "numbers", "md_lrpe_cosine", "logsumexp", "rms_norm", "scales",
+              "transforms", "mistakes", "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")

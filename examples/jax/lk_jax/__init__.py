@@ -6,13 +6,16 @@ float32. An option that is off costs nothing. The comment at the top of lk/<op>.
 """
 import functools
 import math
+import numbers
+import operator
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from ._ffi import TYPES, call, platform, same_axes
+from ._ffi import TYPES, call, platform, same_axes, scale as _scale
 
 __all__ = ["logsumexp", "cross_entropy", "linear_cross_entropy", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm",
            "platform"]
@@ -22,16 +25,17 @@ _f32 = jnp.float32
 _of = jax.ShapeDtypeStruct
 
 # ---- Checks that need JAX's types; lk itself checks sizes and options, see _ffi.py -------------------------------------------
+# A wrong type is a TypeError, a wrong value or shape a ValueError.
 
 
-def _demand(good, sentence):
+def _demand(good, sentence, error=ValueError):
     if not good:
-        raise ValueError(sentence)
+        raise error(sentence)
 
 
 def _array(a, name, rank=0):
     a = jnp.asarray(a)
-    _demand(a.dtype.name in TYPES, f"{name} is {a.dtype.name}; it must be float32, float16 or bfloat16")
+    _demand(a.dtype.name in TYPES, f"{name} is {a.dtype.name}; it must be float32, float16 or bfloat16", TypeError)
     _demand(a.ndim >= rank, f"{name} has the shape {a.shape}; it must have {rank} dimensions or more")
     return a
 
@@ -43,7 +47,7 @@ def _or_float32(dtype):
 def _beside(a, name, dtype, shape):
     """Checks a second tensor of an op: of the type of the first, or float32 (lk's number 1)."""
     a = _array(a, name)
-    _demand(a.dtype == dtype or a.dtype == _f32, f"{name} is {a.dtype.name}; it must be {_or_float32(dtype)}")
+    _demand(a.dtype == dtype or a.dtype == _f32, f"{name} is {a.dtype.name}; it must be {_or_float32(dtype)}", TypeError)
     _demand(a.shape == shape, f"{name} has the shape {a.shape}; it must have {shape}")
     return a
 
@@ -61,11 +65,61 @@ def _choice(value, choices, name):
     return choices[value]
 
 
-def _targets(targets, shape, of):
+def _operand(value):
+    """Whether an option is an operand of the compiled program: an array of JAX, or several numbers. Others are part of it."""
+    return isinstance(value, (jax.Array, list, tuple)) or np.ndim(value) > 0
+
+
+def _number(value, name, kind=numbers.Real):
+    """A number of Python, numpy, or an array of JAX whose value is known."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} is traced, by jit or grad; it must be a number of Python, since it is part of the compiled "
+                        "program and gets no gradient")
+    if isinstance(value, (jax.Array, np.ndarray)) and value.size == 1:
+        value = value.item()
+    whole = kind is numbers.Integral
+    _demand(isinstance(value, kind), f"{name} is {value!r}; it must be a{' whole' if whole else ''} number", TypeError)
+    return operator.index(value) if whole else float(value)
+
+
+def _factor(value, name, shape=(), of=None):
+    """An operand that is a factor: one number, or one for each row; float32."""
+    value = jnp.asarray(value)
+    _demand(jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer),
+            f"{name} is {value.dtype.name}; it must be of numbers", TypeError)
+    _demand(value.ndim == 0 or value.shape == shape or value.size == 1,
+            f"{name} has the shape {value.shape}; it must be one number" + (f", or have {shape}, one for each {of}" if of else ""))
+    return (value.reshape(()) if value.size == 1 and value.shape != shape else value).astype(_f32)
+
+
+def _times(a, factor):
+    """a times a factor of its rows, rounded once to a's type."""
+    return (a.astype(_f32) * (factor[..., None] if factor.ndim else factor)).astype(a.dtype)
+
+
+def _targets(targets, shape, of, vocab, ignore_index):
     targets = jnp.asarray(targets)
-    _demand(targets.dtype in (jnp.int32, jnp.int64), f"targets is {targets.dtype.name}; it must be int32 or int64")
+    _demand(targets.dtype in (jnp.int32, jnp.int64), f"targets is {targets.dtype.name}; it must be int32 or int64", TypeError)
     _demand(targets.shape == shape, f"targets has the shape {targets.shape}; the shape of {of} asks for {shape}")
+    if os.environ.get("LK_CHECK_TARGETS", "0") not in ("", "0"):
+        look = functools.partial(_look_at_targets, vocab, ignore_index)
+        if isinstance(targets, jax.core.Tracer):
+            jax.debug.callback(look, targets)
+        else:
+            look(targets)
     return targets
+
+
+def _look_at_targets(vocab, ignore_index, targets):
+    """LK_CHECK_TARGETS=1: a target that would make the loss NaN is an error."""
+    targets = np.asarray(targets)
+    bad = (targets < 0) | (targets >= vocab)
+    if ignore_index is not None:
+        bad &= targets != ignore_index
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        ignored = "" if ignore_index is None else f" or ignore_index, {ignore_index}"
+        raise ValueError(f"targets{list(at) if at else ''} is {targets[at]}; it must be in [0, {vocab}){ignored}")
 
 
 # ---- custom_vjp: what is differentiated --------------------------------------------------------------------------------------
@@ -75,6 +129,13 @@ def _targets(targets, shape, of):
 
 def _wanted(**primals):
     return {name: None for name, p in primals.items() if p is not None and p.perturbed}
+
+
+def _constants(**primals):
+    """Refuses a gradient that lk does not have."""
+    for name, p in primals.items():
+        _demand(p is None or not p.perturbed, f"{name} would need a gradient, and gets none; give jax.lax.stop_gradient of it",
+                TypeError)
 
 
 def _values(*primals):
@@ -97,9 +158,13 @@ def _saved(saved, dentropy):
     return {n: a for n, a in saved.items() if n != "entropy" or dentropy is not None}
 
 
-def _scaled(gradient, factor):
-    """gradient times the upstream gradient of a reduced loss. Where that is the constant 1 XLA removes all of it."""
-    return None if gradient is None else (gradient.astype(_f32) * factor).astype(gradient.dtype)
+def _scaled(gradients, factor, grad_scale):
+    """Gradients {name: array} times the upstream gradient of a reduced loss. Where that is the constant 1 XLA removes all of it.
+    With a grad_scale they have that factor already: they are multiplied in place by the quotient, which is 1 where it was right.
+    Not by lax.cond: its branch that changes nothing copies, and on a GPU the host waits for the condition."""
+    if grad_scale is None:
+        return {name: _times(a, factor) for name, a in gradients.items()}
+    return {name: _scale(a, factor / grad_scale) for name, a in gradients.items()}
 
 
 # ---- logsumexp ---------------------------------------------------------------------------------------------------------------
@@ -108,11 +173,15 @@ def _scaled(gradient, factor):
 def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     """log sum exp(scale a) over one axis, neighbouring axes or, with None, all axes, like jax.nn.logsumexp.
 
-    dtype: of the result; None is a's, as in JAX. float32 keeps all digits of 16-bit a.
+    dtype: of the result; None is a's, as in JAX. float32 keeps all digits of 16-bit a. scale: a number of Python, or a traced
+    one, by which a is multiplied before, in a pass of its own; it has a gradient.
     """
     a = _array(a, "a")
+    if _operand(scale):
+        a, scale = _times(a, _factor(scale, "scale")), 1.0
+    scale = _number(scale, "scale")
     dtype = jnp.dtype(a.dtype if dtype is None else dtype)
-    _demand(dtype == a.dtype or dtype == _f32, f"dtype is {dtype.name}; it must be {_or_float32(a.dtype)}")
+    _demand(dtype == a.dtype or dtype == _f32, f"dtype is {dtype.name}; it must be {_or_float32(a.dtype)}", TypeError)
     _demand(np.float32(scale) != 0, "scale is 0; it must be another number")
     axes = range(a.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     for i in axes:
@@ -124,7 +193,7 @@ def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     if not sizes[2]:  # an empty result; lk takes inner = 0 for 1
         sizes[0], sizes[2] = 0, 1
     shape = tuple(1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes)
-    return _logsumexp(float(scale), dtype.name)(a.reshape(sizes)).reshape(shape)
+    return _logsumexp(scale, dtype.name)(a.reshape(sizes)).reshape(shape)
 
 
 @functools.lru_cache(None)
@@ -163,12 +232,47 @@ def _logsumexp(scale, dtype):
 
 
 def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
-    """The options that both ops share, as fields."""
+    """The options that both ops share, as fields. Those that are operands are off."""
+    logit_scale, z_loss = (off if _operand(v) else _number(v, name) for v, name, off in (
+        (logit_scale, "logit_scale", 1), (z_loss, "z_loss", 0)))
     _demand(np.float32(logit_scale) != 0, "logit_scale is 0; it must be above 0")
     return dict(reduction=_choice(reduction, REDUCTIONS, "reduction"), use_ignore_index=int(ignore_index is not None),
-                ignore_index=int(ignore_index or 0), label_smoothing=float(label_smoothing), z_loss=float(z_loss),
-                softcap=float(softcap or 0), logit_scale=0.0 if logit_scale == 1 else float(logit_scale),
-                zero_when_empty=int(zero_when_empty))
+                ignore_index=0 if ignore_index is None else _number(ignore_index, "ignore_index", numbers.Integral),
+                label_smoothing=_number(label_smoothing, "label_smoothing"), z_loss=float(z_loss),
+                softcap=0.0 if softcap is None else _number(softcap, "softcap"),
+                logit_scale=0.0 if logit_scale == 1 else float(logit_scale), zero_when_empty=int(zero_when_empty))
+
+
+def _tempered(temperature, logit_scale, softcap):
+    """logit_scale and softcap of logits that are divided by a temperature at the end. A softcap stands before that."""
+    if temperature is None:
+        return logit_scale, softcap
+    if not _operand(temperature):
+        temperature = _number(temperature, "temperature")
+        _demand(temperature > 0, f"temperature is {temperature}; it must be above 0")
+        logit_scale = logit_scale if _operand(logit_scale) else _number(logit_scale, "logit_scale")
+        return logit_scale / temperature, None if softcap is None else _number(softcap, "softcap") / temperature
+    _demand(softcap is None or not _number(softcap, "softcap"), "temperature is an array, and there is a softcap; it must be a "
+            "number of Python then, since softcap / temperature is part of the compiled program", TypeError)
+    return jnp.asarray(logit_scale, _f32) / jnp.asarray(temperature, _f32), softcap
+
+
+def _add_z_loss(call, z_loss, fields, denominator, aux):
+    """The loss and aux of call(aux), with the part of a traced z_loss, which is computed from lse."""
+    if not _operand(z_loss):
+        return call(aux)
+    z_loss = _factor(z_loss, "z_loss")
+    counted = fields["reduction"] == 1 and denominator is None
+    loss, found = call(tuple(dict.fromkeys((*aux, "lse", *(["valid_rows"] if counted else [])))))
+    part = z_loss * jnp.square(found["lse"])  # lse is 0 where a target is ignored
+    if fields["reduction"]:
+        part = part.sum()
+    if counted:
+        valid = found["valid_rows"][0].astype(_f32)
+        part = part / jnp.maximum(valid, 1) if fields["zero_when_empty"] else part / valid
+    elif denominator is not None:
+        part = part / denominator
+    return loss + part, {name: part if name == "z_loss" else found[name] for name in aux}
 
 
 _AUX = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
@@ -212,25 +316,43 @@ def _denominator(denominator, reduction):
     _demand(reduction == "mean", f"reduction is {reduction!r}; with a denominator it must be 'mean'")
     denominator = jnp.asarray(denominator, _f32)
     _demand(denominator.size == 1, f"denominator has the shape {denominator.shape}; it must be one number")
-    return jax.lax.stop_gradient(denominator.reshape(()))
+    return denominator.reshape(())
+
+
+def _grad_scale(grad_scale, reduction):
+    if grad_scale is None:
+        return None
+    _demand(reduction != "none", "reduction is 'none'; with a grad_scale it must be 'mean' or 'sum'")
+    if not _operand(grad_scale):
+        _demand(_number(grad_scale, "grad_scale") != 0, "grad_scale is 0; it must be another number")
+    grad_scale = jnp.asarray(grad_scale, _f32)
+    _demand(grad_scale.size == 1, f"grad_scale has the shape {grad_scale.shape}; it must be one number")
+    return grad_scale.reshape(())
 
 
 def _class_weight(class_weight, vocab):
     if class_weight is not None:
         class_weight = jnp.asarray(class_weight, _f32)
         _demand(class_weight.shape == (vocab,), f"class_weight has the shape {class_weight.shape}; it must have {(vocab,)}")
-        class_weight = jax.lax.stop_gradient(class_weight)
     return class_weight
 
 
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
-                  logit_scale=1.0, class_weight=None, zero_when_empty=False, denominator=None, in_place=False, aux=()):
+                  logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
+                  grad_scale=None, in_place=False, aux=()):
     """Softmax cross entropy of logits [..., vocab] with integer targets [...], float32.
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
-    ignore_index: such targets count nowhere; None: none. z_loss k adds k lse^2. softcap s makes logits s tanh(logits / s); 0 or
-    None is off. class_weight [vocab]: a factor per class. zero_when_empty: a mean over nothing is 0, not NaN. denominator: what
-    a mean divides by instead of its own count, the targets of all micro-batches, say; it may be traced.
+    ignore_index: such targets count nowhere; None: none. z_loss k adds k lse^2. logit_scale multiplies the logits, before
+    softcap s makes them s tanh(logits / s); 0 or None is off. temperature divides them at the end: it is logit_scale /
+    temperature and softcap / temperature. class_weight [vocab]: a factor per class. zero_when_empty: a mean over nothing is 0,
+    not NaN. denominator: what a mean divides by instead of its own count, the targets of all micro-batches, say; it may be
+    traced.
+    logit_scale, temperature and z_loss may be arrays of JAX, also traced; they then have gradients. The first two may have one
+    number per target. README.md says what that costs.
+    grad_scale: the upstream gradient of a reduced loss, where it is known before: a loss scale, or 1 / the number of
+    micro-batches; it may be traced. It saves the passes that multiply the gradients later, and makes float16 as fast as
+    bfloat16. Gradients are right for any other upstream gradient too.
     in_place: the gradient takes the memory of the logits. That saves as much where the logits come from the same jit and
     nothing else reads them; where they are an argument of jit, or are read again, XLA copies them before.
     aux: names of more results, which are then returned as a dictionary beside the loss: "lse", "z_loss" (its part of the
@@ -240,12 +362,17 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     """
     logits = _array(logits, "logits", 1)
     shape, vocab = logits.shape[:-1], logits.shape[-1]
-    targets = _targets(targets, shape, "logits")
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
+    targets = _targets(targets, shape, "logits", vocab, ignore_index)
     aux = tuple(aux)
     _loss_outputs(aux, _AUX, False, shape)
-    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), _denominator(denominator, reduction))
-    return _loss_result(aux, *_cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays))
+    if _operand(logit_scale):
+        logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "target"))
+    denominator = _denominator(denominator, reduction)
+    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), denominator, _grad_scale(grad_scale, reduction))
+    call = lambda aux: _cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays)
+    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, aux))
 
 
 @functools.lru_cache(None)
@@ -255,7 +382,7 @@ def _cross_entropy(options, in_place, aux):
     smooth = [n for n in _SMOOTH if n in aux]
 
     def run(direction, arrays, inputs, outputs):
-        logits, targets, class_weight, denominator = arrays
+        logits, targets, class_weight, denominator, _ = arrays
         fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32))
         if direction == "backward":
             fields["upstream_per_row"] = int(not reduced)
@@ -273,13 +400,14 @@ def _cross_entropy(options, in_place, aux):
         return _result(aux, run("forward", arrays, {}, outputs(arrays[1])))
 
     def fwd(*primals):
-        arrays = logits, targets, class_weight, _ = _values(*primals)
+        arrays = logits, targets, class_weight, _, grad_scale = _values(*primals)
+        _constants(class_weight=primals[2], denominator=primals[3], grad_scale=primals[4])
         # A reduced loss has one upstream gradient, almost always 1. So the gradient is made together with the loss, and
         # multiplied later: the logits are read once and not twice. Not for float16, whose gradients need a loss scale before
-        # they are rounded, and not where lse or entropy has a gradient of its own.
-        if reduced and logits.dtype != jnp.float16 and not smooth:
-            found = run("forward_backward", arrays, {}, {**outputs(targets), "dlogits": _like(logits)})
-            return _result(aux, found), {"dlogits": found["dlogits"]}
+        # they are rounded, unless that is known; and not where lse or entropy has a gradient of its own.
+        if reduced and (logits.dtype != jnp.float16 or grad_scale is not None) and not smooth:
+            found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), "dlogits": _like(logits)})
+            return _result(aux, found), {"made": {"dlogits": found["dlogits"]}, "grad_scale": grad_scale}
         more = ["lse", *smooth, *(["valid_rows"] if options["reduction"] == 1 else []),
                 *(["weight_sum"] if options["reduction"] == 1 and class_weight is not None else [])]
         low = {"lse_low": _of(targets.shape, _f32)}
@@ -289,29 +417,31 @@ def _cross_entropy(options, in_place, aux):
 
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents)
-        if "dlogits" in kept:
-            return None if dloss is None else _scaled(kept["dlogits"], dloss), None, None, None
-        logits, targets, *_ = kept["arrays"]
         if dloss is None and dlse is None and dentropy is None:
-            return None, None, None, None
+            return (None,) * 5
+        if "made" in kept:
+            return _scaled(kept["made"], dloss, kept["grad_scale"])["dlogits"], None, None, None, None
+        logits, targets, *_ = kept["arrays"]
         dloss = jnp.zeros(() if reduced else targets.shape, _f32) if dloss is None else dloss
         found = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
                                                  "dentropy": dentropy}, {"dlogits": _like(logits)})
-        return found["dlogits"], None, None, None
+        return found["dlogits"], None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
 
 
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
-                         softcap=0.0, logit_scale=1.0, class_weight=None, zero_when_empty=False, denominator=None,
-                         max_counted=None, fast_logits=False, tf32=False, batch_invariant=False, workspace_bytes=None, aux=()):
+                         softcap=0.0, logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False,
+                         denominator=None, grad_scale=None, max_counted=None, fast_logits=False, tf32=False,
+                         batch_invariant=False, workspace_mib=None, aux=()):
     """cross_entropy of the logits x @ weight.T + bias, without storing all of them. x [..., hidden], weight [vocab, hidden].
 
     The other options are those of cross_entropy; aux may have them all.
     weight and bias may be float32 beside 16-bit x. The matmuls then have x's type; the gradients are float32, rounded never.
     max_counted: no more targets than this count, and the matmuls are as much smaller. fast_logits: chunks of logits are stored
-    in x's type. tf32: float32 matmuls may use TF32. workspace_bytes: the most scratch memory to use, 1 GiB where None.
+    in x's type. tf32: float32 matmuls may use TF32. workspace_mib: the most scratch memory to use; None: what lk's query says,
+    up to 1 GiB. An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
     batch_invariant: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a; gradients are then
     made in backward.
     """
@@ -319,16 +449,35 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     weight = _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
     shape, vocab = x.shape[:-1], weight.shape[0]
-    targets = _targets(targets, shape, "x")
     bias = None if bias is None else _beside(bias, "bias", x.dtype, (vocab,))
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
-    fields.update(max_counted=int(max_counted or 0), fast_logits=int(fast_logits), tf32=int(tf32),
-                  batch_invariant=int(batch_invariant), workspace_bytes=int(workspace_bytes or 0))
+    targets = _targets(targets, shape, "x", vocab, ignore_index)
+    max_counted = None if max_counted is None else _number(max_counted, "max_counted", numbers.Integral)
     _demand(max_counted is None or max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
+    fields.update(max_counted=max_counted or 0, fast_logits=int(fast_logits), tf32=int(tf32),
+                  batch_invariant=int(batch_invariant), workspace_bytes=_budget(workspace_mib))
     aux = tuple(aux)
     _loss_outputs(aux, _AUX, False, shape)
-    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), _denominator(denominator, reduction))
-    return _loss_result(aux, *_linear_cross_entropy(tuple(fields.items()), aux)(*arrays))
+    if _operand(logit_scale):
+        logit_scale = _factor(logit_scale, "logit_scale", shape, "token")
+        _demand(bias is None or logit_scale.ndim == 0,
+                f"logit_scale has the shape {logit_scale.shape}; with a bias it must be one number")
+        x, bias = _times(x, logit_scale), None if bias is None else bias.astype(_f32) * logit_scale
+    denominator = _denominator(denominator, reduction)
+    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), denominator,
+                       _grad_scale(grad_scale, reduction))
+    call = lambda aux: _linear_cross_entropy(tuple(fields.items()), aux)(*arrays)
+    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, aux))
+
+
+def _budget(workspace_mib):
+    """The field workspace_bytes. 0: lk's own choice, what lk_linear_cross_entropy_<direction>_workspace_bytes says."""
+    if workspace_mib is None:
+        return 0
+    workspace_mib = _number(workspace_mib, "workspace_mib")
+    _demand(workspace_mib * 2**20 >= 1, f"workspace_mib is {workspace_mib}; it must be above 0")
+    return int(workspace_mib * 2**20)
 
 
 @functools.lru_cache(None)
@@ -338,7 +487,7 @@ def _linear_cross_entropy(options, aux):
     smooth = [n for n in _SMOOTH if n in aux]
 
     def run(direction, arrays, inputs, outputs):
-        x, weight, targets, bias, class_weight, denominator = arrays
+        x, weight, targets, bias, class_weight, denominator, _ = arrays
         fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=weight.shape[0],
                       target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype))
         if direction == "backward":
@@ -358,29 +507,31 @@ def _linear_cross_entropy(options, aux):
         return _result(aux, run("forward", arrays, {}, outputs(arrays[2])))
 
     def fwd(*primals):
-        arrays = x, weight, targets, bias, *_ = _values(*primals)
+        arrays = x, weight, targets, bias, *_, grad_scale = _values(*primals)
+        _constants(class_weight=primals[4], denominator=primals[5], grad_scale=primals[6])
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in wanted}
         # As in cross_entropy. Here it also saves one of four matmuls, since backward computes the logits again.
-        if reduced and x.dtype != jnp.float16 and not smooth and not options["batch_invariant"]:
-            found = run("forward_backward", arrays, {}, {**outputs(targets), **likes})
-            return _result(aux, found), {"made": {name: found[name] for name in wanted}}
+        early = x.dtype != jnp.float16 or grad_scale is not None
+        if reduced and early and not smooth and not options["batch_invariant"]:
+            found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), **likes})
+            return _result(aux, found), {"made": {name: found[name] for name in wanted}, "grad_scale": grad_scale}
         found = run("forward", arrays, {}, outputs(targets, ["lse", *smooth]))
         return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in ("lse", *smooth)}, "wanted": wanted}
 
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents)
         if dloss is None and dlse is None and dentropy is None:
-            return (None,) * 6
+            return (None,) * 7
         if "made" in kept:
-            made = {name: _scaled(a, dloss) for name, a in kept["made"].items()}
+            made = _scaled(kept["made"], dloss, kept["grad_scale"])
         else:
             x, weight, targets, bias, *_ = kept["arrays"]
             dloss = jnp.zeros(() if reduced else targets.shape, _f32) if dloss is None else dloss
             likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
             made = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
                                                     "dentropy": dentropy}, likes)
-        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None
+        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
@@ -389,8 +540,28 @@ def _linear_cross_entropy(options, aux):
 # ---- md_lrpe_cosine ----------------------------------------------------------------------------------------------------------
 
 
-def _axes(numbers):
-    return tuple(int(n) for n in (numbers if isinstance(numbers, (tuple, list)) else (numbers,)))
+def _axes(given, name):
+    return tuple(_number(n, name, numbers.Integral) for n in (given if isinstance(given, (tuple, list)) else (given,)))
+
+
+def _offset(offset, shape):
+    """int32 [axes], or None: offsets are operands, so that the position of a decoder makes no new program."""
+    if offset is None:
+        return None
+    if not isinstance(offset, jax.Array):
+        offset = np.atleast_1d(offset) if isinstance(offset, np.ndarray) else offset
+        offset = list(offset) if isinstance(offset, (tuple, list, np.ndarray)) else [offset]
+        if not any(isinstance(n, jax.Array) for n in offset):
+            offset = _axes(offset, "offset")
+            for i, (first, cells) in enumerate(zip(offset, shape)):
+                _demand(-2**31 < first and first + cells <= 2**31,
+                        f"offset[{i}] {first} and shape[{i}] {cells} make a position outside (-2^31, 2^31)")
+            if not any(offset):
+                return None if len(offset) == len(shape) else offset
+            return np.asarray(offset, np.int32)
+        offset = jnp.stack([jnp.asarray(n).reshape(()) for n in offset])
+    _demand(jnp.issubdtype(offset.dtype, jnp.integer), f"offset is {offset.dtype.name}; it must be of whole numbers", TypeError)
+    return offset.reshape(-1).astype(jnp.int32)
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, *, offset=None, layout="BHTD"):
@@ -399,60 +570,62 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, *, offset=None, l
     x [..., heads, tokens, dim], or with layout="BTHD" [..., tokens, heads, dim]; the result has 2 dim in the last dimension.
     theta [heads, e]: radians per position; e is the number of features of an axis, dim / len(shape) rounded up or more. Heads
     may share a row, features a column: [1, e], [heads, 1] or [1, 1]; so may its gradient.
-    shape: of the grid of 1 to 8 axes; tokens = prefix + the product of shape. offset: the position of the grid's first cell.
+    shape: of the grid of 1 to 8 axes; tokens = prefix + the product of shape. offset: the position of the grid's first cell. It
+    may be an array, also traced: one compiled program then decodes every token.
     activation: None, "relu", "sigmoid", "silu", "softmax" over dim or "softmax_tokens" over tokens.
     """
     x = _array(x, "x", 3)
-    shape = _axes(shape)
-    offset = (0,) * len(shape) if offset is None else _axes(offset)
+    shape, prefix = _axes(shape, "shape"), _number(prefix, "prefix", numbers.Integral)
     _demand(1 <= len(shape) <= 8, f"shape is {shape}; it must have 1 to 8 axes")
-    _demand(len(offset) == len(shape), f"offset is {offset}; it must have as many axes as shape, {len(shape)}")
+    offset = _offset(offset, shape)
+    _demand(offset is None or len(offset) == len(shape), f"offset is {offset}; it must have as many axes as shape, {len(shape)}")
     _demand(layout in ("BHTD", "BTHD"), f"layout is {layout!r}; it must be 'BHTD' or 'BTHD'")
     heads, tokens = x.shape[-3:-1] if layout == "BHTD" else x.shape[-2:-4:-1]
     grid = prefix + math.prod(shape)
     _demand(tokens == grid, f"x has the shape {x.shape} with {tokens} tokens; prefix and shape ask for {grid}")
     theta = _array(theta, "theta", 2)
     theta = _beside(theta, "theta", x.dtype, (1 if theta.shape[0] == 1 else heads, theta.shape[-1]))
-    options = (shape, offset, int(prefix), _choice(activation, ACTIVATIONS, "activation"), layout)
-    return _md_lrpe_cosine(*options)(*same_axes(x, theta))
+    options = (shape, prefix, _choice(activation, ACTIVATIONS, "activation"), layout)
+    return _md_lrpe_cosine(*options)(*same_axes(x, theta, None if offset is None else jnp.asarray(offset)))
 
 
 @functools.lru_cache(None)
-def _md_lrpe_cosine(shape, offset, prefix, activation, layout):
-    def run(direction, x, theta, inputs, outputs, like):
+def _md_lrpe_cosine(shape, prefix, activation, layout):
+    def run(direction, x, theta, offset, inputs, outputs, like):
         """like: an array or a type with x's shape; x itself is not given where backward does not need it."""
         first, second, dim = like.shape[-3:]
         heads, tokens = (first, second) if layout == "BHTD" else (second, first)
         fields = dict(batch=math.prod(like.shape[:-3]), heads=heads, dim=dim, prefix=prefix, axes=len(shape),
                       e=-(-dim // len(shape)) if theta.shape[1] == 1 else theta.shape[1], theta_heads=theta.shape[0],
                       theta_features=theta.shape[1], activation=activation, theta_dtype=_dtype_field(theta, like.dtype),
-                      **{f"shape{i}": n for i, n in enumerate(shape)}, **{f"offset{i}": n for i, n in enumerate(offset)})
+                      **{f"shape{i}": n for i, n in enumerate(shape)})
         if layout == "BTHD":
             for name in {"x", "y"} if direction == "forward" else {"x", "dy", "dx"}:
                 row = dim * (2 if name in ("y", "dy") else 1)
                 fields.update({f"{name}_batch_stride": tokens * heads * row, f"{name}_head_stride": row,
                                f"{name}_token_stride": heads * row})
-        return call(f"md_lrpe_cosine_{direction}_{TYPES[like.dtype.name]}", {"x": x, "theta": theta, **inputs}, outputs, fields,
-                    "batch", ("theta", "dtheta"))
+        return call(f"md_lrpe_cosine_{direction}_{TYPES[like.dtype.name]}",
+                    {"x": x, "theta": theta, "offset_device": offset, **inputs}, outputs, fields, "batch",
+                    ("theta", "offset_device", "dtheta"))
 
-    def forward(x, theta):
-        return run("forward", x, theta, {}, {"y": _of((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)}, x)["y"]
+    def forward(x, theta, offset):
+        return run("forward", x, theta, offset, {}, {"y": _of((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)}, x)["y"]
 
     f = jax.custom_vjp(forward)
 
-    def fwd(x, theta):
+    def fwd(x, theta, offset):
         wanted = _wanted(dx=x, dtheta=theta)
-        x, theta = _values(x, theta)
-        return forward(x, theta), (x if activation or "dtheta" in wanted else None, theta, wanted)
+        x, theta, offset = _values(x, theta, offset)
+        return forward(x, theta, offset), (x if activation or "dtheta" in wanted else None, theta, offset, wanted)
 
     def bwd(kept, dy):
-        x, theta, wanted = kept
+        x, theta, offset, wanted = kept
         if _given(dy) is None:
-            return None, None
+            return None, None, None
         like = _of((*dy.shape[:-1], dy.shape[-1] // 2), dy.dtype)
         likes = {"dx": like, "dtheta": _of(theta.shape, _f32)}
-        made = run("backward", x, theta, {"dy": dy}, {name: likes[name] for name in wanted}, like)
-        return made.get("dx"), made["dtheta"].astype(theta.dtype) if "dtheta" in made else None
+        made = run("backward", x, theta, offset, {"dy": dy}, {name: likes[name] for name in wanted}, like)
+        return made.get("dx"), made["dtheta"].astype(theta.dtype) if "dtheta" in made else None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
@@ -461,19 +634,20 @@ def _md_lrpe_cosine(shape, offset, prefix, activation, layout):
 # ---- rms_norm ----------------------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x, weight=None, eps=1e-6):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis. weight [cols] of x's type or float32; None: 1."""
+def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0):
+    """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
+
+    weight and bias [cols] are of one type, x's or float32. They may have more of x's last axes: a weight [heads, cols] is one
+    for each head of x [..., heads, cols]. weight_offset is 1 in Gemma; it may be traced, and then has a gradient.
+    """
     x = _array(x, "x", 1)
-    weight = None if weight is None else _beside(weight, "weight", x.dtype, x.shape[-1:])
-    return _rms_norm(float(eps))(*same_axes(x, None, weight))[0]
+    return _norm(x, None, weight, bias, eps, weight_offset)[0]
 
 
-def add_rms_norm(x, residual, weight=None, eps=1e-6):
+def add_rms_norm(x, residual, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0):
     """s = x + residual; returns rms_norm(s), of x's type, and s, of residual's type: x's or float32."""
     x = _array(x, "x", 1)
-    residual = _beside(residual, "residual", x.dtype, x.shape)
-    weight = None if weight is None else _beside(weight, "weight", x.dtype, x.shape[-1:])
-    return _rms_norm(float(eps))(*same_axes(x, residual, weight))
+    return _norm(x, _beside(residual, "residual", x.dtype, x.shape), weight, bias, eps, weight_offset)
 
 
 def srms_norm(x, eps=1e-6):
@@ -481,40 +655,62 @@ def srms_norm(x, eps=1e-6):
     return rms_norm(x, None, eps)
 
 
+def _norm(x, residual, weight, bias, eps, weight_offset):
+    eps, ends = _number(eps, "eps"), [x.shape[i:] for i in range(x.ndim)]
+    given = {name: _array(a, name, 1) for name, a in (("weight", weight), ("bias", bias)) if a is not None}
+    for name, a in given.items():
+        _beside(a, name, x.dtype, a.shape if a.shape in ends else x.shape[-1:])
+    _demand(len({a.shape for a in given.values()}) < 2, f"weight and bias have the shapes {[a.shape for a in given.values()]}; "
+            "they must have one")
+    weight, bias = given.get("weight"), given.get("bias")
+    if _operand(weight_offset):
+        weight_offset = _factor(weight_offset, "weight_offset")
+        weight, weight_offset = None if weight is None else weight.astype(_f32) + weight_offset, 0.0
+        bias = None if bias is None else bias.astype(_f32)
+    _demand(len({a.dtype for a in given.values()}) < 2, f"weight is {getattr(weight, 'dtype', '')} and bias "
+            f"{getattr(bias, 'dtype', '')}; they must have one type", TypeError)
+    weight_offset = _number(weight_offset, "weight_offset")
+    return _rms_norm(eps, weight_offset if weight is not None else 0.0)(*same_axes(x, residual, weight, bias))
+
+
 @functools.lru_cache(None)
-def _rms_norm(eps):
-    def run(direction, dtype, shape, residual, weight, inputs, outputs):
-        fields = dict(rows=math.prod(shape[:-1]), cols=shape[-1], eps=eps, residual_dtype=_dtype_field(residual, dtype),
-                      weight_dtype=_dtype_field(weight, dtype), dweight_dtype=_dtype_field(weight, dtype))
+def _rms_norm(eps, weight_offset):
+    def run(direction, dtype, shape, residual, weight, bias, inputs, outputs):
+        like = weight if bias is None else bias
+        groups = 0 if like is None else math.prod(like.shape[:-1])
+        fields = dict(rows=math.prod(shape[:-1]), cols=shape[-1], groups=0 if groups == 1 else groups, eps=eps,
+                      weight_offset=weight_offset, residual_dtype=_dtype_field(residual, dtype),
+                      weight_dtype=_dtype_field(like, dtype), dweight_dtype=_dtype_field(like, dtype))
         return call(f"srms_norm_{direction}_{TYPES[jnp.dtype(dtype).name]}", {"weight": weight, **inputs}, outputs, fields,
-                    "rows", ("weight", "dweight"))
+                    "rows", ("weight", "bias", "dweight", "dbias"))
 
     @jax.custom_vjp
-    def f(x, residual, weight):
-        found = run("forward", x.dtype, x.shape, residual, weight, {"x": x, "residual": residual},
+    def f(x, residual, weight, bias):
+        found = run("forward", x.dtype, x.shape, residual, weight, bias, {"bias": bias, "x": x, "residual": residual},
                     {"y": _like(x), "residual_out": _like(residual)})
         return found["y"], found.get("residual_out")
 
-    def fwd(x, residual, weight):
-        wanted = _wanted(dx=x, dresidual=residual, dweight=weight)
-        x, residual, weight = _values(x, residual, weight)
-        y, s = f(x, residual, weight)
-        return (y, s), (x if s is None else None, s, weight, wanted)
+    def fwd(x, residual, weight, bias):
+        wanted = _wanted(dx=x, dresidual=residual, dweight=weight, dbias=bias)
+        x, residual, weight, bias = _values(x, residual, weight, bias)
+        y, s = f(x, residual, weight, bias)
+        return (y, s), (x if s is None else None, s, weight, bias, wanted)
 
     def bwd(kept, cotangents):
         # rstd is not saved: backward finds it in the pass that it makes anyway, and a forward call whose y nobody reads goes.
-        x, s, weight, wanted = kept
+        x, s, weight, bias, wanted = kept
         dy, ds = cotangents[0], None if s is None else _given(cotangents[1])
         if _given(dy) is None:
             dy = jnp.zeros(dy.shape, dy.dtype)
         two = s is not None and s.dtype != dy.dtype  # else dx and dresidual are the same array
         outputs = {"dx": _like(dy) if "dx" in wanted or ("dresidual" in wanted and not two) else None,
                    "dresidual": _like(s) if "dresidual" in wanted and two else None,
-                   "dweight": _like(weight) if "dweight" in wanted else None}
-        made = run("backward", dy.dtype, dy.shape, s, weight,
+                   "dweight": _like(weight) if "dweight" in wanted else None,
+                   "dbias": _like(bias) if "dbias" in wanted else None}
+        made = run("backward", dy.dtype, dy.shape, s, weight, bias,
                    {"x": x, "residual_out": s, "dy": dy, "dresidual_out": ds}, outputs)
         return (made["dx"] if "dx" in wanted else None, made["dresidual" if two else "dx"] if "dresidual" in wanted else None,
-                made.get("dweight"))
+                made.get("dweight"), made.get("dbias"))
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f

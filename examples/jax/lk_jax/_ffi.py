@@ -24,12 +24,18 @@ def _library():
 
 
 @functools.cache
-def _target(function):
-    """Registers the handler of a function, lk_logsumexp_forward_f32 for example; returns its query for the workspace."""
+def _register(function):
+    """Registers the handler of a function, lk_logsumexp_forward_f32 for example."""
     library = _library()
     handler = getattr(library, f"lk_jax_{function}")
     jax.ffi.register_ffi_target(f"lk_{function}", jax.ffi.pycapsule(handler), platform=library.lk_jax_platform().decode())
-    query = getattr(library, f"lk_jax_{function}_bytes")
+
+
+@functools.cache
+def _target(function):
+    """Registers a function; returns its query for the workspace."""
+    _register(function)
+    query = getattr(_library(), f"lk_jax_{function}_bytes")
     query.restype = ctypes.c_int64
     return query
 
@@ -120,3 +126,20 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=()):
         return found, (True,) * len(outputs)
 
     return dict(zip(outputs, run(*inputs.values())))
+
+
+@jax.custom_batching.custom_vmap
+def scale(x, factor):
+    """x times a number in device memory, in x's own memory. Where the factor is 1 nothing is read or written."""
+    function = f"scale_{TYPES[x.dtype.name]}"
+    _register(function)
+    return jax.ffi.ffi_call(f"lk_{function}", _struct(jax.ShapeDtypeStruct(x.shape, x.dtype), (x, factor)),
+                            input_output_aliases={0: 0})(x, factor)
+
+
+@scale.def_vmap
+def _scale_rule(size, batched, x, factor):
+    if not batched[1]:
+        return scale(x, factor), True
+    x = x if batched[0] else x[None]
+    return (x.astype(jnp.float32) * factor.reshape(-1, *(1,) * (x.ndim - 1))).astype(x.dtype), True
