@@ -36,6 +36,7 @@ if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
 
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -1570,6 +1571,8 @@ def compiled():
     attempt("kept exponentials, dynamic", of_any_batch)
     torch._dynamo.reset()
 
+    any_size()
+
     class Exported(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -1579,6 +1582,46 @@ def compiled():
             return LF.cross_entropy(self.norm(x), t, reduction="none") + LF.logsumexp(x, -1)
     module, x = Exported().to(D), normal(6, 12).to(D)
     attempt("torch.export", lambda: close("torch.export", torch.export.export(module, (x, t)).module()(x, t), module(x, t)))
+    torch._dynamo.reset()
+
+
+def any_size():
+    """A size that changes is a symbol from the second one on: two programs, whatever the op. An exported program has one."""
+    w, head, rows = leaf(normal(16)), leaf(normal(20, 16)), dict(reduction="none")
+    loss, head_loss, theta = LF.cross_entropy, LF.linear_cross_entropy, leaf(normal(2, 16))
+    cases = [("logsumexp", lambda x, t: LF.logsumexp(x, 1)), ("logsumexp, dim 0", lambda x, t: LF.logsumexp(x, 0)),
+             ("logsumexp, two dims", lambda x, t: LF.logsumexp(x.view(-1, 2, 8), (0, 2))),
+             ("rms_norm", lambda x, t: LF.rms_norm(x, (16,), w)), ("srms_norm", lambda x, t: LF.srms_norm(x)),
+             ("rms_norm, two dims", lambda x, t: LF.rms_norm(x.view(-1, 2, 8), (2, 8), w.view(2, 8))),
+             ("add_rms_norm", lambda x, t: torch.cat(LF.add_rms_norm(x, 2 * x, (16,), w))),
+             ("cross_entropy_stats", lambda x, t: sum_of(LF.cross_entropy_stats(x, t))),
+             ("cross_entropy, weights", lambda x, t: loss(x, t, w.detach())),
+             ("cross_entropy, probabilities", lambda x, t: loss(x, x.detach().softmax(1))),
+             ("cross_entropy, [N, C, d]", lambda x, t: loss(x[:, :, None] * 1, t[:, None])),
+             ("linear_cross_entropy_stats", lambda x, t: sum_of(LF.linear_cross_entropy_stats(x, head, t))),
+             ("linear_cross_entropy, keep", lambda x, t: head_loss(x, head, t, keep=True, **rows)),
+             ("md_lrpe_cosine", lambda x, t: LF.md_lrpe_cosine(x.view(1, 2, -1, 16), theta, (x.shape[0] // 2,)))]
+    for reduction in ("none", "mean", "sum"):
+        cases += [(f"cross_entropy, {reduction}", lambda x, t, r=reduction: loss(x, t, reduction=r)),
+                  (f"linear_cross_entropy, {reduction}", lambda x, t, r=reduction: head_loss(x, head, t, reduction=r))]
+    batch = lambda n: (leaf(normal(n, 16)), classes(16, n))
+    for name, f in cases:
+        def check():
+            torch._dynamo.reset()
+            counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+            fast = torch.compile(f, backend=counter, fullgraph=True)
+            for n in (6, 8, 10, 12, 20, 34, 40, 42, 50, 64, 70, 82):
+                fast(*batch(n)).sum().backward()
+            verdict(f"{name}: at most 2 programs for 12 sizes", counter.frame_count <= 2, f"{counter.frame_count} programs")
+            torch._dynamo.reset()
+            n, module = 2 * torch.export.Dim("n", min=2, max=512), torch.nn.Module()
+            module.forward = lambda x, t: f(x * 1, t)
+            sizes = {"x": {0: n}, "t": {0: n}}
+            with torch.no_grad():
+                program = torch.export.export(module, batch(6), dynamic_shapes=sizes).module()
+                x, t = batch(10)
+                close(f"{name}: exported for any size", program(x, t), f(x, t))
+        attempt(f"{name}: any size", check)
     torch._dynamo.reset()
 
 

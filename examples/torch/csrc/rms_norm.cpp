@@ -32,7 +32,7 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
         a.weight = w.const_data_ptr();
     }
     if (keep) {
-        rstd = make({rows.rows}, x, at::kFloat);
+        rstd = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
         a.rstd = rstd.mutable_data_ptr<float>();
     }
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the kernels return, in shape and type alone: torch.compile asks for that. An output that is not wanted is None."""
+"""What the kernels return, in shape and type alone: torch.compile asks for that. An output that is not wanted is None.
+
+A size may be a symbol. torch.Size.numel() makes a number of it, and the program is for that size alone; math.prod does not."""
+import math
+
 import torch
 
 F32 = torch.float32
@@ -21,7 +25,7 @@ def loss(x, target, reduction):
 @fake
 def rms_norm_forward(x, residual, weight, eps, weight_offset, keep):
     return (x.new_empty(x.shape), None if residual is None else residual.new_empty(x.shape),
-            x.new_empty(x.shape[:-1].numel(), dtype=F32) if keep else None)
+            x.new_empty(x.shape[:-1], dtype=F32) if keep else None)
 
 
 @fake
@@ -57,7 +61,7 @@ def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, offset, activation, wan
 
 def state(logits, target, class_weight, reduction, floats):
     counts = reduction == 1 and not target.is_floating_point()
-    return logits.new_empty((2 + (class_weight is not None) if counts else 0) + floats * rows(target).numel(), dtype=F32)
+    return logits.new_empty((2 + (class_weight is not None) if counts else 0) + floats * math.prod(rows(target)), dtype=F32)
 
 
 @fake
