@@ -69,7 +69,8 @@
  *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss, which is
  *            NaN in PyTorch; where u[j] is above 0 the loss is +inf. The gradient is finite.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
- *            temperature t pass logit_scale = 1 / t. Their gradient is minus upstream, one number per row.
+ *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
+ *            Their gradient is minus upstream, one number per row.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head): `parallel` says which ones are this call's.
  *            logits, dlogits and vocab are of these columns. target has columns of the whole vocabulary, class_weight has
  *            vocab_total elements on every rank. Each rank gets the results of all columns, the same bits as the others.

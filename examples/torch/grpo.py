@@ -5,7 +5,7 @@ memory. Checked against plain PyTorch in float64, which makes all logits.
 
     PYTHONPATH=examples/torch python3 examples/torch/grpo.py [--device cpu|cuda]
 
-The log-probability of a token is minus its cross entropy: reduction "none", and logit_scale = 1 / temperature. What the loss
+The log-probability of a token is minus its cross entropy: reduction "none", and a temperature. What the loss
 does with it (a ratio, clipping, a KL term) is PyTorch's; autograd brings one upstream gradient per token back to lk. Tokens of
 the prompt and of the padding have the target IGNORE: their gradients are 0, and they count nowhere.
 
@@ -25,7 +25,7 @@ TEMPERATURE, CLIP, BETA, BONUS = 0.7, 0.2, 0.04, 0.01  # of sampling; of the rat
 
 def head(x, weight, target):
     """Log-probabilities of the targets and entropies, by lk. Both are 0 where the target is IGNORE."""
-    out = LF.linear_cross_entropy_stats(x, weight, target, reduction="none", ignore_index=IGNORE, logit_scale=1 / TEMPERATURE)
+    out = LF.linear_cross_entropy_stats(x, weight, target, reduction="none", ignore_index=IGNORE, temperature=TEMPERATURE)
     return -out.loss, out.entropy
 
 

@@ -35,6 +35,7 @@ if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the 
     sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
 
+import numpy
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
@@ -108,16 +109,16 @@ def rounded(expected, error, dtype, times=1):
     return torch.nan_to_num(expected.abs(), posinf=0.0) * HALF[dtype] * times + error + LEAST[dtype]
 
 
-def raises(name, f, *words):
-    """f() must be refused with a sentence that has one of these words."""
+def raises(name, f, *words, kind=None):
+    """f() must be refused with a sentence that has one of these words, by an exception of just this kind if one is given."""
     try:
         f()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         text = " ".join(str(error).split())
-        good = len(text) > 15 and any(word.lower() in text.lower() for word in words)
+        good = len(text) > 15 and any(word.lower() in text.lower() for word in words) and kind in (None, type(error))
         if VERBOSE:
             print(f"        {type(error).__name__}: {text[:200]}")
-        return verdict(name, good, f"{type(error).__name__}: {text[:300]!r} names none of {words}")
+        return verdict(name, good, f"{type(error).__name__}: {text[:300]!r} names none of {words}, or is no {kind}")
     verdict(name, False, "no exception")
 
 
@@ -330,6 +331,40 @@ def norms():
         hold("add_rms_norm " + name, lambda x, r, w: LF.add_rms_norm(x, r, (40,), w, eps, weight_offset=offset),
              lambda x, r, w: (exact_norm(x + r, (40,), w + offset, eps), x + r), [x, r, w],
              norm_bounds(1, eps, True, True, t, offset))
+    grouped = lambda x, n, w, b: exact_norm(x, x.shape[-n:], None, eps) * (1.0 if w is None else w) + b
+
+    def bias_bounds(n, residual, weighted, sum_type=None):
+        def bounds(doubles, outs, ups, gradients):
+            b, doubles, dy = doubles[-1], doubles[:-1], ups[0]
+            rows = tuple(range(outs[0].dim() - b.dim()))
+            db = torch.zeros_like(b) if dy is None else dy.abs().sum(rows) * (16 + math.log2(max(dy.numel(), 1))) * 2 * U
+            w = doubles[-1] if weighted else 1.0
+            errors, every = norm_bounds(n, eps, residual, weighted, sum_type)(
+                doubles, [outs[0] - b, *outs[1:]], ups, gradients[:-1])
+            if weighted and w.dim() > n:  # norm_bounds sums dweight over all rows
+                every[-1] = every[-1].expand(w.shape)
+            return [errors[0] + 16 * U * b.abs(), *errors[1:]], [*every, db]
+        return bounds
+    for t, (shape, n, groups) in itertools.product(TYPES, (((6, 40), 1, 1), ((2, 3, 4, 33), 1, 4), ((4, 3, 2, 5), 2, 3))):
+        affine = shape[-n:] if groups == 1 else (groups, *shape[-n:])
+        for weight_type, weighted in itertools.product(dict.fromkeys((t, F32)), (False, True)):
+            name = f"{NAMES[t]} {shape} {n} dims, groups {groups}, bias {NAMES[weight_type]}, weight {weighted}"
+            x, r = leaf(normal(*shape), t, rng.choice(LAYOUTS)), leaf(normal(*shape), rng.choice((t, F32)))
+            more = [leaf(normal(*affine), weight_type) for _ in range(2)]
+            if weighted:
+                hold("rms_norm " + name, lambda x, w, b: LF.rms_norm(x, shape[-n:], w, eps, bias=b, groups=groups),
+                     lambda x, w, b: grouped(x, n, w, b), [x, *more], bias_bounds(n, False, True))
+                hold("add_rms_norm " + name,
+                     lambda x, r, w, b: LF.add_rms_norm(x, r, shape[-n:], w, eps, bias=b, groups=groups),
+                     lambda x, r, w, b: (grouped(x + r, n, w, b), x + r), [x, r, *more], bias_bounds(n, True, True, r.dtype))
+            else:
+                hold("rms_norm " + name, lambda x, b: LF.rms_norm(x, shape[-n:], None, eps, bias=b, groups=groups),
+                     lambda x, b: grouped(x, n, None, b), [x, more[1]], bias_bounds(n, False, False))
+    x, w, b = leaf(normal(6, 40)), leaf(normal(40)), leaf(normal(40))
+    for wants in ((w,), (b,), (x,), (x, b)):
+        ours, theirs = (torch.autograd.grad(f(), wants, torch.ones(6, 40, device=D)) for f in (
+            lambda: LF.rms_norm(x, 40, w, eps, bias=b), lambda: grouped(x, 1, w, b)))
+        close(f"rms_norm with bias, {len(wants)} gradients wanted", ours, theirs, 1e-5)
     for wants in itertools.product((False, True), repeat=3):
         if any(wants):
             def bounds(doubles, outs, ups, gradients, wants=wants):
@@ -347,7 +382,9 @@ def norms():
         compare(f"eps=None, {NAMES[t]}", ("y", LF.rms_norm(x, (32,)), theirs, rounded(theirs, 32 * U * theirs.abs(), t, 2)))
     x = leaf(normal(3, 8))
     exact = exact_norm(x.double(), (8,), None, eps)
-    compare("normalized_shape may be a list", ("list", LF.rms_norm(x, [8], None, eps), exact, 1e-5))
+    compare("normalized_shape may be a list, or a number", ("list", LF.rms_norm(x, [8], None, eps), exact, 1e-5),
+            ("int", LF.rms_norm(x, 8, None, eps), exact, 1e-5),
+            ("numpy", LF.add_rms_norm(x, 0 * x, numpy.int64(8), None, eps)[0], exact, 1e-5))
     if CUDA:
         for shape in ((4096, 1024), (300, 8192), (8, 131072)):
             hold(f"add_rms_norm bf16 {shape}", lambda x, r, w: LF.add_rms_norm(x, r, shape[-1:], w, eps),
@@ -1005,6 +1042,155 @@ def batch_invariant():
     verdict("batch_invariant: nothing is kept", size == 0, f"{size} bytes")
 
 
+# ---- Options that are tensors, and others of Python -------------------------------------------------------------------------
+
+
+def learned():
+    """logit_scale and temperature as tensors, against PyTorch in float64: of all logits, and of each row, with gradients."""
+    def case(t, head, per_row, which, bias=False, stats=False, **options):
+        rows, hidden, vocab = 6, 12, 20
+        x = leaf(normal(rows, hidden if head else vocab, sigma=1.5), t)
+        w = [leaf(normal(vocab, hidden, sigma=0.4), t)] if head else []
+        b = [leaf(normal(vocab), F32)] if bias else []
+        s = leaf(torch.rand((rows,) if per_row else rng.choice(((), (1,))), generator=generator) + 0.5)
+        y = torch.where(torch.rand(rows, generator=generator) < 0.2, -100, torch.randint(vocab, (rows,), generator=generator))
+        y, number = y.to(D), rng.choice((1.0, 0.5, 2))
+        given = {which: s, "temperature" if which == "logit_scale" else "logit_scale": number}
+
+        def ours(x, s, *more):
+            values = {k: s if v is not number else v for k, v in given.items()}
+            if head:
+                f = LF.linear_cross_entropy_stats if stats else LF.linear_cross_entropy
+                out = f(x, more[0], y, linear_bias=more[1] if bias else None, **options, **values)
+            else:
+                out = (LF.cross_entropy_stats if stats else LF.cross_entropy)(x, y, **options, **values)
+            return sum_of(out) if stats else out.sum()
+
+        def exact(x, s, *more):
+            z = x @ more[0].t() if head else x
+            z = z + more[1] if bias else z
+            scale = given.get("logit_scale", 1.0) if which == "temperature" else s.reshape(-1, 1)
+            over = s.reshape(-1, 1) if which == "temperature" else given.get("temperature", 1.0)
+            z, cap = z * scale, options.get("softcap")
+            z = (cap * torch.tanh(z / cap) if cap else z) / over
+            rest = {k: v for k, v in options.items() if k != "softcap"}
+            loss, lse, _, entropy = exact_loss(z, y, None, rest)
+            return loss.sum() + lse.sum() + 0.5 * entropy.sum() if stats else loss.sum()
+        leaves = [x, s, *w, *b]
+        doubles = [v.detach().double().requires_grad_() for v in leaves]
+        found, right = ours(*leaves), exact(*doubles)
+        gradients = [torch.autograd.grad(f, v) for f, v in ((found, leaves), (right, doubles))]
+        name = f"{'head' if head else 'logits'} {NAMES[t]} {which} {list(s.shape)}, bias {bias}, stats {stats}, {options}"
+        # The logits' product is a float. The head's input is rounded once more, and every gradient once or twice to its type.
+        close(name, [found], [right], (4 if head else 0.5) * HALF[t] + 64 * U)
+        for i, (a, b) in enumerate(zip(*gradients)):
+            error = float((a.double() - b).norm() / b.norm().clamp(min=1e-30))
+            verdict(f"{name}, gradient {i}", error <= (6 if head else 2) * HALF[t] + 64 * U and a.dtype == leaves[i].dtype,
+                    f"relative error {error:.3g}, {a.dtype}")
+    for t, head, per_row, which in itertools.product(TYPES, (False, True), (False, True), ("logit_scale", "temperature")):
+        for reduction in ("none", "mean", "sum"):
+            capped = {} if which == "temperature" else dict(softcap=4.0)
+            case(t, head, per_row, which, reduction=reduction)
+            case(t, head, per_row, which, reduction=reduction, label_smoothing=0.125, z_loss=0.01, **capped,
+                 stats=rng.random() < 0.5, bias=head and not per_row)
+    x, w, t, v = leaf(normal(6, 12), BF16), leaf(normal(20, 12), BF16), classes(12, 6), leaf(normal(2, 5, 3))
+    for k in ("logit_scale", "temperature"):  # a tensor is a number where that asks for nothing: the same bits
+        alone = [LF.cross_entropy(x, t, **{k: value}) for value in (0.5, torch.tensor(0.5), numpy.float32(0.5))]
+        verdict(f"{k} as a tensor of the host", all(torch.equal(alone[0], other) for other in alone))
+    compare("logit_scale of [N, C, d]", ("loss", LF.cross_entropy(v, t[:6].view(2, 3) % 5, logit_scale=torch.full(
+        (2, 3), 0.5, device=D)), LF.cross_entropy(v, t.view(2, 3) % 5, logit_scale=0.5), 1e-5))
+    for cap, over in ((6.0, 2.0), (None, 2), (0, 0.5)):
+        right = F.cross_entropy((cap * torch.tanh(x.double() * 1.5 / cap) if cap else x.double() * 1.5) / over, t)
+        compare(f"temperature {over} of softcap {cap}", ("loss", LF.cross_entropy(
+            x, t, softcap=cap, logit_scale=1.5, temperature=over), right, 1e-5))
+    head = lk_torch.LinearCrossEntropyLoss(12, 20, bias=True, device=D, softcap=3.0, logit_scale=1.5, temperature=0.5)
+    y = classes(20, 6)
+    compare("the head's logits are those of its loss",
+            ("loss", F.cross_entropy(head.logits(x.float()), y), head(x.float(), y).double(), 1e-5))
+    counted = LF.cross_entropy(x, t, denominator=torch.full((), 5.0, device=D))
+    for d in (5, 5.0, numpy.int64(5), torch.tensor(5, device=D)):
+        compare(f"denominator {d!r}", ("loss", LF.cross_entropy(x, t, denominator=d), counted, 0.0 + 1e-30),
+                ("head", LF.linear_cross_entropy(x, w, t, denominator=d),
+                 LF.linear_cross_entropy(x, w, t, reduction="sum") / 5, 1e-5))
+
+    def one_program():
+        for name, f in (("cross_entropy", lambda x, s: LF.cross_entropy(x, t, logit_scale=s)),
+                        ("linear_cross_entropy", lambda x, s: LF.linear_cross_entropy(x, w, t, logit_scale=s)),
+                        ("cross_entropy, temperature", lambda x, s: LF.cross_entropy(x, t, temperature=s))):
+            torch._dynamo.reset()
+            counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+            fast = torch.compile(f, backend=counter, fullgraph=True)
+            for n in range(9):
+                s = torch.tensor(1 + n / 8, device=D, requires_grad=True)
+                close(f"{name}: compiled, a tensor of {float(s)}", out_and_gradients(fast, [x, s]),
+                      out_and_gradients(f, [x, s]), 4 * HALF[BF16])
+            verdict(f"{name}: one program for 9 numbers", counter.frame_count == 1, f"{counter.frame_count} programs")
+        torch._dynamo.reset()
+    attempt("numbers of a compiled program", one_program)
+
+
+def tools():
+    """What tools around a model ask of lk_torch."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.utils.flop_counter import FlopCounterMode
+    x, w, t = leaf(normal(6, 16)), leaf(normal(20, 16)), classes(20, 6)
+    for matmuls, options in ((3, {}), (3, dict(reduction="sum", softcap=3.0)), (4, dict(reduction="none")),
+                             (3, dict(reduction="none", keep=True)), (1.5, dict(max_counted=3)),
+                             (4, dict(group=dist.group.WORLD))):
+        with FlopCounterMode(display=False) as counter:
+            LF.linear_cross_entropy(x, w, t, **options).sum().backward()
+        found = counter.get_total_flops()
+        verdict(f"flops of linear_cross_entropy, {sorted(options)}", found == matmuls * 2 * 6 * 16 * 20, f"{found}")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        LF.linear_cross_entropy_stats(x, w, t), LF.linear_cross_entropy(x, w, t)
+    verdict("flops of forward alone", counter.get_total_flops() == 2 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
+    compare("dims of numpy", ("one", LF.logsumexp(x, numpy.int64(1)), torch.logsumexp(x, 1), 1e-5),
+            ("two", LF.logsumexp(x, (numpy.int32(0), 1)), torch.logsumexp(x, (0, 1)), 1e-5))
+    head = lk_torch.LinearCrossEntropyLoss(16, 20, group=dist.group.WORLD, device=D)
+    for name, twin in (("deepcopy", copy.deepcopy(head)), ("pickle", pickle.loads(pickle.dumps(head)))):
+        same = torch.equal(twin(x, t), head(x, t)) and twin.options["group"] is dist.group.WORLD
+        verdict(f"a head with a group, {name}", same)
+    state = head.__getstate__()
+    twin.__setstate__({**state, "options": {**state["options"], "group": "another"}})
+    raises("a head of another process's group", lambda: twin(x, t), "another", kind=ValueError)
+    LF.CHECK_TARGETS = True
+    try:
+        bad = t.clone()
+        bad[3], bad[4] = 20, -7
+        for name, f in (("cross_entropy", lambda t: LF.cross_entropy(x @ w.t(), t)),
+                        ("cross_entropy_stats", lambda t: LF.cross_entropy_stats(x @ w.t(), t).loss),
+                        ("linear_cross_entropy", lambda t: LF.linear_cross_entropy(x, w, t)),
+                        ("with a group", lambda t: LF.linear_cross_entropy(x, w, t, group=dist.group.WORLD))):
+            raises(f"LK_CHECK_TARGETS, {name}", lambda: f(bad), "target[3] is 20", kind=ValueError)
+            verdict(f"LK_CHECK_TARGETS, {name}: good targets", bool(f(torch.where(bad == t, t, -100)).isfinite()))
+        raises("LK_CHECK_TARGETS, [N, C, d]", lambda: LF.cross_entropy(leaf(normal(2, 5, 3)), classes(5, 2, 3) * 0 + 5),
+               "target[0, 0] is 5", kind=ValueError)
+    finally:
+        LF.CHECK_TARGETS = False
+    said = subprocess.run([sys.executable, "-c", "import lk_torch; print(lk_torch.functional.CHECK_TARGETS)"], text=True,
+                          env={**os.environ, "LK_CHECK_TARGETS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+                          capture_output=True).stdout
+    verdict("LK_CHECK_TARGETS=1 in the environment", said.strip() == "True", said)
+    theta = lk_torch.MdLrpeCosine(2, 16)
+    model = torch.nn.Sequential(theta, lk_torch.RMSNorm(16)).to(D).to(BF16)
+    same = torch.equal(theta.theta.cpu(), lk_torch.MdLrpeCosine(2, 16).theta)
+    verdict("theta stays float32 in a model of bf16", theta.theta.dtype == F32 and same and model[1].weight.dtype == BF16)
+    verdict("theta of a given type", lk_torch.MdLrpeCosine(2, 16, dtype=BF16).theta.dtype == BF16)
+    mesh = init_device_mesh(D, (1,))
+    split = lambda v, p: distribute_tensor(v.detach(), mesh, [p]).requires_grad_(v.is_floating_point())
+    u = leaf(normal(16))
+    for name, f, leaves in (("rms_norm", lambda x, w: LF.rms_norm(x, (16,), w), [x, u]),
+                            ("add_rms_norm", lambda x, w: LF.add_rms_norm(x, x * 2, (16,), w)[0], [x, u]),
+                            ("logsumexp", lambda x: LF.logsumexp(x, 1), [x]), ("module", lk_torch.SRMSNorm(), [x])):
+        given = [split(v, Shard(0) if v is x else Replicate()) for v in leaves]
+        out, right = f(*given), f(*leaves)
+        verdict(f"{name} of a DTensor", isinstance(out, DTensor) and out.placements == (Shard(0),), str(out))
+        full = lambda v: v.full_tensor() if isinstance(v, DTensor) else v
+        close(f"{name} of a DTensor: values", [full(v) for v in (out, *torch.autograd.grad(out.sum(), given))],
+              [right, *torch.autograd.grad(right.sum(), leaves)])
+
+
 # ---- md_lrpe_cosine ---------------------------------------------------------------------------------------------------------
 
 ACTS = {None: lambda v: v, "relu": F.relu, "sigmoid": torch.sigmoid, "silu": F.silu, "softmax": lambda v: v.softmax(-1),
@@ -1150,6 +1336,9 @@ def modules():
             ("RMSNorm, no weight", nn.RMSNorm((16,), eps=1e-5, elementwise_affine=False), (x,)),
             ("AddRMSNorm", nn.AddRMSNorm(16), (x, r)), ("SRMSNorm", nn.SRMSNorm(), (x,)),
             ("RMSNorm, weight_offset", nn.RMSNorm(16, weight_offset=1), (x,)),
+            ("RMSNorm, bias and groups", nn.RMSNorm(16, bias=True, groups=2), (cube.transpose(1, 2),)),
+            ("AddRMSNorm, bias", nn.AddRMSNorm((16,), bias=True), (x, r)),
+            ("CrossEntropyLoss, temperature", nn.CrossEntropyLoss(temperature=2, softcap=None), (x[:, :12], target)),
             ("AddRMSNorm, weight_offset", nn.AddRMSNorm(16, weight_offset=1), (x, r)),
             ("CrossEntropyLoss", nn.CrossEntropyLoss(label_smoothing=0.125), (x[:, :12], target)),
             ("CrossEntropyLoss, weights", nn.CrossEntropyLoss(weight=weight, reduction="sum"), (x[:, :12], target)),
@@ -1205,6 +1394,14 @@ def functions():
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
             ("rms_norm, weight_offset", lambda x, w: LF.rms_norm(x, (12,), w, weight_offset=1),
              [leaf(normal(6, 12)), leaf(normal(12))]),
+            ("rms_norm, bias", lambda x, w, b: LF.rms_norm(x, (12,), w, bias=b),
+             [leaf(normal(6, 12)), leaf(normal(12)), leaf(normal(12))]),
+            ("rms_norm, groups", lambda x, w, b: LF.rms_norm(x.view(2, 3, 12), (12,), w, bias=b, groups=3),
+             [leaf(normal(6, 12)), leaf(normal(3, 12)), leaf(normal(3, 12))]),
+            ("cross_entropy, a learned scale", lambda x, s: LF.cross_entropy(x, t, logit_scale=s),
+             [leaf(normal(6, 12)), leaf(torch.ones(()))]),
+            ("linear_cross_entropy, temperatures", lambda x, w, s: LF.linear_cross_entropy(x, w, th, temperature=s),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(torch.rand(6) + 0.5)]),
             ("add_rms_norm", lambda x, r, w: torch.cat(LF.add_rms_norm(x, r, (12,), w)),
              [leaf(normal(6, 12)), leaf(normal(6, 12)), leaf(normal(12))]),
             ("srms_norm", lambda x: LF.srms_norm(x), [leaf(normal(6, 12))]),
@@ -1798,7 +1995,31 @@ def mistakes():
                 ("cross_entropy: denominator of a sum", lambda: ce(a, t, reduction="sum", denominator=zeros()), "denominator",
                  "mean"),
                 ("cross_entropy: shape of denominator", lambda: ce(a, t, denominator=zeros(2)), "denominator"),
-                ("cross_entropy: denominator of Python", lambda: ce(a, t, denominator=3.0), "denominator"),
+                ("cross_entropy: denominator is a string", lambda: ce(a, t, denominator="3"), "denominator"),
+                ("cross_entropy: logit_scale is a string", lambda: ce(a, t, logit_scale="3"), "logit_scale"),
+                ("cross_entropy: z_loss is a half", lambda: ce(a, t, z_loss=None), "z_loss"),
+                ("cross_entropy: shape of logit_scale", lambda: ce(a, t, logit_scale=zeros(3) + 1), "logit_scale"),
+                ("cross_entropy: temperature", lambda: ce(a, t, temperature=0.0), "temperature"),
+                ("cross_entropy: temperatures and softcap", lambda: ce(a, t, softcap=3.0, temperature=zeros(4) + 1), "softcap"),
+                ("cross_entropy: weight is a number", lambda: ce(a, t, 1.0), "weight", "tensor"),
+                ("cross_entropy: targets, not a tensor", lambda: ce(a, [0, 1, 2, 3]), "target"),
+                ("rms_norm: shape of bias", lambda: rms(a, (8,), bias=zeros(7)), "bias"),
+                ("rms_norm: shape of bias beside weight", lambda: rms(a, (8,), zeros(8), bias=zeros(1, 8)), "bias"),
+                ("rms_norm: type of bias", lambda: rms(a, (8,), bias=zeros(8, dtype=BF16)), "bias"),
+                ("rms_norm: type of bias beside weight",
+                 lambda: rms(a.to(BF16), (8,), zeros(8), bias=zeros(8, dtype=BF16)), "bias"),
+                ("rms_norm: groups", lambda: rms(a, (8,), zeros(3, 8), groups=3), "groups"),
+                ("rms_norm: groups of 0", lambda: rms(a, (8,), zeros(0, 8), groups=0), "groups"),
+                ("rms_norm: no groups before", lambda: rms(a[0], (8,), zeros(4, 8), groups=4), "groups"),
+                ("rms_norm: weight without groups", lambda: rms(a, (8,), zeros(4, 8)), "weight"),
+                ("rms_norm: shape of the groups' weight", lambda: rms(a, (8,), zeros(8), groups=4), "weight"),
+                ("rms_norm: normalized_shape is a half, of type float", lambda: rms(a, 8.5), "normalized_shape"),
+                ("linear_cross_entropy: a temperature per token and bias",
+                 lambda: lce(a, b, t, linear_bias=zeros(9), temperature=zeros(4) + 1), "linear_bias"),
+                ("linear_cross_entropy: max_counted is a half", lambda: lce(a, b, t, max_counted=1.5), "max_counted"),
+                ("linear_cross_entropy: shards without group", lambda: lce(a, b, t, shards=[9]), "shards"),
+                ("md_lrpe_cosine: x, not a tensor", lambda: lrpe([1.0], theta, (6,)), "x is"),
+                ("md_lrpe_cosine: shape is a half", lambda: lrpe(cube, theta, (6.0,)), "shape"),
                 ("cross_entropy: gradient of denominator", lambda: ce(a, t, denominator=zeros(1).requires_grad_()),
                  "denominator"),
                 ("cross_entropy: ignore_index", lambda: ce(a, t, ignore_index=0.5), "ignore_index", "int"),
@@ -1828,7 +2049,10 @@ def mistakes():
                 ("md_lrpe_cosine: offset", lambda: lrpe(cube, theta, (2, 3), 0, None, (1,)), "offset", "shape"),
                 ("md_lrpe_cosine: no axes", lambda: lrpe(cube[:, :, :1], theta, ()), "axes", "shape"),
                 ("md_lrpe_cosine: activation", lambda: lrpe(cube, theta, (6,), 0, "gelu"), "activation", "gelu")):
-            raises(f"{name}{', with gradient' if wants_grad else ''}", f, *words)
+            kind = TypeError if re.search("float64|int64|complex|type of|not a tensor|int16|of float|a number|: ignore_index$|"
+                                          ": dtype|another name|an option|a string|a half|a tensor", name) else ValueError
+            kind = NotImplementedError if "sparse" in name else IndexError if re.search("a dim|: dim ", name) else kind
+            raises(f"{name}{', with gradient' if wants_grad else ''}", f, *words, kind=kind)
     leaf_x = x.clone().requires_grad_()
 
     def same_or_raises(name, f, right, *words):
@@ -1861,6 +2085,22 @@ def mistakes():
             raises(f"a tensor of the host: {name}", f, "cpu", "device")
         if torch.cuda.device_count() > 1:
             raises("tensors of two devices", lambda: ce(x, t.to("cuda:1")), "cuda:1", "device")
+    learned = torch.ones((), requires_grad=True)
+    for option, f in (("scale", lambda v: lse(x, 1, scale=v)), ("z_loss", lambda v: ce(x, t, z_loss=v)),
+                      ("softcap", lambda v: ce(x, t, softcap=v)), ("label_smoothing", lambda v: ce(x, t, label_smoothing=v)),
+                      ("denominator", lambda v: ce(x, t, denominator=v)), ("z_loss", lambda v: lce(x, w, t, z_loss=v)),
+                      ("softcap", lambda v: lce(x, w, t, softcap=v)), ("eps", lambda v: rms(x, (8,), eps=v)),
+                      ("label_smoothing", lambda v: lce(x, w, t, label_smoothing=v)),
+                      ("weight_offset", lambda v: rms(x, (8,), zeros(8), weight_offset=v)),
+                      ("weight_offset", lambda v: LF.add_rms_norm(x, x, (8,), zeros(8), weight_offset=v)),
+                      ("eps", lambda v: LF.srms_norm(x, v))):
+        where = D if option == "denominator" else "cpu"
+        raises(f"{option} is learned", lambda: f(learned.to(where)), option, kind=ValueError)
+        raises(f"{option} has two numbers", lambda: f(torch.ones(2, device=D)), option, kind=ValueError)
+        if CUDA and option != "denominator":
+            raises(f"{option} on the device", lambda: f(torch.ones((), device=D)), option, kind=TypeError)
+        with torch.no_grad():
+            verdict(f"{option} is read where no gradient is wanted", tuple_of(f(learned.to(where)))[0].isfinite().all())
     raises("an upstream of another shape", lambda: torch.autograd.grad(ce(leaf_x, t), leaf_x, zeros(3)), "shape")
     for name, f, leaves in functions():  # after all that, right calls still work
         verdict(f"afterwards: {name}", all(v.isfinite().all() for v in out_and_gradients(f, leaves)), "not finite")
@@ -1941,7 +2181,8 @@ def devices():
 
 GROUPS = {"logsumexp": logsumexp, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
           "upstreams": upstreams, "launches": launches,
-          "linear_cross_entropy": linear_cross_entropy, "md_lrpe_cosine": md_lrpe_cosine, "signatures": signatures,
+          "linear_cross_entropy": linear_cross_entropy, "learned": learned, "md_lrpe_cosine": md_lrpe_cosine,
+          "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
           "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,
           "checkpoint": checkpoint, "threads": threads,

@@ -169,6 +169,87 @@ def module(ranks):
     close("a module's dbias", heads[1].bias.grad, heads[0].bias.grad[first:first + sizes[rank]], 2e-6)
 
 
+def learned(ranks):
+    """logit_scale and temperature as tensors, and their gradients."""
+    for dtype, per_row, which in itertools.product((F32, BF16), (False, True), ("logit_scale", "temperature")):
+        case = Case(dtype, (6,), 16, [24] * ranks, reduction="sum", label_smoothing=0.125)
+        scales = [(torch.rand(6) if per_row else torch.rand(())).add(0.5).to(device).requires_grad_()] * 2
+        found = []
+        for leaves, split, s in zip((case.part, case.whole), (case.split, {}), scales):
+            loss = case.loss(*leaves, **split, **{which: s})
+            found.append((loss, *torch.autograd.grad(loss, [s, leaves[0]])))
+        for name, a, b in zip(("loss", "gradient", "dx"), *found):
+            identical(f"{which} of {list(scales[0].shape)}, {dtype}, {name}", a)
+            close(f"{which} of {list(scales[0].shape)}, {dtype}, {name}", a, b, 64 * HALF[dtype])
+
+
+def dtensors(ranks):
+    """Rows that lie on several ranks: the results and gradients of all rows."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+    mesh = init_device_mesh(device.type, (ranks,))
+    whole = lambda v: v.full_tensor() if isinstance(v, DTensor) else v
+
+    def compare(name, f, leaves, placements, more=()):
+        given = [distribute_tensor(v.detach(), mesh, [p]).requires_grad_(v.requires_grad) for v, p in zip(leaves, placements)]
+        found = []
+        for of in (given, leaves):
+            out = f(*of)
+            out = out if isinstance(out, tuple) else (out,)
+            total = sum((whole(v) * (i + 1)).sum() for i, v in enumerate(out) if v.requires_grad)
+            wanted = [v for v in of if v.requires_grad]
+            found.append([*map(whole, out), *map(whole, torch.autograd.grad(total, wanted))])
+        for i, (a, b) in enumerate(zip(*found)):
+            close(f"DTensor: {name}, {i}", a, b, 1e-5)
+    tensor = lambda *shape: torch.randn(shape).to(device).requires_grad_()
+    x, r, w, heads = tensor(5, 4, 16), tensor(5, 4, 16), tensor(16), tensor(4, 16)
+    for p in (Shard(0), Shard(1), Shard(2), Shard(-1), Replicate()):
+        same = [p, Replicate()]
+        compare(f"rms_norm {p}", lambda x, w: LF.rms_norm(x, 16, w), [x, w], same)
+        compare(f"rms_norm with bias {p}", lambda x, w, b: LF.rms_norm(x, 16, w, bias=b), [x, w, tensor(16)],
+                [*same, Shard(0) if p.is_shard() else p])
+        compare(f"rms_norm with groups {p}", lambda x, w: LF.rms_norm(x, 16, w, groups=4), [x, heads], same)
+        compare(f"rms_norm of two dims {p}", lambda x, w: LF.rms_norm(x, (4, 16), w), [x, heads], same)
+        compare(f"add_rms_norm {p}", lambda x, r, w: LF.add_rms_norm(x, r, 16, w), [x, r, w], [p, Replicate(), Replicate()])
+        for dim, keepdim in ((1, False), (-1, True), ((0, 2), False), ((0, 2), True)):
+            compare(f"logsumexp {p}, {dim}, {keepdim}", lambda x: LF.logsumexp(x, dim, keepdim, scale=0.5), [x], [p])
+    weight, target = torch.rand(16).to(device) + 0.5, torch.randint(16, (5,)).to(device)
+    target[1] = -100
+    for p, reduction in itertools.product((Shard(0), Shard(1), Replicate()), ("none", "mean", "sum")):
+        for options in ({}, dict(z_loss=0.01, label_smoothing=0.125), dict(weight=weight, z_loss=0.01), dict(denominator=3)):
+            if "denominator" in options and reduction != "mean":
+                continue
+            f = lambda x, t: LF.cross_entropy(x, t, reduction=reduction, **options)
+            compare(f"cross_entropy {p}, {reduction}, {sorted(options)}", f, [tensor(5, 16), target], [p, Shard(0)])
+        f = lambda x, t: tuple(LF.cross_entropy_stats(x, t, reduction=reduction))
+        compare(f"cross_entropy_stats {p}, {reduction}", f, [tensor(5, 16), target], [p, Replicate()])
+        probable = torch.softmax(torch.randn(5, 16), 1).to(device)
+        f = lambda x, t: LF.cross_entropy(x, t, reduction=reduction)
+        compare(f"cross_entropy of probabilities {p}, {reduction}", f, [tensor(5, 16), probable], [p, p])
+        labels = torch.randint(16, (2, 5)).to(device)
+        compare(f"cross_entropy of [N, C, d] {p}, {reduction}", f, [tensor(2, 16, 5), labels], [p, Shard(1)])
+    norm, plain = lk_torch.RMSNorm(16, bias=True, device=device), torch.nn.RMSNorm(16, device=device)
+    x = torch.randn(2, 3 * ranks, 16).to(device)
+    parallelize_module(norm, mesh, SequenceParallel())
+    out, right = norm(x.chunk(ranks, 1)[dist.get_rank()]), plain(x)  # it takes a plain input for a shard
+    verdict("SequenceParallel: sharded", out.placements == (Shard(1),), str(out.placements))
+    close("SequenceParallel", whole(out), right, 1e-5)
+    whole(out).square().sum().backward(), right.square().sum().backward()
+    close("SequenceParallel, dweight", whole(norm.weight.grad), plain.weight.grad, 1e-5)
+    x = tensor(2 * ranks, 16)
+    given = distribute_tensor(x.detach(), mesh, [Shard(0)]).requires_grad_()
+    fast = torch.compile(lambda x: LF.logsumexp(LF.srms_norm(x), 1), backend="aot_eager", fullgraph=True)
+    out, right = fast(given), torch.logsumexp(LF.srms_norm(x), 1)
+    close("DTensor: compiled", whole(out), right, 1e-5)
+    close("DTensor: compiled, dx", whole(torch.autograd.grad(whole(out).sum(), given)[0]),
+          torch.autograd.grad(right.sum(), x)[0], 1e-5)
+    try:
+        LF.rms_norm(distribute_tensor(x, mesh, [Shard(0)]), 16, w)
+        verdict("a DTensor and a plain weight", False, "no exception")
+    except TypeError as error:
+        verdict("a DTensor and a plain weight", "weight" in str(error), str(error))
+
+
 def compiled(ranks):
     """In one graph, with the results of eager mode."""
     uneven = list(range(20, 20 + ranks))
@@ -186,17 +267,26 @@ def compiled(ranks):
 
 
 def mistakes(ranks):
-    case = Case(F32, (6,), 16, [24] * ranks)
+    case = Case(F32, (6,), 16, [22] * ranks)
     more = dict(group=dist.group.WORLD)
-    for name, split, leaves in (("too few shards", dict(more, shards=[24]), case.part),
+    for name, split, leaves in (("too few shards", dict(more, shards=[22]), case.part),
                                 ("another rank's shard", dict(more, shards=[25] * ranks), case.part),
-                                ("shards without group", dict(shards=[24] * ranks), case.part),
+                                ("shards without group", dict(shards=[22] * ranks), case.part),
+                                ("one rank's wrong number", dict(more, shards=[22] * (ranks - 1) + [25]), case.part),
+                                ("a wrong number on one rank", dict(more, shards=[22, 22, 22 - dist.get_rank()][-ranks:]),
+                                 case.part),
+                                ("one rank has too few shards", dict(more, shards=[22] * min(ranks, 1 + dist.get_rank())),
+                                 case.part),
+                                ("one rank has fewer rows", more, [case.part[0], case.part[1][dist.get_rank():]]),
+                                ("a learned scale with a bias", dict(more, logit_scale=torch.ones(6).to(device)),
+                                 [*case.part[:2], case.part[1][:, 0]]),
                                 ("rows of another length", more, [case.part[0], case.part[1][:, :8]])):
         try:
             case.loss(*leaves, **split)
             verdict(name, False, "no exception")
         except ValueError as error:
-            verdict(name, "shards" in str(error) or "linear_weight" in str(error), str(error))
+            dist.barrier()  # which all ranks come to
+            verdict(name, any(word in str(error) for word in ("shards", "linear_weight", "linear_bias")), str(error))
 
 
 def worker(rank, ranks, port):
@@ -207,7 +297,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, module, compiled, mistakes):
+    for group in (against_one_rank, module, learned, dtensors, compiled, mistakes):
         torch.manual_seed(1)
         group(ranks)
     dist.destroy_process_group()

@@ -49,9 +49,10 @@ using torch::autograd::variable_list;
 using Below = at::AutoDispatchBelowADInplaceOrView;
 
 // The ops that a user calls.
-Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps, double weight_offset);
+Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Maybe &bias, std::optional<double> eps,
+                double weight_offset);
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   std::optional<double> eps, double weight_offset);
+                                   const Maybe &bias, std::optional<double> eps, double weight_offset);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
@@ -84,7 +85,8 @@ inline void clear_cuda_error(lk_status status)
     (void)status;
 }
 
-// LK_RUN(name, x, arguments): lk's function of x's type. A refused call is an exception with lk's sentence.
+// LK_RUN(name, x, arguments): lk's function of x's type. A refused call is a ValueError with lk's sentence; what the device or
+// cuBLASLt answers is a RuntimeError.
 #define LK_RUN(name, x, ...)                                                                                                   \
     do {                                                                                                                       \
         const at::ScalarType type_ = (x).scalar_type();                                                                        \
@@ -92,6 +94,7 @@ inline void clear_cuda_error(lk_status status)
                                   : type_ == at::kHalf   ? name##_f16(__VA_ARGS__)                                             \
                                                          : name##_f32(__VA_ARGS__);                                            \
         clear_cuda_error(status_);                                                                                             \
+        TORCH_CHECK_VALUE(status_ >= 0 || status_ == LK_ERR_CUBLAS, lk_last_error(), " (", lk_status_string(status_), ")");    \
         TORCH_CHECK(status_ == LK_OK, lk_last_error(), " (", lk_status_string(status_), ")");                                  \
     } while (0)
 #define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
@@ -113,13 +116,13 @@ inline void check_input(const Tensor &x, const char *name)
     const at::ScalarType t = x.scalar_type();
     TORCH_CHECK_TYPE(t == at::kBFloat16 || t == at::kHalf || t == at::kFloat, "lk: ", name,
                      " must be float32, float16 or bfloat16, not ", c10::toString(t));
-    TORCH_CHECK(x.device().type() == LK_DEVICE_TYPE || x.is_meta(), "lk: ", name, " is on ", x.device().str(),
-                "; this build of lk_torch computes on " LK_DEVICE_NAME);
+    TORCH_CHECK_VALUE(x.device().type() == LK_DEVICE_TYPE || x.is_meta(), "lk: ", name, " is on ", x.device().str(),
+                      "; this build of lk_torch computes on " LK_DEVICE_NAME);
 }
 inline void check_device(const Tensor &x, const Maybe &t, const char *name)
 {
-    TORCH_CHECK(!has(t) || t->device() == x.device(), "lk: ", name, " is on ", t->device().str(), ", but ", x.device().str(),
-                " is needed");
+    TORCH_CHECK_VALUE(!has(t) || t->device() == x.device(), "lk: ", name, " is on ", t->device().str(), ", but ",
+                      x.device().str(), " is needed");
 }
 // LK_DTYPE_T or LK_DTYPE_F32: what lk takes for tensors beside x.
 inline int type_beside(const Tensor &t, at::ScalarType x, const char *name)
@@ -177,7 +180,7 @@ struct Rows {
     int64_t rows = 1, cols, stride = 0;
     explicit Rows(const Tensor &x, const char *name) : t(x)
     {
-        TORCH_CHECK(x.dim() >= 1, "lk: ", name, " needs at least one dimension");
+        TORCH_CHECK_VALUE(x.dim() >= 1, "lk: ", name, " needs at least one dimension");
         cols = x.size(-1);
         for (int64_t i = 0; i < x.dim() - 1; i++) rows *= x.size(i);
         if (x.is_contiguous()) return;

@@ -40,8 +40,8 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
                                      at::IntArrayRef offset, int64_t activation)
 {
     check_input(x, "x"), check_device(x, theta, "theta");
-    TORCH_CHECK(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
-    TORCH_CHECK(theta.dim() == 2 && (theta.size(0) == x.size(1) || theta.size(0) == 1), "lk: theta must be [heads = ",
+    TORCH_CHECK_VALUE(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
+    TORCH_CHECK_VALUE(theta.dim() == 2 && (theta.size(0) == x.size(1) || theta.size(0) == 1), "lk: theta must be [heads = ",
                 x.size(1), " or 1, features or 1]; it has shape ", theta.sizes());
     const Stream stream(x);
     const Tensor in = strided(x), th = theta.contiguous();

@@ -44,6 +44,34 @@ template <class A> struct Argument<std::optional<A>> {
     static std::optional<A> get(PyObject *o) { return o == Py_None ? std::nullopt : std::optional<A>(Argument<A>::get(o)); }
 };
 
+// What an argument of type A may be at most, in words, or NULL: the dispatcher says the rest.
+template <class A> const char *wrong_kind(PyObject *) { return nullptr; }
+template <> const char *wrong_kind<Tensor>(PyObject *o)
+{
+    return THPVariable_Check(o) || PyObject_HasAttrString(o, "__torch_function__") ? nullptr : "a tensor";
+}
+template <> const char *wrong_kind<Maybe>(PyObject *o)
+{
+    return o == Py_None || !wrong_kind<Tensor>(o) ? nullptr : "a tensor or None";
+}
+template <> const char *wrong_kind<std::optional<at::ScalarType>>(PyObject *o)
+{
+    return o == Py_None || THPDtype_Check(o) ? nullptr : "a torch.dtype or None";
+}
+template <> const char *wrong_kind<bool>(PyObject *o) { return PyBool_Check(o) ? nullptr : "True or False"; }
+template <> const char *wrong_kind<int64_t>(PyObject *o)
+{
+    return PyIndex_Check(o) || PyObject_HasAttrString(o, "node") ? nullptr : "an integer"; // node: of a SymInt
+}
+// The name that functional.py has for an argument.
+static std::string public_name(const std::string &op, const std::string &name)
+{
+    const bool head = op.rfind("linear_", 0) == 0;
+    if (name == "x" || name == "logits") return "input";
+    if (name == "class_weight") return "weight";
+    return head && (name == "weight" || name == "bias") ? "linear_" + name : name;
+}
+
 static PyObject *to_python(Tensor &&t) { return THPVariable_Wrap(std::move(t)); }
 template <class... T> PyObject *to_python(tuple<T...> &&tensors)
 {
@@ -61,8 +89,15 @@ template <class R, class... A, R (*F)(A...)> struct Function<F> {
 
     template <size_t... I> static PyObject *call(PyObject *const *args, Py_ssize_t count, std::index_sequence<I...>)
     {
+        static const auto op =
+            c10::Dispatcher::singleton().findSchemaOrThrow((std::string("lk::") + name).c_str(), "").typed<R(A...)>();
         if (count != sizeof...(A) || at::impl::torch_function_mode_enabled() ||
             !(Argument<std::decay_t<A>>::fits(args[I]) && ...)) {
+            const auto check = [&](size_t i, const char *kind) {
+                TORCH_CHECK_TYPE(!kind, "lk: ", public_name(name, op.schema().arguments()[i].name()), " is of type ",
+                                 Py_TYPE(args[i])->tp_name, "; it must be ", kind);
+            };
+            if (count == sizeof...(A)) (check(I, wrong_kind<std::decay_t<A>>(args[I])), ...);
             static PyObject *slow = nullptr;
             if (!slow) {
                 const py::object ops = py::module_::import("torch").attr("ops").attr("lk");
@@ -70,8 +105,6 @@ template <class R, class... A, R (*F)(A...)> struct Function<F> {
             }
             return PyObject_Vectorcall(slow, args, count, nullptr);
         }
-        static const auto op =
-            c10::Dispatcher::singleton().findSchemaOrThrow((std::string("lk::") + name).c_str(), "").typed<R(A...)>();
         std::tuple<decltype(Argument<std::decay_t<A>>::get(args[I]))...> values{Argument<std::decay_t<A>>::get(args[I])...};
         R out = [&] {
             const py::gil_scoped_release no_gil;

@@ -7,30 +7,48 @@ LK_DECLARE_ALL(SRMS_NORM)
 
 namespace lk_torch {
 
-// y, the sum x + residual if there is a residual, and rstd if it is kept for backward
-static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps,
-                                                      double weight_offset, bool keep)
+// weight and bias: [cols], or [groups, cols] with a row for every groups-th row of x. Both have one type. w and b keep the
+// memory of copies.
+static void fill_affine(lk_srms_norm_args &a, const Tensor &x, const Maybe &weight, const Maybe &bias, int64_t cols, Tensor *w,
+                        Tensor *b)
 {
-    check_input(x, "input"), check_device(x, residual, "residual"), check_device(x, weight, "weight");
+    const std::tuple<const Maybe &, const char *, Tensor *> both[] = {{weight, "weight", w}, {bias, "bias", b}};
+    for (const auto &[t, name, copy] : both) {
+        if (!has(t)) continue;
+        TORCH_CHECK_VALUE((t->dim() == 1 || (t->dim() == 2 && t->size(0))) && t->size(-1) == cols, "lk: ", name,
+                          " has shape ", t->sizes(), "; it must be [", cols, "] or [groups, ", cols, "]");
+        a.groups = t->dim() == 2 ? t->size(0) : 1;
+        a.weight_dtype = type_beside(*t, x.scalar_type(), name);
+        *copy = t->contiguous();
+    }
+    if (has(weight)) a.weight = w->const_data_ptr();
+    if (has(bias)) a.bias = b->const_data_ptr();
+    if (!has(weight) || !has(bias)) return;
+    TORCH_CHECK_VALUE(weight->sizes() == bias->sizes(), "lk: bias has shape ", bias->sizes(), ", and weight ", weight->sizes());
+    TORCH_CHECK_TYPE(weight->scalar_type() == bias->scalar_type(), "lk: bias is ", c10::toString(bias->scalar_type()),
+                     ", and weight ", c10::toString(weight->scalar_type()), "; they must have one type");
+}
+
+// y, the sum x + residual if there is a residual, and rstd if it is kept for backward
+static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const Maybe &residual, const Maybe &weight,
+                                                      const Maybe &bias, double eps, double weight_offset, bool keep)
+{
+    check_input(x, "input"), check_device(x, residual, "residual");
+    check_device(x, weight, "weight"), check_device(x, bias, "bias");
     const Stream stream(x);
     const Rows rows(x, "input");
     lk_srms_norm_args a = {};
-    Tensor y = make(x.sizes(), x), sum, rstd, w;
+    Tensor y = make(x.sizes(), x), sum, rstd, w, b;
     std::optional<Rows> r;
     if (has(residual)) {
-        TORCH_CHECK(residual->sizes() == x.sizes(), "lk: residual has shape ", residual->sizes(), " and input ", x.sizes());
+        TORCH_CHECK_VALUE(residual->sizes() == x.sizes(), "lk: residual has shape ", residual->sizes(), " and input ",
+                          x.sizes());
         a.residual_dtype = type_beside(*residual, x.scalar_type(), "residual");
         r.emplace(*residual, "residual");
         sum = make(x.sizes(), *residual);
         a.residual = r->data(), a.residual_stride = r->stride, a.residual_out = sum.mutable_data_ptr();
     }
-    if (has(weight)) {
-        TORCH_CHECK(weight->dim() == 1 && weight->size(0) == rows.cols, "lk: weight has shape ", weight->sizes(),
-                    "; it must be [", rows.cols, "]");
-        a.weight_dtype = type_beside(*weight, x.scalar_type(), "weight");
-        w = weight->contiguous();
-        a.weight = w.const_data_ptr();
-    }
+    fill_affine(a, x, weight, bias, rows.cols, &w, &b);
     if (keep) {
         rstd = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
         a.rstd = rstd.mutable_data_ptr<float>();
@@ -42,16 +60,18 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
     return {y, sum, rstd};
 }
 
-// dx, dresidual where it has another type than dx, dweight. s is x, or the sum if there was a residual.
-static tuple<Tensor, Tensor, Tensor> rms_norm_backward(const Tensor &dy, const Maybe &dsum, const Tensor &s, const Tensor &rstd,
-                                                       const Maybe &weight, double weight_offset, bool is_sum, bool want_dx,
-                                                       bool want_dweight)
+// dx, dresidual where it has another type than dx, dweight, dbias. s is x, or the sum if there was a residual. A bias is given
+// where its gradient is wanted.
+static tuple<Tensor, Tensor, Tensor, Tensor> rms_norm_backward(const Tensor &dy, const Maybe &dsum, const Tensor &s,
+                                                               const Tensor &rstd, const Maybe &weight, const Maybe &bias,
+                                                               double weight_offset, bool is_sum, bool want_dx,
+                                                               bool want_dweight)
 {
     const Stream stream(s);
     const Rows rows(s, "input"), up(dy, "the gradient");
     const at::ScalarType type = dy.scalar_type();
     lk_srms_norm_args a = {};
-    Tensor dx, dresidual, dweight, w, r = rstd.contiguous();
+    Tensor dx, dresidual, dweight, dbias, w, b, r = rstd.contiguous();
     std::optional<Rows> ds;
     if (is_sum) {
         a.residual_out = (void *)rows.data(), a.residual_out_stride = rows.stride;
@@ -70,26 +90,22 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_backward(const Tensor &dy, const M
             a.dresidual = dresidual.mutable_data_ptr();
         }
     }
-    if (has(weight)) {
-        w = weight->contiguous();
-        a.weight = w.const_data_ptr(), a.weight_dtype = type_beside(w, type, "weight"), a.weight_offset = (float)weight_offset;
-    }
-    if (want_dweight) {
-        dweight = make({rows.cols}, w);
-        a.dweight = dweight.mutable_data_ptr(), a.dweight_dtype = a.weight_dtype;
-    }
+    fill_affine(a, dy, weight, bias, rows.cols, &w, &b);
+    a.weight_offset = (float)weight_offset, a.dweight_dtype = a.weight_dtype;
+    if (want_dweight) dweight = make(w.sizes(), w), a.dweight = dweight.mutable_data_ptr();
+    if (has(bias)) dbias = make(b.sizes(), b), a.dbias = dbias.mutable_data_ptr();
     a.dy = up.data(), a.dy_stride = up.stride, a.rows = rows.rows, a.cols = rows.cols, a.rstd = (float *)r.const_data_ptr();
-    if (!rows.cols || !(want_dx || want_dweight)) return {dx, dresidual, dweight};
-    if (want_dweight) LK_RUN(lk_srms_norm_backward_workspace_bytes, dy, &a, &a.workspace_bytes);
+    if (!rows.cols || !(want_dx || want_dweight || has(bias))) return {dx, dresidual, dweight, dbias};
+    if (want_dweight || has(bias)) LK_RUN(lk_srms_norm_backward_workspace_bytes, dy, &a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
     LK_RUN(lk_srms_norm_backward, dy, &a, stream);
-    return {dx, dresidual, dweight};
+    return {dx, dresidual, dweight, dbias};
 }
 
-// Edges: x, weight, residual. Outputs: y, and the sum.
+// Edges: x, weight, bias, residual. Outputs: y, and the sum.
 struct RmsNormBackward : Node {
-    SavedVariable s, rstd, weight;
+    SavedVariable s, rstd, weight, bias;
     bool is_sum;
     at::ScalarType x_type;
     double weight_offset;
@@ -98,73 +114,78 @@ struct RmsNormBackward : Node {
         LK_OP(rms_norm_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         const bool want_x = task_should_compute_output(0), want_weight = task_should_compute_output(1);
-        const bool want_residual = is_sum && task_should_compute_output(2);
+        const bool want_bias = task_should_compute_output(2), want_residual = is_sum && task_should_compute_output(3);
         const Tensor dsum = is_sum ? up[1] : Tensor();
-        variable_list d(is_sum ? 3 : 2);
+        variable_list d(is_sum ? 4 : 3);
         if (!up[0].defined()) {
             if (want_x && dsum.defined()) d[0] = dsum.to(x_type);
-            if (want_residual) d[2] = dsum;
+            if (want_residual) d[3] = dsum;
         } else {
             const Tensor saved = is_sum ? s.unpack(shared_from_this()) : s.unpack(), r = rstd.unpack(), w = weight.unpack();
+            const Tensor b = bias.unpack();
             const Below below;
             Tensor dresidual;
-            std::tie(d[0], dresidual, d[1]) = rms_norm_backward_op.call(up[0], maybe(dsum), saved, r, maybe(w),
-                                                                        weight_offset, is_sum, want_x || want_residual,
-                                                                        want_weight);
-            if (want_residual) d[2] = dresidual.defined() ? dresidual : d[0];
+            std::tie(d[0], dresidual, d[1], d[2]) =
+                rms_norm_backward_op.call(up[0], maybe(dsum), saved, r, maybe(w), want_bias ? maybe(b) : Maybe(), weight_offset,
+                                          is_sum, want_x || want_residual, want_weight);
+            if (want_residual) d[3] = dresidual.defined() ? dresidual : d[0];
             if (!want_x) d[0] = Tensor();
         }
         return once(std::move(d), "rms_norm");
     }
-    void release_variables() override { s.reset_data(), rstd.reset_data(), weight.reset_data(); }
+    void release_variables() override { s.reset_data(), rstd.reset_data(), weight.reset_data(), bias.reset_data(); }
 };
 
 static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const c10::SymInt &cols, const Maybe &weight,
-                                  std::optional<double> eps, double weight_offset)
+                                  const Maybe &bias, std::optional<double> eps, double weight_offset)
 {
     LK_OP(rms_norm_forward);
     check_input(x, "input");
-    TORCH_CHECK(x.dim() >= 1 && x.sym_size(-1) == cols, "lk: normalized_shape ends in ", cols, ", but input has shape ",
+    TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == cols, "lk: normalized_shape ends in ", cols, ", but input has shape ",
                 x.sym_sizes());
     const double e = eps.value_or(std::numeric_limits<float>::epsilon()); // as in F.rms_norm, for every type of x
-    if (!wants_gradient(x, residual, weight)) {
+    if (!wants_gradient(x, residual, weight, bias)) {
         const Below below;
-        auto [y, sum, rstd] = rms_norm_forward_op.call(x, residual, weight, e, weight_offset, false);
+        auto [y, sum, rstd] = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, false);
         return {y, sum};
     }
-    const auto node = residual ? make_node<RmsNormBackward>(x, weight, residual) : make_node<RmsNormBackward>(x, weight);
+    const auto node = residual ? make_node<RmsNormBackward>(x, weight, bias, residual)
+                               : make_node<RmsNormBackward>(x, weight, bias);
     Tensor y, sum, rstd;
     {
         const Below below;
-        std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, e, weight_offset, true);
+        std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, true);
     }
     node->is_sum = sum.defined(), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
     torch::autograd::set_history(y, node);
     if (node->is_sum) torch::autograd::set_history(sum, node);
     node->s = node->is_sum ? SavedVariable(sum, true) : save(x);
-    node->rstd = save(rstd), node->weight = save(weight);
+    node->rstd = save(rstd), node->weight = save(weight), node->bias = save(bias);
     return {y, sum};
 }
-Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, std::optional<double> eps, double weight_offset)
+Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Maybe &bias, std::optional<double> eps,
+                double weight_offset)
 {
-    return std::get<0>(norm(x, {}, cols, weight, eps, weight_offset));
+    return std::get<0>(norm(x, {}, cols, weight, bias, eps, weight_offset));
 }
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   std::optional<double> eps, double weight_offset)
+                                   const Maybe &bias, std::optional<double> eps, double weight_offset)
 {
-    return norm(x, residual, cols, weight, eps, weight_offset);
+    return norm(x, residual, cols, weight, bias, eps, weight_offset);
 }
 
 TORCH_LIBRARY_FRAGMENT(lk, m)
 {
-    user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, float? eps, float weight_offset) -> Tensor", &rms_norm);
-    user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, float? eps, "
+    user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, Tensor? bias, float? eps, float weight_offset) -> Tensor",
+            &rms_norm);
+    user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, Tensor? bias, float? eps, "
             "float weight_offset) -> (Tensor, Tensor)", &add_rms_norm);
     kernel(m, "rms_norm_forward",
-           "(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, "
+           "(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
            "bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);
     kernel(m, "rms_norm_backward", "(Tensor dy, Tensor? dsum, Tensor s, Tensor rstd, Tensor? weight, "
-           "float weight_offset, bool is_sum, bool want_dx, bool want_dweight) -> (Tensor, Tensor, Tensor)",
+           "Tensor? bias, float weight_offset, bool is_sum, bool want_dx, bool want_dweight) -> "
+           "(Tensor, Tensor, Tensor, Tensor)",
            &rms_norm_backward);
 }
 

@@ -23,16 +23,16 @@ def loss(x, target, reduction):
 
 
 @fake
-def rms_norm_forward(x, residual, weight, eps, weight_offset, keep):
+def rms_norm_forward(x, residual, weight, bias, eps, weight_offset, keep):
     return (x.new_empty(x.shape), None if residual is None else residual.new_empty(x.shape),
             x.new_empty(x.shape[:-1], dtype=F32) if keep else None)
 
 
 @fake
-def rms_norm_backward(dy, dsum, s, rstd, weight, weight_offset, is_sum, want_dx, want_dweight):
+def rms_norm_backward(dy, dsum, s, rstd, weight, bias, weight_offset, is_sum, want_dx, want_dweight):
     return (dy.new_empty(s.shape) if want_dx else None,
             s.new_empty(s.shape) if want_dx and is_sum and s.dtype != dy.dtype else None,
-            weight.new_empty(weight.shape) if want_dweight else None)
+            weight.new_empty(weight.shape) if want_dweight else None, None if bias is None else bias.new_empty(bias.shape))
 
 
 @fake

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: MIT
 """lk's ops as functions. Where PyTorch has the function, its arguments come first, with its names and defaults."""
 import math
+import operator
+import os
+import sys
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import _C
 
+# Set: a target outside of the classes raises, in eager mode. Each loss then waits for the device.
+CHECK_TARGETS = os.environ.get("LK_CHECK_TARGETS") == "1"
+
 _ops = torch.ops.lk
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 
 
@@ -36,11 +44,60 @@ def _value(table, name, key):
     return table[key]
 
 
+def _number(name, value):
+    """A float. What float() would silently take for a constant is refused."""
+    if isinstance(value, Tensor):
+        if value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"lk: {name} requires a gradient, and gets none; detach it")
+        if value.numel() != 1:
+            raise ValueError(f"lk: {name} has shape {list(value.shape)}; it must be one number")
+        if is_compiling():
+            raise TypeError(f"lk: {name} is a tensor, and a compiled program has it as a constant; pass a number")
+        if value.device.type != "cpu":
+            raise TypeError(f"lk: {name} is a tensor on {value.device}, and reading it waits for the device; pass a number")
+    elif isinstance(value, (str, bytes)):
+        raise TypeError(f"lk: {name} is {value!r}; it must be a number")
+    try:
+        return float(value)
+    except TypeError:
+        raise TypeError(f"lk: {name} is {value!r}; it must be a number") from None
+
+
+def _integer(name, value):
+    """An int, or the symbol of one; likewise."""
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        raise TypeError(f"lk: {name} is a tensor on {value.device}, and reading it waits for the device; pass a number")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"lk: {name} is {value!r}; it must be an integer") from None
+
+
+def _tensors(**tensors):
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"lk: {name} is of type {type(t).__name__}; it must be a tensor")
+
+
+def _sharded(input):
+    """Whether it is a DTensor, whose module is not imported for the question."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(input, module.DTensor)
+
+
 def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     """log(sum(exp(scale * input))) over dim, as torch.logsumexp. dtype=torch.float32 returns it unrounded."""
+    if type(input) is not Tensor and _sharded(input):
+        from . import _dtensor
+        dims = {_integer("dim", d) % input.dim() for d in (dim if hasattr(dim, "__iter__") else (dim,))}
+        return _dtensor.logsumexp(lambda x: logsumexp(x, dim, keepdim, scale=scale, dtype=dtype), input, dims, keepdim)
     shape = None
-    if not isinstance(dim, int):
-        n = max(input.dim(), 1)
+    if not hasattr(dim, "__iter__") or isinstance(dim, Tensor):
+        dim = dim if type(dim) is int else _integer("dim", dim)
+    else:
+        n, dim = max(input.dim(), 1), [_integer("dim", d) for d in dim]
         dims = sorted(d % n for d in dim if -n <= d < n)
         if not dims or len(set(dims)) < len(dim):
             raise IndexError(f"lk: dim is {dim}; it must name dimensions of an input of shape {list(input.shape)}, none twice")
@@ -48,37 +105,69 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
             shape = [1 if i in dims else n for i, n in enumerate(input.shape)]
             input = input.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
         dim = dims[0] if len(dims) == 1 else -1
+    if type(scale) is not float:
+        scale = _number("scale", scale)
     op = _ops.logsumexp.default if is_compiling() else _C.logsumexp
-    out = op(input, dim, keepdim and shape is None, float(scale), dtype)
+    out = op(input, dim, keepdim and shape is None, scale, dtype)
     return out.view(shape) if keepdim and shape is not None else out
 
 
-def _norm(name, input, residual, normalized_shape, weight, eps, weight_offset):
+def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_offset, groups):
+    if type(input) is not Tensor and _sharded(input):
+        from . import _dtensor
+        local = lambda x, r, w, b: _norm(name, x, r, normalized_shape, w, eps, b, weight_offset, groups)
+        dims = len(normalized_shape) if hasattr(normalized_shape, "__len__") else 1
+        return _dtensor.norm(local, input, residual, dims, groups, weight, bias)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     first = (input,) if residual is None else (input, residual)
+    if type(weight_offset) is not float:
+        weight_offset = _number("weight_offset", weight_offset)
+    if eps is not None and type(eps) is not float:
+        eps = _number("eps", eps)
+    if not hasattr(normalized_shape, "__len__"):
+        normalized_shape = (_integer("normalized_shape", normalized_shape),)
     n = len(normalized_shape)
-    if n == 1:
-        return op(*first, normalized_shape[0], weight, eps, float(weight_offset))
-    if n == 0 or tuple(normalized_shape) != tuple(input.shape[-n:]):
-        raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {list(input.shape)}")
+    if n == 1 and groups == 1:  # the op checks the rest
+        if weight is not None and getattr(weight, "ndim", 0) != 1 or bias is not None and getattr(bias, "ndim", 0) != 1:
+            _affine_shape(normalized_shape, weight, bias)
+        return op(*first, normalized_shape[0], weight, bias, eps, weight_offset)
+    shape = list(input.shape)
+    if n == 0 or list(normalized_shape) != shape[-n:]:
+        raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {shape}")
     if residual is not None and residual.shape != input.shape:
-        raise ValueError(f"lk: residual has shape {list(residual.shape)} and input {list(input.shape)}")
-    if weight is not None and weight.shape != input.shape[-n:]:
-        raise ValueError(f"lk: weight has shape {list(weight.shape)}; it must be {list(normalized_shape)}")
+        raise ValueError(f"lk: residual has shape {list(residual.shape)} and input {shape}")
+    wanted = list(normalized_shape)
+    if groups != 1:
+        if groups < 1 or len(shape) == n or shape[-n - 1] != groups:
+            raise ValueError(f"lk: groups is {groups}, but input has shape {shape}; it must be [..., groups, "
+                             f"{str(wanted)[1:]}")
+        wanted = [groups, *wanted]
+    _affine_shape(wanted, weight, bias)
+    affine = [None if t is None else t.flatten(-n) for t in (weight, bias)]
     flat = [t.flatten(-n) for t in first]
-    out = op(*flat, flat[0].shape[-1], None if weight is None else weight.flatten(), eps, float(weight_offset))
-    return out.view(input.shape) if residual is None else tuple(t.view(input.shape) for t in out)
+    out = op(*flat, flat[0].shape[-1], *affine, eps, weight_offset)
+    return out.view(shape) if residual is None else tuple(t.view(shape) for t in out)
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None, *, weight_offset=0.0):
+def _affine_shape(wanted, weight, bias):
+    _tensors(**{name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None})
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and list(t.shape) != list(wanted):
+            raise ValueError(f"lk: {name} has shape {list(t.shape)}; it must be {list(wanted)}")
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1):
     """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
-    Gemma's weight_offset is 1."""
-    return _norm("rms_norm", input, None, normalized_shape, weight, eps, weight_offset)
+    Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
+
+    groups: weight and bias are [groups, *normalized_shape], for an input of [..., groups, *normalized_shape]: one for each head
+    of [batch, tokens, heads, head_dim], say."""
+    return _norm("rms_norm", input, None, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 
-def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, weight_offset=0.0):
+def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1):
     """s = input + residual; returns (rms_norm(s), s), s in residual's type."""
-    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, weight_offset)
+    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 
 def srms_norm(input, eps=1e-6):
@@ -95,25 +184,109 @@ def _grad_scale(grad_scale):
     return torch.tensor(float(grad_scale))
 
 
+def _scales(logit_scale, softcap, temperature):
+    """logit_scale and softcap as numbers, and what the logits are to be multiplied with before, a tensor or None."""
+    values, factor = [], None
+    for name, value in (("logit_scale", logit_scale), ("temperature", temperature)):
+        if isinstance(value, Tensor) and (is_compiling() or value.numel() != 1 or value.device.type != "cpu" or
+                                                value.requires_grad and torch.is_grad_enabled()):
+            value = value.to(torch.float32)
+            if name == "temperature":
+                if softcap:
+                    raise ValueError("lk: temperature is a tensor; with softcap, which it divides too, it must be a number")
+                factor = 1 / value if factor is None else factor / value
+            else:
+                factor = value
+            value = 1.0
+        values.append(_number(name, value))
+    if not values[1] > 0:
+        raise ValueError(f"lk: temperature is {temperature}; it must be above 0")
+    return values[0] / values[1], softcap / values[1], factor
+
+
+def _per_row(factor, rows):
+    """One number, or one for each row, to multiply [*rows, n] with."""
+    if factor.dim() == 0 or factor.shape == (1,):
+        return factor.reshape(())
+    if factor.shape != rows:
+        raise ValueError(f"lk: logit_scale or temperature has shape {list(factor.shape)}; "
+                         f"it must be one number or {list(rows)}")
+    return factor.unsqueeze(-1)
+
+
+def _options(label_smoothing, z_loss, softcap, logit_scale, temperature):
+    """The first four as numbers, and the factor of _scales."""
+    if type(label_smoothing) is not float:
+        label_smoothing = _number("label_smoothing", label_smoothing)
+    if type(z_loss) is not float:
+        z_loss = _number("z_loss", z_loss)
+    if type(softcap) is not float:
+        softcap = 0.0 if softcap is None else _number("softcap", softcap)
+    factor = None
+    if type(logit_scale) is not float or type(temperature) is not float or temperature != 1.0:
+        logit_scale, softcap, factor = _scales(logit_scale, softcap, temperature)
+    return label_smoothing, z_loss, softcap, logit_scale, factor
+
+
+def _denominator(value, input):
+    if value is None or isinstance(value, Tensor):
+        return value
+    return torch.full((), _number("denominator", value), dtype=torch.float32, device=input.device)
+
+
+def _check_targets(target, ignore_index, classes):
+    bad = (target != ignore_index) & ((target < 0) | (target >= classes))
+    if bad.any():
+        at = bad.nonzero()[0].tolist()
+        value = int(target[tuple(at)])
+        raise ValueError(f"lk: target{at} is {value}; it must be 0 to {classes - 1}, or ignore_index, {ignore_index}")
+
+
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
-          denominator, *more):
+          denominator, temperature, *more):
+    if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
+        _tensors(input=input, target=target)
+    if type(input) is not Tensor and _sharded(input):
+        if isinstance(logit_scale, Tensor) or isinstance(temperature, Tensor):
+            raise TypeError("lk: input is a DTensor; logit_scale and temperature must be numbers")
+        from . import _dtensor
+        local = lambda x, t, w, d: _loss(name, x, t, w, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
+                                         zero_when_empty, d, temperature, *more)
+        return _dtensor.loss(local, input, target, weight, ignore_index, reduction, denominator, (0, 2))
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
         if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
             target = target.movedim(1, -1)
+    label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
+    if type(ignore_index) is not int:
+        ignore_index = _integer("ignore_index", ignore_index)
+    if factor is not None and input.dtype in _TYPES and input.dim():  # rounded to float32 alone
+        input = input.float() * _per_row(factor, input.shape[:-1])
+        target = target.float() if target.dtype in _TYPES else target
+    if CHECK_TARGETS and not is_compiling() and not target.is_floating_point() and input.dim():
+        _check_targets(target, ignore_index, input.shape[-1])
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
-    return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, float(label_smoothing),
-              float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator, *more)
+    if denominator is not None:
+        denominator = _denominator(denominator, input)
+    return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, label_smoothing, z_loss,
+              softcap, logit_scale, zero_when_empty, denominator, *more)
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, grad_scale=None, inplace=False):
+                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, temperature=1.0, grad_scale=None,
+                  inplace=False):
     """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
 
     target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
 
-    denominator, a tensor of one number, is what a mean divides by, instead of its own count (or sum of weights): the targets of
-    all micro-batches, say. It gets no gradient.
+    denominator, one number or a tensor of one, is what a mean divides by, instead of its own count (or sum of weights): the
+    targets of all micro-batches, say. It gets no gradient.
+
+    temperature: the logits, after softcap, are divided by it: logit_scale and softcap are.
+
+    logit_scale and temperature may be tensors: one number, or one for each target. They get gradients, and are read on the
+    device, where their values are not checked. It costs a float32 product of the logits, and its gradient. With softcap
+    temperature must be a number.
 
     A mean or sum computes its gradient in forward, where the logits are read anyway, so backward's upstream gradient has to be
     known there. grad_scale says what it will be: a number, or a tensor of one number, such as 1 / the steps of gradient
@@ -128,14 +301,14 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     no logits any more. It must be contiguous and no leaf. Where another op needs the logits for its backward, PyTorch's error
     says so. Under torch.compile, and where no gradient is wanted, nothing is overwritten."""
     return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
-                 zero_when_empty, denominator, _grad_scale(grad_scale), inplace)
+                 zero_when_empty, denominator, temperature, _grad_scale(grad_scale), inplace)
 
 
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None):
+                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, temperature=1.0):
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
     return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
-                                     z_loss, softcap, logit_scale, zero_when_empty, denominator))
+                                     z_loss, softcap, logit_scale, zero_when_empty, denominator, temperature))
 
 
 def _mib(workspace_mib):
@@ -148,20 +321,69 @@ def _mib(workspace_mib):
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
                  softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted, batch_invariant,
-                 group, shards, *more):
+                 group, shards, temperature, *more):
+    if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
+        _tensors(input=input, linear_weight=linear_weight, target=target)
+    label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
+    if type(ignore_index) is not int:
+        ignore_index = _integer("ignore_index", ignore_index)
+    if type(max_counted) is not int:
+        max_counted = _integer("max_counted", max_counted)
+    if factor is not None and input.dtype in _TYPES and input.dim():
+        factor = _per_row(factor, input.shape[:-1])
+        input = (input.float() * factor).to(input.dtype)
+        if linear_bias is not None:
+            if group is not None:  # whose other ranks have the rest of the gradient
+                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
+            if factor.dim():
+                raise ValueError("lk: logit_scale or temperature has a number for each target; with linear_bias it must be one")
+            linear_bias = linear_bias.float() * factor
     ranks = ()
     if group is not None:
         name += "_parallel"
-        shards = [linear_weight.shape[0]] * group.size() if shards is None else shards
-        if len(shards) != group.size():
-            raise ValueError(f"lk: shards is {list(shards)}; it must have a number for each of {group.size()} ranks")
+        shards = _agreed_shards(group, shards, linear_weight)
         ranks = (group.group_name, shards, group.rank())
     elif shards is not None:
         raise ValueError("lk: shards are those of a group; group is None")
+    if CHECK_TARGETS and not is_compiling():
+        _check_targets(target, ignore_index, sum(shards) if ranks else linear_weight.shape[0])
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
-              float(label_smoothing), float(z_loss), float(softcap), float(logit_scale), zero_when_empty, denominator,
+              label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, _denominator(denominator, input),
               _mib(workspace_mib), fast_logits, max_counted, batch_invariant, *ranks, *more)
+
+
+_agreed = set()
+
+
+def _agreed_shards(group, shards, linear_weight):
+    """The shards. The first call with them compares all ranks' shards and rows, so that a wrong number raises on each rank, and
+    none waits for one that has raised. Later calls with the same ones are not compared, which would wait for the device."""
+    if isinstance(group, str):
+        raise ValueError(f"lk: group is {group!r}, the name of one that this process lacks; set the head's options['group']")
+    rows, ranks = operator.index(linear_weight.shape[0]), group.size()  # of a symbol, its number
+    shards = [rows] * ranks if shards is None else [operator.index(_integer("shards", n)) for n in shards]
+    _agree(group.group_name, tuple(shards), rows, linear_weight.device)
+    return shards
+
+
+@torch.compiler.assume_constant_result
+def _agree(name, shards, rows, device):
+    group = torch.distributed.distributed_c10d._resolve_process_group(name)
+    key, ranks = (id(group), name, shards), group.size()
+    if key in _agreed or device.type == "meta" or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    mine = torch.tensor([rows, *(shards if len(shards) == ranks else [-1] * ranks)], device=device)
+    every = mine.new_empty(ranks * (ranks + 1))
+    torch.distributed.all_gather_into_tensor(every, mine, group=group)
+    every = every.view(ranks, ranks + 1).tolist()
+    for i, (_, *theirs) in enumerate(every):
+        if -1 in theirs:
+            raise ValueError(f"lk: on rank {i} shards has not a number, of at least 0, for each of {ranks} ranks")
+        for j, (has, *_) in enumerate(every):
+            if theirs[j] != has:
+                raise ValueError(f"lk: linear_weight has {has} rows on rank {j}, but on rank {i} shards is {theirs}")
+    _agreed.add(key)
 
 
 def shards_of(linear_weight, group):
@@ -174,7 +396,7 @@ def shards_of(linear_weight, group):
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                          denominator=None, workspace_mib=None, fast_logits=False, max_counted=0, batch_invariant=False,
-                         group=None, shards=None, keep=False, grad_scale=None):
+                         group=None, shards=None, keep=False, temperature=1.0, grad_scale=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
@@ -182,6 +404,9 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator: as in
     cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a;
     gradients are then made in backward.
+
+    logit_scale and temperature as in cross_entropy. As tensors they multiply input, and linear_bias: the product is rounded to
+    input's type. With linear_bias they must be one number.
 
     keep=True is for a loss per token, reduction="none", or one in float16, whose gradients are made in backward. Forward keeps
     all logits for it until the graph is freed, whatever workspace_mib says, and backward does not compute them again: two
@@ -198,18 +423,19 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     reduction, and keeps exponentials or nothing. All ranks make the call."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits,
-                        max_counted, batch_invariant, group, shards, keep, *(() if group else (_grad_scale(grad_scale),)))
+                        max_counted, batch_invariant, group, shards, temperature, keep,
+                        *(() if group else (_grad_scale(grad_scale),)))
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
                                zero_when_empty=False, denominator=None, workspace_mib=None, fast_logits=False, max_counted=0,
-                               batch_invariant=False, group=None, shards=None):
+                               batch_invariant=False, group=None, shards=None, temperature=1.0):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
     return LinearCrossEntropyOutput(*_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted,
-        batch_invariant, group, shards))
+        batch_invariant, group, shards, temperature))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
@@ -218,4 +444,7 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
     theta may have one row for all heads, [1, e], one angle for all features of a head, [h, 1], or both; its gradient likewise.
     activation: None, "relu", "sigmoid", "silu", "softmax" over d or "softmax_tokens" over n. offset, a number per axis of shape,
     is added to positions: the next token after n others has shape (1,), offset (n,)."""
-    return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, _value(_ACTIVATIONS, "activation", activation))
+    _tensors(x=x, theta=theta)
+    shape, offset = [_integer("shape", n) for n in shape], [_integer("offset", n) for n in offset]
+    prefix, activation = _integer("prefix", prefix), _value(_ACTIVATIONS, "activation", activation)
+    return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, activation)

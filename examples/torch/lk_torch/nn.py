@@ -8,28 +8,44 @@ from . import functional as LF
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm, computed by lk. The factor is weight_offset + weight. With Gemma's weight_offset, 1, weight begins at 0."""
+    """torch.nn.RMSNorm, computed by lk. The factor is weight_offset + weight. With Gemma's weight_offset, 1, weight begins at
+    0.
 
-    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, weight_offset=0.0):
-        self.weight_offset = float(weight_offset)
+    bias and groups: as in functional.rms_norm, which has weight and bias of [groups, *normalized_shape]."""
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, bias=False,
+                 weight_offset=0.0, groups=1):
+        self.weight_offset, self.groups = LF._number("weight_offset", weight_offset), LF._integer("groups", groups)
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        shape = self.normalized_shape if self.groups == 1 else (self.groups, *self.normalized_shape)
+        empty = lambda: torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        if elementwise_affine and self.groups != 1:
+            self.weight = empty()
+        self.register_parameter("bias", empty() if bias else None)
+        self.reset_parameters()
 
     def reset_parameters(self):
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+        if getattr(self, "bias", None) is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def _more(self):
+        return dict(bias=self.bias, weight_offset=self.weight_offset, groups=self.groups)
 
     def forward(self, x):
-        return LF.rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
+        return LF.rms_norm(x, self.normalized_shape, self.weight, self.eps, **self._more())
 
     def extra_repr(self):
-        return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")
+        more = dict(bias=self.bias is not None, weight_offset=self.weight_offset, groups=self.groups)
+        return super().extra_repr() + "".join(f", {k}={v}" for k, v in more.items() if v and (k, v) != ("groups", 1))
 
 
 class AddRMSNorm(RMSNorm):
     """s = x + residual; returns (RMSNorm(s), s)."""
 
     def forward(self, x, residual):
-        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
+        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps, **self._more())
 
 
 class SRMSNorm(torch.nn.Module):
@@ -50,11 +66,12 @@ class CrossEntropyLoss(torch.nn.Module):
     """torch.nn.CrossEntropyLoss, of class numbers or probabilities; the loss is float32."""
 
     def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
-                 logit_scale=1.0, zero_when_empty=False, inplace=False):
+                 logit_scale=1.0, zero_when_empty=False, temperature=1.0, inplace=False):
         super().__init__()
         self.register_buffer("weight", weight)
         self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
-                            softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty, inplace=inplace)
+                            softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty, temperature=temperature,
+                            inplace=inplace)
 
     def forward(self, input, target, denominator=None, grad_scale=None):
         return LF.cross_entropy(input, target, self.weight, denominator=denominator, grad_scale=grad_scale, **self.options)
@@ -89,6 +106,35 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
                                        denominator=denominator, grad_scale=grad_scale, **self.options)
 
+    def logits(self, input):
+        """Those that the loss is of, in input's type: with logit_scale, softcap and temperature. With group: of this rank's
+        classes."""
+        o = {"softcap": None, "logit_scale": 1.0, "temperature": 1.0, **self.options}
+        z = torch.nn.functional.linear(input, self.weight, self.bias)
+        *_, cap, scale, factor = LF._options(0.0, 0.0, o["softcap"], o["logit_scale"], o["temperature"])
+        if not cap and scale == 1.0 and factor is None:
+            return z
+        y = z.float() * scale
+        if factor is not None:
+            y = y * LF._per_row(factor, y.shape[:-1])
+        return (cap * torch.tanh(y / cap) if cap else y).to(z.dtype)
+
+    def __getstate__(self):
+        """A group is copied, and pickled, by its name: in another process it is the group of that name, or its name alone."""
+        state = dict(self.__dict__)
+        group = self.options.get("group")
+        name = getattr(group, "group_name", group)
+        return state if group is None else {**state, "options": {**self.options, "group": name}}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if isinstance(self.options.get("group"), str):
+            try:
+                group = torch.distributed.distributed_c10d._resolve_process_group(self.options["group"])
+                self.options = {**self.options, "group": group}
+            except RuntimeError:
+                pass  # the first call says it
+
     def extra_repr(self):
         sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
         return ", ".join([sizes, *(f"{name}={value!r}" for name, value in self.options.items())])
@@ -97,14 +143,21 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 class MdLrpeCosine(torch.nn.Module):
     """Linearised relative positional encoding of [b, heads, n, head_dim], with a learned theta [heads, features per axis].
 
-    Feature j of an axis starts at base^(-j / features) radians per position."""
+    Feature j of an axis starts at base^(-j / features) radians per position. theta is float32, also in a model that is cast to
+    a type of 16 bits: an angle is theta times a position. With dtype it has that type."""
 
     def __init__(self, heads, head_dim, axes=1, activation=None, base=10000.0, device=None, dtype=None):
         super().__init__()
         features = -(-head_dim // axes)
         theta = base ** (-torch.arange(features, dtype=torch.float64) / features)
-        self.theta = torch.nn.Parameter(theta.repeat(heads, 1).to(device=device, dtype=dtype or torch.get_default_dtype()))
+        self.theta = torch.nn.Parameter(theta.repeat(heads, 1).to(device=device, dtype=dtype or torch.float32))
         self.activation = activation
+
+    def _apply(self, fn, recurse=True):
+        def keep_float32(t):
+            out = fn(t)
+            return t.to(out.device) if t.dtype == torch.float32 and out.dtype != t.dtype else out
+        return super()._apply(keep_float32, recurse)
 
     def forward(self, x, shape, prefix=0, offset=()):
         return LF.md_lrpe_cosine(x, self.theta, shape, prefix, self.activation, offset)

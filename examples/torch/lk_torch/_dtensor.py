@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""DTensors that are sharded over rows: each rank's rows are a call of their own. What is sharded over the columns of a row is
+gathered before. functional.py imports this where it is given a DTensor."""
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+
+def _sharded(x, columns):
+    """x, with placements that leave these dimensions whole."""
+    whole = lambda p: type(p) is not Shard or p.dim % x.dim() in columns
+    kept = [Replicate() if whole(p) else Shard(p.dim % x.dim()) for p in x.placements]
+    return x if list(x.placements) == kept else x.redistribute(placements=kept)
+
+
+def _beside(name, t, mesh, placements):
+    if not isinstance(t, DTensor):
+        raise TypeError(f"lk: input is a DTensor, so {name} must be one")
+    if t.device_mesh != mesh:
+        raise ValueError(f"lk: {name} is on another mesh than input")
+    return t if list(t.placements) == list(placements) else t.redistribute(placements=placements)
+
+
+def _shared(name, t, x):
+    """Of a tensor that all rows use: this rank's copy, whose gradient is summed over the ranks that have other rows."""
+    if t is None:
+        return None
+    sums = [Partial() if p.is_shard() else Replicate() for p in x.placements]
+    return _beside(name, t, x.device_mesh, [Replicate()] * len(sums)).to_local(grad_placements=sums)
+
+
+def _constant(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def _whole(local, mesh, placements, shape):
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local.contiguous(), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def norm(call, input, residual, dims, groups, weight, bias):
+    """call(input, residual, weight, bias) of this rank's rows."""
+    first = input.dim() - dims - (groups != 1)
+    x = _sharded(input, range(first, input.dim()))
+    r = None if residual is None else _beside("residual", residual, x.device_mesh, x.placements).to_local()
+    out = call(x.to_local(), r, _shared("weight", weight, x), _shared("bias", bias, x))
+    whole = [_whole(t, x.device_mesh, x.placements, x.shape) for t in (out if residual is not None else (out,))]
+    return whole[0] if residual is None else tuple(whole)
+
+
+def logsumexp(call, input, dims, keepdim):
+    x = _sharded(input, dims)
+    shape = [1 if i in dims else n for i, n in enumerate(x.shape) if keepdim or i not in dims]
+    gone = lambda d: 0 if keepdim else sum(i < d for i in dims)
+    placements = [Shard(p.dim - gone(p.dim)) if p.is_shard() else p for p in x.placements]
+    return _whole(call(x.to_local()), x.device_mesh, placements, shape)
+
+
+def loss(call, input, target, weight, ignore_index, reduction, denominator, reduced):
+    """call(input, target, weight, denominator) of this rank's rows; `reduced`: which of its results are."""
+    dim = 1 if input.dim() > 1 else 0
+    probable = target.is_floating_point()
+    if reduction == "mean" and denominator is None:
+        if weight is not None:
+            input = _sharded(input, range(input.dim()))  # a mean of its own for the class terms, and another for z_loss
+        elif probable:
+            denominator = input.numel() // input.shape[dim]
+        else:
+            denominator = (target != ignore_index).sum()
+    x = _sharded(input, (dim,))
+    per_row = [Shard(p.dim - (p.dim > dim)) if p.is_shard() else p for p in x.placements]
+    t = _beside("target", target, x.device_mesh, x.placements if probable else per_row).to_local()
+    out = call(x.to_local(), t, _constant(weight), _constant(denominator))
+    rows = [n for i, n in enumerate(x.shape) if i != dim]
+    sums = [Partial() if p.is_shard() else p for p in x.placements]
+    whole = [_whole(v, x.device_mesh, *((sums, ()) if reduction != "none" and i in reduced else (per_row, rows)))
+             for i, v in enumerate(out if isinstance(out, tuple) else (out,))]
+    return tuple(whole) if isinstance(out, tuple) else whole[0]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""What torch.utils.flop_counter counts for a call of the head: the matmuls that it makes, as PyTorch counts those
+of a linear layer. Imported with the counter."""
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+_ops = torch.ops.lk
+
+
+def _matmul(x, weight, op, args):
+    """Of one matmul. Shapes are those of [..., hidden] and [classes, hidden]."""
+    names = [a.name for a in op.default._schema.arguments]
+    most, tokens = args[names.index("max_counted")], 1
+    for n in x[:-1]:
+        tokens *= n
+    return 2 * (min(tokens, most) if most > 0 else tokens) * weight[0] * weight[1]
+
+
+def _register(op, x, matmuls):
+    def formula(*args, out_shape=None, **kwargs):
+        return matmuls(args) * _matmul(args[x], args[x + 1], op, args)
+    register_flop_formula(op)(formula)
+
+
+_register(_ops.linear_cross_entropy_forward, 0, lambda a: 1)
+_register(_ops.linear_cross_entropy_stats_forward, 0, lambda a: 1)
+_register(_ops.linear_cross_entropy_parallel_forward, 0, lambda a: 1)
+# The last three arguments say which gradients are wanted. The bias's takes no matmul.
+_register(_ops.linear_cross_entropy_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
+# The logits are computed again where forward has not saved them.
+_register(_ops.linear_cross_entropy_backward, 6, lambda a: (a[5] is None) + a[-3] + a[-2])
+_register(_ops.linear_cross_entropy_parallel_backward, 7, lambda a: (a[6] is None) + a[-3] + a[-2])
