@@ -1341,6 +1341,11 @@ def modules():
             ("CrossEntropyLoss, temperature", nn.CrossEntropyLoss(temperature=2, softcap=None), (x[:, :12], target)),
             ("AddRMSNorm, weight_offset", nn.AddRMSNorm(16, weight_offset=1), (x, r)),
             ("CrossEntropyLoss", nn.CrossEntropyLoss(label_smoothing=0.125), (x[:, :12], target)),
+            ("CrossEntropyLoss, a learned scale", nn.CrossEntropyLoss(logit_scale=torch.nn.Parameter(torch.tensor(2.0))),
+             (x[:, :12], target)),
+            ("LinearCrossEntropyLoss, a learned scale",
+             nn.LinearCrossEntropyLoss(16, 12, logit_scale=torch.nn.Parameter(torch.ones(1)), temperature=torch.ones(4)),
+             (x, target)),
             ("CrossEntropyLoss, weights", nn.CrossEntropyLoss(weight=weight, reduction="sum"), (x[:, :12], target)),
             ("LinearCrossEntropyLoss", nn.LinearCrossEntropyLoss(16, 12), (x, target)),
             ("LinearCrossEntropyLoss, bias", nn.LinearCrossEntropyLoss(16, 12, bias=True), (x, target)),
@@ -1379,6 +1384,9 @@ def modules():
             ("y of the sum", both(x, r)[0], theirs(x + r), 1e-5))
     ours, theirs = nn.CrossEntropyLoss(weight).to(D), torch.nn.CrossEntropyLoss(weight).to(D)
     compare("CrossEntropyLoss beside torch.nn's", ("loss", ours(x[:, :12], target), theirs(x[:, :12], target), 1e-5))
+    head = nn.LinearCrossEntropyLoss(16, 12, logit_scale=torch.nn.Parameter(torch.full((), 2.0)), device=D).to(D)
+    found = dict(head.named_parameters())
+    verdict("a learned scale is a parameter, and keeps its first value", float(found["logit_scale"]) == 2, str(list(found)))
     half = nn.RMSNorm(16).to(D).to(BF16)
     verdict("RMSNorm.to(bf16)", half(x.to(BF16)).dtype == BF16 and half.weight.dtype == BF16, str(half.weight.dtype))
 

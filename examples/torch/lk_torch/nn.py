@@ -62,25 +62,41 @@ class SRMSNorm(torch.nn.Module):
         return f"eps={self.eps}"
 
 
-class CrossEntropyLoss(torch.nn.Module):
+class _Loss(torch.nn.Module):
+    """Of its options, a Parameter is one of the module, a learned logit_scale say, and another tensor moves with the module."""
+
+    def _take(self, options):
+        tensors = {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
+        for name, value in tensors.items():
+            if isinstance(value, torch.nn.Parameter):
+                self.register_parameter(name, value)
+            else:
+                self.register_buffer(name, value, persistent=False)
+        self.options, self.tensors = {k: v for k, v in options.items() if k not in tensors}, tuple(tensors)
+
+    def _all(self):
+        return {**self.options, **{name: getattr(self, name) for name in self.tensors}} if self.tensors else self.options
+
+
+class CrossEntropyLoss(_Loss):
     """torch.nn.CrossEntropyLoss, of class numbers or probabilities; the loss is float32."""
 
     def __init__(self, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0, softcap=0.0,
                  logit_scale=1.0, zero_when_empty=False, temperature=1.0, inplace=False):
         super().__init__()
         self.register_buffer("weight", weight)
-        self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
-                            softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty, temperature=temperature,
-                            inplace=inplace)
+        self._take(dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss,
+                        softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty, temperature=temperature,
+                        inplace=inplace))
 
     def forward(self, input, target, denominator=None, grad_scale=None):
-        return LF.cross_entropy(input, target, self.weight, denominator=denominator, grad_scale=grad_scale, **self.options)
+        return LF.cross_entropy(input, target, self.weight, denominator=denominator, grad_scale=grad_scale, **self._all())
 
     def extra_repr(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-class LinearCrossEntropyLoss(torch.nn.Module):
+class LinearCrossEntropyLoss(_Loss):
     """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`.
 
     options: those of functional.linear_cross_entropy. With group, num_classes are this rank's, and class_weight has all."""
@@ -94,22 +110,22 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
         self.register_buffer("class_weight", class_weight)
-        self.options = options
+        self._take(options)
         self.reset_parameters()
 
     def reset_parameters(self):  # as torch.nn.Linear
         bound = 1 / math.sqrt(self.weight.shape[1])
-        for p in self.parameters():
+        for p in (self.weight,) if self.bias is None else (self.weight, self.bias):
             torch.nn.init.uniform_(p, -bound, bound)
 
     def forward(self, input, target, denominator=None, grad_scale=None):
         return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
-                                       denominator=denominator, grad_scale=grad_scale, **self.options)
+                                       denominator=denominator, grad_scale=grad_scale, **self._all())
 
     def logits(self, input):
         """Those that the loss is of, in input's type: with logit_scale, softcap and temperature. With group: of this rank's
         classes."""
-        o = {"softcap": None, "logit_scale": 1.0, "temperature": 1.0, **self.options}
+        o = {"softcap": None, "logit_scale": 1.0, "temperature": 1.0, **self._all()}
         z = torch.nn.functional.linear(input, self.weight, self.bias)
         *_, cap, scale, factor = LF._options(0.0, 0.0, o["softcap"], o["logit_scale"], o["temperature"])
         if not cap and scale == 1.0 and factor is None:
