@@ -15,6 +15,7 @@ previous one has ended.
 #include "engine.h"
 
 #include <sched.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ previous one has ended.
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <thread>
 
 __thread const simt_coordinates *simt_here __attribute__((tls_model("initial-exec")));
@@ -729,8 +731,14 @@ void simt_mutex::unlock(void) {
 }
 #endif
 
+static simt_mutex &one_launch = *new simt_mutex();
+
+/* A forked child has none of the helpers: it begins with a pool of its own. No thread forks during another one's launch. The
+ * child cannot unlock what its parent's thread locked. */
+[[maybe_unused]] static const int at_fork = pthread_atfork([] { one_launch.lock(); }, [] { one_launch.unlock(); },
+                                                           [] { new (&helpers) helper_pool(); new (&one_launch) simt_mutex(); });
+
 int simt_run(const simt_launch_shape *shape, const std::function<void()> &body) {
-    static simt_mutex one_launch;
     std::lock_guard<simt_mutex> lock(one_launch);
     if (!schedule_known) simt_set_schedule(NULL);
     choose_copies();

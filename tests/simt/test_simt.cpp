@@ -14,6 +14,7 @@ Built with a sanitizer, also what that sanitizer must find and must not find: `t
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
@@ -469,6 +470,18 @@ static int case_host_threads(void) {
         for (std::thread &t : threads) t.join();
     }
     return bad[0] + bad[1] + bad[2] + bad[3];
+}
+
+/* A child that is forked when the simulator has run launches too, and so does the parent after it. */
+static int case_fork(void) {
+    if (case_ticket()) return 1;
+    int status = -1;
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        _exit(case_ticket() || case_chain());
+    }
+    return child < 0 || waitpid(child, &status, 0) != child || status || case_ticket();
 }
 
 /* ---- kernels that are wrong ------------------------------------------------------------------------------------------ */
@@ -2006,6 +2019,7 @@ int main(int argc, char **argv) {
         {"wgmma, every layout", case_products, 0}, {"a matmul in two stages", case_matmul, 0},
         {"named barriers", case_named_barriers, 0},
 #if !defined(__SANITIZE_THREAD__)
+        {"a forked child", case_fork, 1},
         {"a missing barrier shows", case_missing_barrier_shows, 1},
         {"a slot reused early shows", case_early_reuse_shows, 1}, {"a store too early shows", case_early_store_shows, 1},
         {"a missing wait for cp.async shows", case_missing_copy_wait_shows, 1},
