@@ -10,7 +10,7 @@ LK_DEFINE_SRMS_NORM(f32)
 /* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where
  * backward follows forward. weight: there is one, and backward computes dweight. What only the general kernels take: offset is
  * weight_offset; bias: forward has one, and backward computes dbias; groups: as in the args. */
-typedef struct {
+typedef struct shape {
     const char *name, *direction, *dtype;
     int64_t rows, cols;
     int residual, weight;

@@ -28,8 +28,8 @@
  *                #include "lk/cross_entropy.cuh"           #include "lk/cross_entropy.cuh"
  *                LK_DEFINE_CROSS_ENTROPY(bf16)             LK_DECLARE_CROSS_ENTROPY(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_cross_entropy_args args = {.logits = logits, .target = target, .loss = loss, .lse = lse,
- *                                              .rows = rows, .vocab = vocab};
+ *                lk_cross_entropy_args args = {};
+ *                args.logits = logits, args.target = target, args.loss = loss, args.lse = lse, args.rows = rows, args.vocab = vocab;
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *                args.dlogits = dlogits;
  *                status = lk_cross_entropy_backward_bf16(&args, stream);    // reads the lse of forward
@@ -192,7 +192,7 @@ typedef struct {
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
     int64_t target_prob_stride; /* of target_prob, likewise */
     int64_t dlogits_stride;    /* B FB: of dlogits, in its own elements; 0 means packed, or where dlogits is logits its rows */
-    int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
+    int64_t ignore_index;      /* with use_ignore_index any value, PyTorch's is -100; without it 0 */
     float logit_scale;         /* 0 to 2^127; 0 means 1 */
     float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
@@ -217,19 +217,20 @@ typedef struct {
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank
  *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total; finish without ranks
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
- *                     outside [2^-100, 2^100]; reduction, target_dtype, path: none of the enum; dlogits_dtype: neither T nor
- *                     16 bits wide for T = f32; target_prob_dtype: neither T nor f32; target and target_prob are both given, or
- *                     target_prob with ranks
+ *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
+ *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32; target_prob_dtype: neither T nor f32;
+ *                     target and target_prob are both given, or target_prob with ranks
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  * Rows of any alignment run at full speed, in B and FB where each row of dlogits has its logits' offset modulo 16 bytes
  * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element.
  * The same holds of target_prob, which is read so then. */
 
-#define LK_DECLARE_CROSS_ENTROPY(T)                                                                                            \
+#define LK_CROSS_ENTROPY_DECLARE(T)                                                                                            \
     LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
     LK_PROTOTYPES(cross_entropy, backward, T)                                                                                  \
     LK_PROTOTYPES(cross_entropy, forward_backward, T)                                                                          \
     LK_PROTOTYPES(cross_entropy, finish, T)
+#define LK_DECLARE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DECLARE, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -1171,7 +1172,7 @@ template <bool plain, bool given, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
                                    int64_t col, int hit, float *sum)
 {
-    float part[2] = {0.0f, 0.0f}, slope[n], fall[n], e[n];
+    float part[2] = {0.0f, 0.0f}, slope[n] = {}, fall[n], e[n]; /* slope is read where it was set; g++ does not see that */
 #pragma unroll
     for (int j = 0; j < n; j++) fall[j] = g.fall;
     if (!plain && a.class_weight && g.fall != 0.0f) {
@@ -2246,6 +2247,9 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char
     lk_status status = LK_OK;
     for (int i = 0; i < LK_COUNT(checks) && !status; i++)
         status = lk_check_number(op, checks[i].name, checks[i].number, checks[i].good, checks[i].rule);
+    if (!status && a->ignore_index && !a->use_ignore_index)
+        status = lk_fail(LK_ERR_VALUE, op, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
+                         (long long)a->ignore_index);
     if (!status) status = lk_check_enum(op, "reduction", a->reduction, LK_REDUCTION_SUM, "LK_REDUCTION_*");
     return status ? status : lk_check_enum(op, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
 }
@@ -2702,12 +2706,13 @@ LK_CE_ENTRY(backward, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &devi
 LK_CE_ENTRY(forward_backward, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, p, LK_CE_BOTH, stream))
 LK_CE_ENTRY(finish, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, p, stream))
 
-#define LK_DEFINE_CROSS_ENTROPY(T)                                                                                             \
-    LK_DECLARE_CROSS_ENTROPY(T)                                                                                                \
+#define LK_CROSS_ENTROPY_DEFINE(T)                                                                                             \
+    LK_CROSS_ENTROPY_DECLARE(T)                                                                                                \
     LK_EMIT(cross_entropy, forward, T)                                                                                         \
     LK_EMIT(cross_entropy, backward, T)                                                                                        \
     LK_EMIT(cross_entropy, forward_backward, T)                                                                                \
     LK_EMIT(cross_entropy, finish, T)
+#define LK_DEFINE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DEFINE, T)
 
 #else
 #define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY")

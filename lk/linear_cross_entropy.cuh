@@ -21,9 +21,10 @@
  *                lk_linear_cross_entropy_context context;
  *                lk_status status = lk_linear_cross_entropy_init(&context);
  *            Then, asynchronously on the caller's stream, in a graph too:
- *                lk_linear_cross_entropy_args args = {.context = &context, .x = x, .weight = weight, .target = target,
- *                    .loss = loss, .dx = dx, .dweight = dweight, .tokens = tokens, .hidden = hidden, .vocab = vocab,
- *                    .reduction = LK_REDUCTION_MEAN};
+ *                lk_linear_cross_entropy_args args = {};
+ *                args.context = &context, args.x = x, args.weight = weight, args.target = target, args.loss = loss;
+ *                args.dx = dx, args.dweight = dweight, args.tokens = tokens, args.hidden = hidden, args.vocab = vocab;
+ *                args.reduction = LK_REDUCTION_MEAN;
  *                status = lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
@@ -240,7 +241,7 @@ typedef struct {
     int64_t weight_stride;     /* likewise */
     int64_t dx_stride;         /* B FB likewise */
     int64_t dweight_stride;    /* B FB likewise */
-    int64_t ignore_index;      /* used with use_ignore_index; any value, PyTorch's is -100 */
+    int64_t ignore_index;      /* with use_ignore_index any value, PyTorch's is -100; without it 0 */
     int64_t max_counted;       /* an upper bound of the tokens that are not ignored; 0, or tokens and more: none */
     int64_t chunk_tokens;      /* tokens of a chunk; 0: lk chooses */
     int64_t panel_vocab;       /* columns of a panel, rounded up to a multiple of 16, for FUSED of 256; 0: lk chooses */
@@ -271,9 +272,9 @@ typedef struct {
  *   LK_ERR_SHAPE      with ranks as in cross_entropy.cuh;
  *                     tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
- *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; reduction, target_dtype or path is none of
- *                     the enum; bias_dtype, dweight_dtype or dbias_dtype is neither T nor f32; a context that init has not
- *                     made, or of another device
+ *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; ignore_index without use_ignore_index;
+ *                     reduction, target_dtype or path is none of the enum; bias_dtype, dweight_dtype or dbias_dtype is neither
+ *                     T nor f32; a context that init has not made, or of another device
  *   LK_ERR_PATH       CHUNKS with ranks.
  *                     FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
  *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
@@ -304,12 +305,13 @@ typedef struct {
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
                                                                     lk_linear_cross_entropy_plan *plan);
 
-#define LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                     \
+#define LK_LINEAR_CROSS_ENTROPY_DECLARE(T)                                                                                     \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward_backward, T)                                                             \
     LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(backward, T)                                                                     \
     LK_PROTOTYPES(linear_cross_entropy, finish, T)                                                                             \
     LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DECLARE, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -3246,8 +3248,8 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
         return lk_lce_query<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, budget, false, plan);           \
     }
 
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T)                                                                                      \
-    LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                         \
+#define LK_LINEAR_CROSS_ENTROPY_DEFINE(T)                                                                                      \
+    LK_LINEAR_CROSS_ENTROPY_DECLARE(T)                                                                                         \
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward, LK_LCE_FORWARD, T)                                                                   \
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)                                                 \
     LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)                                                                 \
@@ -3256,6 +3258,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     {                                                                                                                          \
         return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
     }
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DEFINE, T)
 
 #else
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY")

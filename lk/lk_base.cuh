@@ -77,6 +77,20 @@ LK_API int lk_version(void);
     LK_API lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream);                             \
     LK_API lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes);
 
+/* macro(T) where T is a type of lk's; else one sentence, and none of the errors that would follow. */
+#define LK_OF_TYPE(macro, T) LK_OF_TYPE_CHOOSE(LK_IS_TYPE_##T, LK_OF_TYPE_REFUSE, ~)(macro, T)
+#define LK_OF_TYPE_CHOOSE(...) LK_OF_TYPE_SECOND(__VA_ARGS__)
+#define LK_OF_TYPE_SECOND(first, second, ...) second
+#define LK_OF_TYPE_EXPAND(macro, T) macro(T)
+#ifdef __cplusplus
+#define LK_OF_TYPE_REFUSE(macro, T) static_assert(0, "T is f32, f16 or bf16");
+#else
+#define LK_OF_TYPE_REFUSE(macro, T) _Static_assert(0, "T is f32, f16 or bf16");
+#endif
+#define LK_IS_TYPE_f32 ~, LK_OF_TYPE_EXPAND
+#define LK_IS_TYPE_f16 ~, LK_OF_TYPE_EXPAND
+#define LK_IS_TYPE_bf16 ~, LK_OF_TYPE_EXPAND
+
 /* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. In other files it stops the compiler with a sentence. */
 #if !defined(__CUDACC__) && !defined(LK_SIMT)
 #ifdef __cplusplus
@@ -257,7 +271,7 @@ typedef struct {
 /* A tensor of a call. Each op writes a table of its tensors; the functions below check them all, in one order and with one
  * wording. The elements are rows of `width` contiguous ones, one for each index of up to three outer dimensions. A tensor that
  * may be in place of another stands behind it in the table. */
-typedef struct {
+typedef struct lk_tensor {
     const char *name;
     const void *pointer;
     int bytes;                    /* of an element */

@@ -11,7 +11,8 @@
  *                #include "lk/logsumexp.cuh"               #include "lk/logsumexp.cuh"
  *                LK_DEFINE_LOGSUMEXP(bf16)                 LK_DECLARE_LOGSUMEXP(bf16)
  *            T is f32, f16 or bf16. Then, from C, asynchronously on the caller's stream, in a graph too:
- *                lk_logsumexp_args args = {.x = x, .lse = lse, .outer = rows, .cols = cols};
+ *                lk_logsumexp_args args = {};
+ *                args.x = x, args.lse = lse, args.outer = rows, args.cols = cols;
  *                lk_status status = lk_logsumexp_forward_bf16(&args, stream);
  *                args.dlse = dlse, args.dx = dx;
  *                status = lk_logsumexp_backward_bf16(&args, stream);       // reads x and the lse that forward wrote
@@ -86,9 +87,10 @@ typedef struct {
  * Fastest: packed rows that start on 16 bytes; with inner > 1, columns that do. Slower: rows of dx and x with different
  * addresses modulo 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
 
-#define LK_DECLARE_LOGSUMEXP(T)                                                                                                \
+#define LK_LOGSUMEXP_DECLARE(T)                                                                                                \
     LK_PROTOTYPES(logsumexp, forward, T)                                                                                       \
     LK_PROTOTYPES(logsumexp, backward, T)
+#define LK_DECLARE_LOGSUMEXP(T) LK_OF_TYPE(LK_LOGSUMEXP_DECLARE, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -501,10 +503,11 @@ LK_HOST lk_status lk_logsumexp_backward_workspace(const char *op, const lk_logsu
     return lk_no_workspace(lk_logsumexp_check<T>(op, args, true, LK_QUERY, &a), bytes);
 }
 
-#define LK_DEFINE_LOGSUMEXP(T)                                                                                                 \
-    LK_DECLARE_LOGSUMEXP(T)                                                                                                    \
+#define LK_LOGSUMEXP_DEFINE(T)                                                                                                 \
+    LK_LOGSUMEXP_DECLARE(T)                                                                                                    \
     LK_EMIT(logsumexp, forward, T)                                                                                             \
     LK_EMIT(logsumexp, backward, T)
+#define LK_DEFINE_LOGSUMEXP(T) LK_OF_TYPE(LK_LOGSUMEXP_DEFINE, T)
 
 #else
 #define LK_DEFINE_LOGSUMEXP(T) LK_NEEDS_NVCC("LK_DEFINE_LOGSUMEXP")

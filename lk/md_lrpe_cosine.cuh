@@ -28,8 +28,9 @@
  *                #include "lk/md_lrpe_cosine.cuh"          #include "lk/md_lrpe_cosine.cuh"
  *                LK_DEFINE_MD_LRPE_COSINE(bf16)            LK_DECLARE_MD_LRPE_COSINE(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_md_lrpe_cosine_args args = {.x = x, .theta = theta, .y = y, .batch = 12, .heads = 12, .dim = 128,
- *                    .axes = 2, .shape = {64, 64}, .theta_dtype = LK_DTYPE_F32};
+ *                lk_md_lrpe_cosine_args args = {};
+ *                args.x = x, args.theta = theta, args.y = y, args.batch = 12, args.heads = 12, args.dim = 128;
+ *                args.axes = 2, args.shape[0] = args.shape[1] = 64, args.theta_dtype = LK_DTYPE_F32;
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
@@ -138,9 +139,10 @@ typedef struct {
  *                     LK_WORKSPACE_ALIGNMENT bytes
  * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there. */
 
-#define LK_DECLARE_MD_LRPE_COSINE(T)                                                                                           \
+#define LK_MD_LRPE_COSINE_DECLARE(T)                                                                                           \
     LK_PROTOTYPES(md_lrpe_cosine, forward, T)                                                                                  \
     LK_PROTOTYPES(md_lrpe_cosine, backward, T)
+#define LK_DECLARE_MD_LRPE_COSINE(T) LK_OF_TYPE(LK_MD_LRPE_COSINE_DECLARE, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -1460,10 +1462,11 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward_workspace(const char *op, const lk_
     return lk_lrpe_workspace<T>(op, args, true, bytes);
 }
 
-#define LK_DEFINE_MD_LRPE_COSINE(T)                                                                                            \
-    LK_DECLARE_MD_LRPE_COSINE(T)                                                                                               \
+#define LK_MD_LRPE_COSINE_DEFINE(T)                                                                                            \
+    LK_MD_LRPE_COSINE_DECLARE(T)                                                                                               \
     LK_EMIT(md_lrpe_cosine, forward, T)                                                                                        \
     LK_EMIT(md_lrpe_cosine, backward, T)
+#define LK_DEFINE_MD_LRPE_COSINE(T) LK_OF_TYPE(LK_MD_LRPE_COSINE_DEFINE, T)
 
 #else
 #define LK_DEFINE_MD_LRPE_COSINE(T) LK_NEEDS_NVCC("LK_DEFINE_MD_LRPE_COSINE")

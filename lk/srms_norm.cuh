@@ -20,7 +20,8 @@
  *                #include "lk/srms_norm.cuh"               #include "lk/srms_norm.cuh"
  *                LK_DEFINE_SRMS_NORM(bf16)                 LK_DECLARE_SRMS_NORM(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
- *                lk_srms_norm_args args = {.x = x, .rstd = rstd, .y = y, .rows = rows, .cols = cols, .eps = 1e-6f};
+ *                lk_srms_norm_args args = {};
+ *                args.x = x, args.rstd = rstd, args.y = y, args.rows = rows, args.cols = cols, args.eps = 1e-6f;
  *                lk_status status = lk_srms_norm_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
@@ -127,9 +128,10 @@ typedef struct {
  * So is backward of few rows without dweight; otherwise it takes every weight alike. backward is fastest where dy is given, s
  * comes from one tensor, and a row is a multiple of 16 bytes. dbias is a pass over dy of its own. */
 
-#define LK_DECLARE_SRMS_NORM(T)                                                                                                \
+#define LK_SRMS_NORM_DECLARE(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
     LK_PROTOTYPES(srms_norm, backward, T)
+#define LK_DECLARE_SRMS_NORM(T) LK_OF_TYPE(LK_SRMS_NORM_DECLARE, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -1351,10 +1353,11 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     return LK_OK;
 }
 
-#define LK_DEFINE_SRMS_NORM(T)                                                                                                 \
-    LK_DECLARE_SRMS_NORM(T)                                                                                                    \
+#define LK_SRMS_NORM_DEFINE(T)                                                                                                 \
+    LK_SRMS_NORM_DECLARE(T)                                                                                                    \
     LK_EMIT(srms_norm, forward, T)                                                                                             \
     LK_EMIT(srms_norm, backward, T)
+#define LK_DEFINE_SRMS_NORM(T) LK_OF_TYPE(LK_SRMS_NORM_DEFINE, T)
 
 #else
 #define LK_DEFINE_SRMS_NORM(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM")

@@ -622,11 +622,12 @@ static void set_args(const problem *p, void *const *at)
     args.valid_rows = (int64_t *)at[VALID], args.weight_sum = (float *)at[WEIGHT_SUM], args.dlogits = at[DLOGITS];
     args.bad_targets = (int32_t *)at[BAD_COUNT];
     args.rows = p->rows, args.vocab = p->vocab;
-    args.logits_stride = p->logits_stride, args.dlogits_stride = p->dlogits_stride, args.ignore_index = p->ignore_index;
+    args.logits_stride = p->logits_stride, args.dlogits_stride = p->dlogits_stride;
     if (p->on[SCALE]) args.logit_scale = p->scale;
     if (p->on[SOFTCAP]) args.softcap = p->softcap;
     if (p->on[SMOOTHING]) args.label_smoothing = p->smoothing;
     if (p->on[Z]) args.z_loss = p->z_loss;
+    args.ignore_index = p->on[IGNORE] ? p->ignore_index : 0;
     args.use_ignore_index = p->on[IGNORE], args.zero_when_empty = p->on[ZERO_WHEN_EMPTY];
     args.reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
     args.upstream_per_row = p->on[UPSTREAM_ROWS], args.zero_padding = p->on[ZERO_PADDING];
@@ -2178,6 +2179,10 @@ static void common_errors(int type, int direction)
         BAD_CALL(i < 3 ? LK_OK : LK_ERR_VALUE, names[i], *options[i] = 1.0001f);
     }
     BAD_CALL(LK_OK, "smoothing of 1", a.label_smoothing = 1);
+    BAD_CALL(LK_ERR_VALUE, "ignore_index is -100, but use_ignore_index is 0", a.ignore_index = -100);
+    BAD_CALL(LK_ERR_VALUE, "ignore_index is 5", (a.ignore_index = 5, a.reduction = 3));
+    BAD_CALL(LK_OK, "both are set", (a.ignore_index = -100, a.use_ignore_index = 1));
+    BAD_CALL(LK_OK, "class 0 may be ignored", (a.ignore_index = 0, a.use_ignore_index = 1));
     typedef struct {
         float scale, cap;
         const char *field; /* NULL: right */

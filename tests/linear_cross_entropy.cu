@@ -599,7 +599,7 @@ static void set_args(const problem *p, void *const *at)
     a->class_weight = (const float *)at[CLASS_WEIGHT], a->bad_targets = (int32_t *)at[BAD_COUNT];
     a->tokens = p->tokens, a->hidden = p->hidden, a->vocab = p->vocab;
     a->x_stride = p->stride[X], a->weight_stride = p->stride[WEIGHT], a->max_counted = max_counted_of(p);
-    a->ignore_index = p->ignore_index, a->chunk_tokens = p->chunk, a->panel_vocab = p->panel;
+    a->ignore_index = p->on[IGNORE] ? p->ignore_index : 0, a->chunk_tokens = p->chunk, a->panel_vocab = p->panel;
     a->logit_scale = p->on[SCALE] ? p->scale : 0, a->softcap = p->on[SOFTCAP] ? p->softcap : 0;
     a->label_smoothing = p->on[SMOOTHING] ? p->smoothing : 0, a->z_loss = p->on[Z] ? p->z_loss : 0;
     a->use_ignore_index = p->on[IGNORE];
@@ -2237,6 +2237,8 @@ static void common_errors(const problem *p, args_t &a)
         BAD_CALL(LK_ERR_VALUE, names[i], *options[i] = NAN);
     }
     BAD_CALL(LK_ERR_VALUE, "label_smoothing", a.label_smoothing = 1.0001f);
+    BAD_CALL(LK_ERR_VALUE, "ignore_index is -100, but use_ignore_index is 0", a.ignore_index = -100);
+    BAD_CALL(LK_OK, "both are set", (a.ignore_index = -100, a.use_ignore_index = 1));
     int *const enums[] = {&a.reduction, &a.target_dtype, &a.path, &a.bias_dtype};
     const char *const enum_names[] = {"reduction", "target_dtype", "path", "bias_dtype"};
     const int most[] = {LK_REDUCTION_SUM, LK_TARGET_INT32, FUSED, LK_DTYPE_BF16};
