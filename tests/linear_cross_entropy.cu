@@ -2112,6 +2112,34 @@ static void cancelling_columns(int type, int direction, int path)
     }
 }
 
+/* The sums of label smoothing and of entropy over a row of many tiles. All logits but each eighth thousand's first are `gap`
+ * lower, so all terms are equal and every rounding of a running sum goes the same way: one chain over a thread's quarter of the
+ * row is off by several times this limit. A tile has 64 of a thread's terms, and its sum is added to those of the tiles
+ * before it. */
+static void options_of_long_rows(void)
+{
+    static const float gaps[] = {50.3f, 0.7f};
+    for (int i = 0; i < 2; i++) {
+        problem p = plain(TEST_BF16, FORWARD, FUSED, 2, 8, 32768);
+        p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[i ? WANT_ENTROPY : SMOOTHING] = true, p.smoothing = 1, p.aim = p.vocab;
+        settle_tensors(&p);
+        if (!setup(&p, 0)) return;
+        for (int64_t d = 0; d < p.hidden * p.tokens; d++) test_put(p.type, test_buffer_host(&buffers[X]), d / 8 * laid[X].stride + d % 8, 0);
+        for (int64_t c = 0; c < p.vocab; c++) ((float *)test_buffer_host(&buffers[BIAS]))[c] = c % 8192 < 256 ? gaps[i] : 0;
+        upload(&buffers[X]), upload(&buffers[BIAS]);
+        examine_all(&p);
+        if (!launched(&p, launch(&p))) return;
+        collect(&p);
+        const double terms = 64 + (double)p.vocab / 256 + 32, limit = gaps[i] * (terms * 0x1p-24 + 0x1p-22) + 32 * 0x1p-24;
+        for (int64_t token = 0; token < p.tokens; token++) {
+            const double want = i ? outcomes[token].entropy : outcomes[token].class_loss;
+            const double got = result(i ? ENTROPY : LOSS, token, 0);
+            if (!test_within(fabs(got - want), limit + 2 * fabs(want) * 0x1p-24))
+                test_detail("%s[%lld] is %g, off by %g", i ? "entropy" : "loss", (long long)token, got, got - want);
+        }
+    }
+}
+
 static void all_sequences(void)
 {
     for (int type = 0; type < TEST_TYPES; type++) {
@@ -2134,6 +2162,7 @@ static void all_sequences(void)
     for (int direction = 0; direction < DIRECTIONS; direction++)
         if (has_path(TEST_BF16, FUSED) && test_begin("%s fused, many rows", direction_name[direction]))
             many_rows(direction), test_finish();
+    if (fused_here && test_begin("forward fused, options of long rows")) options_of_long_rows(), test_finish();
     if (fused_here && test_begin("forward_backward fused, rows with gaps")) rows_with_gaps(), test_finish();
     if (fused_here && test_begin("forward_backward fused, some columns kept")) some_columns_kept(), test_finish();
     if (test_begin("backward from what forward saved")) saved_for_backward(), test_finish();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 /* test.h - the harness that the tests of all ops share.
  *
- *   ./test [--small] [--stop] [--case SUBSTRING] [--without WORD]      V=n FUZZ=n FUZZ_SEED=s in the environment
+ *   ./test [--small] [--stop] [--case SUBSTRING] [--without WORD] [--part K/N]      V=n FUZZ=n FUZZ_SEED=s in the environment
  *
  * --small cuts the shapes down so that a run under a sanitizer takes seconds; every path, direction and type still runs.
- * --case runs only the cases whose name contains SUBSTRING, --without those that do not have WORD in it. --stop ends the run at the first case that fails. FUZZ=n draws n
- * random configurations; the seed is printed.
+ * --case runs only the cases whose name contains SUBSTRING, --without those that do not have WORD in it. --part K/N runs a part
+ * of the cases, an Nth on average: their names' hashes say which. All N parts together are all cases. --stop ends the run at the
+ * first case that fails. FUZZ=n draws n random configurations; the seed is printed.
  *
  * The first line says what runs where. A case that fails prints `FAIL  case  error  bound  checks` and, below, the first check
  * that failed with all that reproduces it. Cases that pass are summed up in a table at the end, a line per group of cases: how
@@ -68,9 +69,10 @@ typedef struct {
 enum { TEST_FAILURES, TEST_GROUPS, TEST_CASES, TEST_MOST_GROUPS = 128 };
 
 typedef struct {
-    bool small, selected, stop; /* selected: --case or --without was given; stop: at the first case that fails */
+    bool small, selected, stop; /* selected: --case, --without or --part was given; stop: at the first case that fails */
     int prints; /* TEST_FAILURES alone, TEST_GROUPS too, or all TEST_CASES */
     const char *only, *without;
+    unsigned part, parts; /* --part; parts is 0 without it */
     long fuzz; /* -1: not given */
     uint64_t fuzz_seed;
     int sms, arch;
@@ -176,8 +178,11 @@ static inline void test_start(int argc, char **argv)
         else if (!strcmp(argv[i], "--stop")) test.stop = true;
         else if (!strcmp(argv[i], "--case") && i + 1 < argc) test.selected = true, test.only = argv[++i];
         else if (!strcmp(argv[i], "--without") && i + 1 < argc) test.selected = true, test.without = argv[++i];
+        else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%u/%u", &test.part, &test.parts) == 2 &&
+                 test.part < test.parts)
+            test.selected = test.parts > 1, i++;
         else {
-            fprintf(stderr, "usage: %s [--small] [--stop] [--case SUBSTRING] [--without WORD]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--small] [--stop] [--case SUBSTRING] [--without WORD] [--part K/N]\n", argv[0]);
             exit(2);
         }
     }
@@ -200,6 +205,7 @@ static inline void test_start(int argc, char **argv)
     printf(": %s shapes", test.small ? "small" : "all");
     if (test.only) printf(", cases with \"%s\"", test.only);
     if (test.without) printf(", without %s", test.without);
+    if (test.parts > 1) printf(", part %u of %u", test.part + 1, test.parts);
     printf("\n");
     TEST_CUDA(cudaStreamCreateWithFlags(&test.stream, cudaStreamNonBlocking));
 }
@@ -223,13 +229,15 @@ static inline bool test_is_type(const char *text)
     return test_is_word(text, "f32") || test_is_word(text, "f16") || test_is_word(text, "bf16");
 }
 
-/* What --case and --without say of a name. */
+/* What --case, --without and --part say of a name. */
 static inline bool test_wanted(const char *name)
 {
     if (test.only && !strstr(name, test.only)) return false;
     for (const char *c = name; test.without && *c; c++)
         if ((c == name || c[-1] == ' ') && test_is_word(c, test.without)) return false;
-    return true;
+    uint32_t hash = 2166136261u; /* FNV */
+    for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    return test.parts < 2 || (hash >> 8) % test.parts == test.part;
 }
 
 /* The group of a case by its name, as the comment at the top says; a new one if there is none yet. */
@@ -289,11 +297,12 @@ __attribute__((format(printf, 1, 2))) static inline bool test_begin(const char *
 
 static inline bool test_within(double error, double limit)
 {
-    const bool good = error <= limit; /* false for NaN */
+    const bool good = error <= limit && limit >= 0; /* false for NaN */
     const double ratio = error == 0 ? 0 : good ? error / limit : INFINITY;
     test.checks++;
     if (ratio > test.worst) test.worst = ratio, test.error = error, test.limit = limit;
     if (!good) test.bad++;
+    if (limit < 0 && !test.detail[0]) snprintf(test.detail, sizeof test.detail, "a negative limit, %g: the test is wrong", limit);
     return good;
 }
 
