@@ -40,6 +40,9 @@ ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(wildcard lk/*.cuh)))
 SAN ?= plain
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check) # tests of what all ops share; lk_check has -DLK_CHECK: nothing that threads see
 san_plain := -O1 # compiles in 60 % of the time of -O2, and the tests run as fast
+# `make test` runs every second case of the two longest, in one schedule; make test-full the others too.
+quick_cross_entropy := --part 0/2
+quick_linear_cross_entropy := --part 0/2
 engine_asan := -DSIMT_ASAN
 engine_tsan := -DSIMT_TSAN
 san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -48,6 +51,7 @@ asan_schedules ?= forward random:3
 tsan_args ?= # --without f16, say
 check_archs ?= # those of `make check`; all where it is empty
 mutate_args ?= # --part 0/4, say: every fourth mutant
+full_args ?= # of make test-full: --part 0/2, say
 LK_DIR ?= .
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 
@@ -70,23 +74,26 @@ engine := $(patsubst $(simt)/%.cpp,$(out)/simt/%.o,$(filter-out $(simt)/test_%,$
 library := $(out)/liblk_simt.so
 exports := -Wl,--version-script=$(out)/lib/exports
 link_from_c = $(link) $(@D)/main.o $(@D)/kernels.o $(engine) -o $@
-schedules ?= forward reverse$(if $(FULL), random:1 random:2)
+schedules ?= forward$(if $(FULL), reverse random:1 random:2)
 small := $(if $(filter plain,$(SAN)),$(if $(FULL),,--small),--small)
 endif
-sm_80 := $(if $(filter plain,$(if $(simt),$(SAN))),sm_80)
+sm_80 := $(if $(and $(FULL),$(simt),$(filter plain,$(SAN))),sm_80)
+quick = $(if $(and $(simt),$(filter plain,$(SAN))),$(if $(or $(FULL),$(strip $(ARGS))),,$(quick_$*)))
+beside := $(if $(simt),-b)
 cores := $(shell nproc 2>/dev/null || echo 1)
 # A simulator's tests run side by side on all cores, unless -j says otherwise. On a GPU they would disturb one another.
-jobs = $(if $(simt),$(if $(findstring -j,$(MAKEFLAGS)),,-j$(cores)) --output-sync=target)
+jobs = $(if $(simt),$(if $(findstring -j,$(MAKEFLAGS)),,-j$(cores)))
+longest := linear_cross_entropy cross_entropy $(shared) # the others fill the gaps at the end
 simt_tests := $(if $(simt),test_simt test_cublaslt $(if $(filter plain,$(SAN)),test_convert))
 # What a run takes, in seconds of one core: to compile, then per schedule. Measured on a core of a server.
 times := $(words $(schedules))
-seconds_plain := $(if $(FULL),230 + 265 * $(times),230 + 75 * $(times))
+seconds_plain := $(if $(FULL),150 + 75 + 265 * $(times),150 + 150 * $(times))
 seconds_asan := 150 + 270 * $(times)
 seconds_tsan := 950
 minutes = $$((($(seconds_$(SAN))) / 60 / $(cores) + 1))
-more = Not in it: all shapes (make test-full), make sanitize, make test-mutants.
+more = Not in it: all shapes and schedules, sm_80, every second case of the two cross entropies (make test-full); make sanitize; make test-mutants.
 plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedules) $(sm_80) $(patsubst %,under %,$(filter-out plain,$(SAN)))):" \
-	"about $(minutes) minutes on $(cores) cores. $(if $(FULL)$(filter-out plain,$(SAN)),,$(more))"
+	"about $(minutes) minutes on $(cores) cores that nothing else uses. $(if $(FULL)$(filter-out plain,$(SAN)),,$(more))"
 # V=1 shows each command and, by tests/run, each test case.
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
@@ -103,13 +110,14 @@ backend: # said once, not by `make test` again for its parts
 	@$(if $(filter test-parts,$(MAKECMDGOALS)),:,echo "lk: BACKEND=$(BACKEND) ($(why))")
 
 examples: $(addprefix example-,$(ops)) example-row_softmax example-from_c example-train_step example-parallel ## builds and runs every example; example-<op> one
+	@echo "$(words $^) examples, all as expected"
 test: | backend ## builds and runs every test; test-<op> one; a GPU has the whole suites
 	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts
 	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(ops) || failed=1; test -z "$$failed"
-test-parts: $(addprefix test-,$(shared) $(ops)) $(if $(simt),test-simt) test-link
+test-parts: $(addprefix test-,$(longest) $(filter-out $(longest),$(shared) $(ops))) $(if $(simt),test-simt) test-link
 test-full: ## the whole suites on the simulator too, in all schedules
-	@$(MAKE) --no-print-directory -k test FULL=1
+	@$(MAKE) --no-print-directory -k test FULL=1 ARGS="$(ARGS) $(full_args)"
 bench: $(addprefix bench-,$(ops)) ## measures every op into bench/results; bench-<op> one
 check: | backend ## headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $(ops)
@@ -207,13 +215,13 @@ clean: ## removes build/
 	rm -rf build
 
 test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | backend
-	@for t in $^; do tests/run -o $(out)/counts $$t || failed=1; done; \
-	CXX="$(CXX) $(san_$(SAN))" NVCC="$(have_nvcc)" tests/run -o $(out)/counts -n test_rewrite tests/simt/test_rewrite $(out) $(SAN) || failed=1; \
+	@for t in $^; do tests/run $(beside) -o $(out)/counts $$t || failed=1; done; \
+	CXX="$(CXX) $(san_$(SAN))" NVCC="$(have_nvcc)" tests/run $(beside) -o $(out)/counts -n test_rewrite tests/simt/test_rewrite $(out) $(SAN) || failed=1; \
 	test -z "$$failed"
 test-link: $(out)/tests/link/program | backend
-	@tests/run -o $(out)/counts -n link $<
+	@tests/run $(beside) -o $(out)/counts -n link $<
 test-%: $(out)/tests/% | backend
-	@tests/run -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(ARGS)
+	@tests/run $(beside) -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(quick) $(ARGS)
 example-from_c: $(out)/from_c/program | backend
 	@$<
 example-parallel: $(out)/examples/parallel/main | backend

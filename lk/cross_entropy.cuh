@@ -1172,7 +1172,7 @@ template <bool plain, bool given, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
                                    int64_t col, int hit, float *sum)
 {
-    float part[2] = {0.0f, 0.0f}, slope[n] = {}, fall[n], e[n]; /* slope is read where it was set; g++ does not see that */
+    float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, fall[n], e[n];
 #pragma unroll
     for (int j = 0; j < n; j++) fall[j] = g.fall;
     if (!plain && a.class_weight && g.fall != 0.0f) {

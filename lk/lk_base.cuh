@@ -128,6 +128,14 @@ LK_API int lk_version(void);
     type &name = *(type *)lk_dynamic_shared
 #endif
 
+/* float x LK_UNSET; is `float x;` for a variable that is read only where it was set, though g++ does not see that and warns. A
+ * value in it would cost a GPU registers. */
+#if defined(LK_SIMT)
+#define LK_UNSET = {}
+#else
+#define LK_UNSET
+#endif
+
 typedef float lk_f32;
 typedef __half lk_f16;
 typedef __nv_bfloat16 lk_bf16;
