@@ -97,8 +97,8 @@ plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedul
 # V=1 shows each command and, by tests/run, each test case.
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
-# A build by another tool, whose output is only shown when it fails, or with V=1.
-quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),> $(out)/$@.log 2>&1 || { cat $(out)/$@.log; exit 1; })
+# A build by another tool, whose output is only shown when it fails, or with V=1; a warning about lk's own files always.
+quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),> $(out)/$@.log 2>&1 || { cat $(out)/$@.log; exit 1; }; grep -E '^[^ ]*(lk|simt|csrc|jax)/[^ /]*: warning:' $(out)/$@.log || true)
 compare = $(if $(simt),@echo "lk: $(basename $(firstword $1)) measures a GPU and there is none here ($(why)); see bench/results/h200-compare.md", \
 	COMMIT=$(COMMIT) $(PYTHON) bench/$1 $(ARGS))
 

@@ -193,7 +193,7 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     int at = 0;
     while (at < c->count && memcmp(&c->choices[at].key, key, sizeof *key)) at++;
     if (!status && at == c->count) {
-        cublasLtMatmulHeuristicResult_t result;
+        cublasLtMatmulHeuristicResult_t result = {};
         int count = 0;
         cublasStatus_t found = cublasLtMatmulAlgoGetHeuristic(c->handle, &s.matmul, &s.a, &s.b, &s.d, &s.d, &s.preference,
                                                               1, &result, &count);
