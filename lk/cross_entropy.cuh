@@ -88,8 +88,8 @@
  *            entropy and argmax are set in forward too, though finish writes them: they decide how large states are. Only
  *            finish needs a workspace then.
  *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
- *            bad_targets counts on every rank. path CLUSTER is as BLOCK. Compiled with -DLK_CHECK, a call with all_gather
- *            gathers the slices first and names holes and overlaps.
+ *            bad_targets counts on every rank. Compiled with -DLK_CHECK, a call with all_gather gathers the slices first and
+ *            names holes and overlaps.
  * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
  *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
  *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 65 below the
@@ -114,12 +114,14 @@
  *            Under a softcap -inf becomes -softcap, so it masks nothing; +inf becomes softcap. A counted row whose z are all
  *            -inf, or that has +inf or NaN: loss, entropy and dlogits are NaN; lse is -inf, +inf or NaN, respectively.
  * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once. Only rows too
- *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward, and
- *            with ranks all rows. In forward a warp that meets NaN, +inf or a sum out of range reads its part of a row again.
+ *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward. With
+ *            ranks it reads all rows twice, since it is forward, then backward. In forward a warp that meets NaN, +inf or a sum
+ *            out of range reads its part of a row again.
  *            With target_prob forward reads both once. forward_backward reads both twice, and backward reads target_prob
  *            twice.
- *            Smoothing with class weights reads class_weight along each row, and for gradients twice. A part of an ignored row
- *            may be prefetched before its target is known: up to two vectors per thread, or 8 KiB.
+ *            Smoothing with class weights reads class_weight along each row, and for gradients twice; in backward, a rank
+ *            reads those of all columns then. A part of an ignored row may be prefetched before its target is known: up to two
+ *            vectors per thread, or 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -303,6 +305,9 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     float weight_sum; /* where there are class weights */
 } lk_ce_tally;
 
+/* The calls. */
+enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
+
 /* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher made of them. */
 typedef struct {
     lk_cross_entropy_args a;
@@ -317,9 +322,9 @@ typedef struct {
     int wave;                  /* about so many blocks run at once */
     int more;                  /* not 0: rows may have single elements, vectors without a slot or padding, or are ordered */
     int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
-    int64_t cols;              /* with ranks: the columns of this one; a.vocab has those of all */
-    lk_team team;              /* with ranks or target_prob: how rows are divided */
-    int state_bytes;           /* with ranks: of a packed state */
+    int64_t classes;           /* the columns of all ranks; a.vocab without ranks */
+    lk_team team;              /* with target_prob: how rows are divided */
+    int state_bytes;           /* with ranks: of a row's packed state; 0 in backward, which has no states */
     float keep, share;         /* with target_prob: 1 - label_smoothing, and label_smoothing / vocab */
 } lk_cross_entropy_call;
 
@@ -528,8 +533,8 @@ LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __gr
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take forward_backward's kernel,
- * which for them keeps a running maximum and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
+/* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take the gradients' kernel,
+ * which then keeps a running maximum and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
  * functions of their own: forward was slower with those (bench/results/choices/cross_entropy.md). */
 
 /* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
@@ -629,7 +634,7 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
     if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
     if (a.class_weight && a.label_smoothing > 0.0f) {
 #pragma unroll
-        for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
+        for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (a.argmax) s = lk_ce_take_top(s, x, col);
     if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
@@ -796,10 +801,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
 
 /* ---- Backward and forward_backward --------------------------------------------------------------------------------------- */
 
-/* One kernel for both, and for forward's rows that are not plain. A team of threads owns a row: up to 32 lanes of a warp, a
- * block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared memory. Each thread copies its own ones
- * into slots of its own, so no barrier is needed, and keeps at most one of the single elements at the row's ends.
- *   forward            sums the vectors when they have arrived; the team exchanges its sums.
+/* One kernel for both, for forward's rows that are not plain, and for the columns of a rank. A team of threads owns a row: up to
+ * 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared memory. Each thread
+ * copies its own ones into slots of its own, so no barrier is needed, and keeps at most one of the single elements at the row's
+ * ends.
+ *   forward            sums the vectors when they have arrived; the team exchanges its sums. A rank's go into its states.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots.
  *   backward           has lse, and makes gradients from the vectors as they arrive.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
@@ -865,8 +871,17 @@ typedef struct {
  * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. */
 typedef struct {
     float own, rest, fixed, unit, others, logit, slope;
-    int y; /* -1: no element is written */
+    int y; /* none of the row's columns: no element is written */
 } lk_ce_gradient_spill;
+
+/* A rank's kernels number the columns from its first one on. The target's column there; ELSEWHERE: another rank has it, and no
+ * column is equal to it. y: the target among the columns of all ranks; what is negative stays as it is. */
+#define LK_CE_ELSEWHERE INT32_MAX
+LK_DEVICE int lk_ce_own_col(const lk_cross_entropy_call &p, int y)
+{
+    const unsigned col = (unsigned)y - (unsigned)p.a.parallel.vocab_start;
+    return y < 0 ? y : col < (unsigned)p.a.vocab ? (int)col : LK_CE_ELSEWHERE;
+}
 
 /* What a thread knows of its row. */
 template <class T> struct lk_ce_thread {
@@ -876,8 +891,8 @@ template <class T> struct lk_ce_thread {
     int held, half;              /* slots in use, and how many of them are filled first */
     char *out;                   /* the gradients of its first vector */
     lk_ce_gradient_spill *spill; /* of the row */
-    int y;                       /* the target; -1: ignored, or there is no row; -2: bad. A label takes three registers */
-    bool read, owner;            /* the logits are used; this thread has the target's element */
+    int y;                       /* lk_ce_own_col; -1: ignored, or there is no row; -2: bad. A label takes three registers */
+    bool read, owner;            /* the logits are used; this thread has the target's element, or without one is some thread */
     int source;                  /* the owner's rank */
     int target;                  /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
     float logit, slope;          /* the owner's: the target's logit, -inf without a target; under a softcap z and its slope */
@@ -1101,7 +1116,7 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_ups
     lk_ce_gradient g = {};
     float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
     if (a.label_smoothing > 0.0f) {
-        g.fall = f * __fdiv_rn(a.label_smoothing, (float)a.vocab);
+        g.fall = f * __fdiv_rn(a.label_smoothing, (float)p.classes);
         rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
         fixed = g.fall * (weights - up.weight);
     }
@@ -1177,7 +1192,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     for (int j = 0; j < n; j++) fall[j] = g.fall;
     if (!plain && a.class_weight && g.fall != 0.0f) {
 #pragma unroll
-        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[col + j];
+        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
 #pragma unroll
@@ -1197,21 +1212,6 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
         for (int j = 0; j < n; j++) x[j] *= slope[j];
     }
     if (given) *sum += part[0] + part[1];
-}
-
-/* The same for the kernels of ranks, without a sum. They are slower with one branch for all x. */
-template <int n>
-LK_DEVICE void lk_ce_differentiate_each(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a, int64_t col)
-{
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        float slope = 1.0f, fall = g.fall;
-        if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        if (a.class_weight && g.fall != 0.0f) fall *= a.class_weight[col + j];
-        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base));
-        const float bent = a.dentropy ? lk_ce_bend(g, e, x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale) : 0.0f;
-        x[j] = (fmaf(g.rise, e, -fall) + bent) * slope;
-    }
 }
 
 /* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
@@ -1325,13 +1325,13 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
 
 /* Finds the owner of the target's element, from its index among the vectors or the single elements. Loads the target's logit
  * and the thread's first single element. */
-template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> *t, int team_log2)
+template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_entropy_call &p, lk_ce_thread<T> *t)
 {
     constexpr int N = LK_VEC<T>;
     const lk_ce_share<T> &at = t->at;
     const int y = t->y, inner = y - at.head;
     const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> team_log2;
+    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> p.team_log2;
     t->source = index & (at.team - 1), t->owner = t->source == at.rank, t->target = -1;
     if (plain && t->owner && in_vectors && slot < t->held) t->target = slot * (int)blockDim.x * N + inner % N;
     t->single = t->read ? -INFINITY : 0.0f, t->logit = -INFINITY, t->slope = 1.0f;
@@ -1339,16 +1339,23 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(lk_ce_thread<T> 
         const int col = lk_ce_edge_col(at, at.rank);
         if (col != y) t->single = lk_to_float(at.logits[col]);
     }
-    if (t->owner && y >= 0) t->logit = lk_to_float(at.logits[y]);
+    if (t->owner && (unsigned)y < (unsigned)p.a.vocab) t->logit = lk_to_float(at.logits[y]);
 }
 
-/* W, for all threads of a row. */
-LK_DEVICE float lk_ce_weights(const lk_cross_entropy_args &a, int rank, int team)
+/* W, for all threads of a row. own: w[y]. */
+template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, float own)
 {
-    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)a.vocab; /* there are none, or W is not used */
+    const lk_cross_entropy_args &a = p.a;
+    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)p.classes; /* there are none, or W is not used */
     float weights = 0.0f;
-    for (int64_t col = rank; col < a.vocab; col += team) weights += a.class_weight[col];
-    return lk_ce_sum(weights, team);
+    if (p.state_bytes) { /* the states of a row that is read have it, except for the target's */
+#pragma unroll 1
+        for (int rank = 0; t.read && rank < a.parallel.ranks; rank++)
+            weights += lk_ce_unpack_state(a.all_states, p.state_bytes, rank * a.rows + t.row).weights;
+        return weights + own;
+    }
+    for (int64_t col = t.at.rank; col < p.classes; col += t.at.team) weights += a.class_weight[col];
+    return lk_ce_sum(weights, t.at.team);
 }
 
 /* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
@@ -1357,7 +1364,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_th
 {
     const lk_cross_entropy_args &a = p.a;
     lk_ce_gradient g = {};
-    const float weights = plain ? (float)a.vocab : lk_ce_weights(a, t->at.rank, t->at.team);
+    const float weights = plain ? (float)p.classes : lk_ce_weights(p, *t, up.weight);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
@@ -1369,6 +1376,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_th
         g.rise *= unit;
         if (!plain && a.dentropy) lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, a.entropy[t->row], scale);
         if (t->owner) t->spill->unit = unit;
+        if (t->owner && a.parallel.vocab_total) t->spill->others = a.others[t->row];
     }
     return g;
 }
@@ -1383,9 +1391,7 @@ LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float
         const float v[1] = {logit}, w[1] = {weight};
         all = lk_ce_row_add(*rest, v, w, scale);
     }
-    /* Against the reference of all. In two steps where rest's may be far below the largest of the others: one factor could
-     * be below 2^-126, so 0, where its product with their large sum is not. */
-    if (plain) *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, 0.5f * rest->max + 0.5f * logit), scale);
+    if (plain) *rest = lk_ce_row_raise_halfway<exact>(*rest, logit, scale);
     *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
     if (plain) {
         all = *rest;
@@ -1395,8 +1401,21 @@ LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float
     return all;
 }
 
-/* Reads the row and writes its results. The factors of its gradient, as lk_ce_from_lse. */
-template <bool plain, class T>
+/* The state of a rank's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange makes it,
+ * in all threads; one of them writes. */
+template <class T>
+LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, lk_ce_row s)
+{
+    if (!t.owner || t.row >= p.a.rows) return;
+    if (t.y == -1) s = lk_ce_row_empty();
+    if (s.top != INT64_MIN) s.top -= p.a.parallel.vocab_start; /* the argmax is a column of all ranks */
+    s.target = (unsigned)t.y < (unsigned)p.a.vocab ? t.logit : -INFINITY;
+    lk_ce_pack_state(p.a.states, p.state_bytes, t.row, s);
+}
+
+/* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
+ * forward there are none. */
+template <bool plain, bool forward, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
                                         lk_ce_upstream up, float scale)
 {
@@ -1406,10 +1425,15 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &p, lk_ce_th
     lk_ce_row rest = plain ? lk_ce_gather(p, *t) : lk_ce_gather_all<false>(p, t->row, t->slot, t->y, t->read, scale);
     rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, t->at.team, t->source, t->owner, &t->logit);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    if (forward && p.state_bytes) {
+        lk_ce_put_state(p, *t, rest);
+        return {};
+    }
     const lk_ce_row all = lk_ce_with_target<plain, exact>(&rest, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     if (t->owner && t->row < a.rows) lk_ce_put<!plain>(p, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
 
     lk_ce_gradient g = {};
+    if (forward) return g;
     const float inverse = __fdividef(1.0f, all.sum);
     if (t->y == -2 || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
         g.rise = NAN;
@@ -1468,14 +1492,15 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &p, const lk_ce_gr
     lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, lk_ce_row_of(p), spill->y), x, false);
 }
 
-/* given: backward. plain: no softcap, no dentropy, and no class weights under smoothing; in forward_backward also no smoothing,
- * entropy or argmax. */
-template <class T, bool plain, bool given>
+/* call: LK_CE_FORWARD, LK_CE_BACKWARD, or LK_CE_BOTH, which has no ranks: their forward_backward is forward, then backward.
+ * plain: no softcap, no dentropy, and no class weights under smoothing; but for backward also no smoothing, entropy or argmax. */
+template <class T, bool plain, int call>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call p)
 {
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a spill for each row of the block */
     LK_SHARED(lk_ce_inbox, inbox, [1]);
+    constexpr bool given = call == LK_CE_BACKWARD, forward = call == LK_CE_FORWARD;
     const lk_cross_entropy_args &a = p.a;
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_thread<T> t;
@@ -1495,18 +1520,20 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     if (t.at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(t.at.first + t.at.jump);
     lk_griddepcontrol_wait();
 
-    t.y = -1;
+    int y = -1; /* among the columns of all ranks */
     if (t.row < a.rows) {
-        const lk_ce_label label = lk_ce_look_up(a, t.row);
-        t.y = label.bad ? -2 : label.y;
+        const lk_ce_label label = lk_ce_label_among(a, lk_ce_target_at(a, t.row), p.classes);
+        y = label.bad ? -2 : label.y;
     }
+    t.y = call == LK_CE_BOTH ? y : lk_ce_own_col(p, y);
     t.read = given ? t.y >= 0 : t.y != -1;
     lk_ce_copy(t);
-    lk_ce_find_target<plain>(&t, p.team_log2);
-    const lk_ce_upstream up = lk_ce_load_upstream<plain, given>(p, t.row, t.y);
+    lk_ce_find_target<plain>(p, &t);
+    const lk_ce_upstream up = lk_ce_load_upstream<plain, given>(p, t.row, y);
     lk_cluster_ready();
-    const lk_ce_gradient g = given ? lk_ce_from_lse<plain>(p, &t, up, scale) : lk_ce_from_row<plain>(p, &t, inbox, up, scale);
-    if (!plain && !given && !a.dlogits) return; /* forward */
+    const lk_ce_gradient g =
+        given ? lk_ce_from_lse<plain>(p, &t, up, scale) : lk_ce_from_row<plain, forward>(p, &t, inbox, up, scale);
+    if (forward) return;
     if (t.owner) t.spill->y = t.y, t.spill->logit = t.logit, t.spill->slope = t.slope;
     if (p.ordered) {
         lk_cp_async_wait_group<0>();
@@ -1515,9 +1542,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     const float sum = lk_ce_write<plain, given>(p, t, g);
     if (given) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    if constexpr (given) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
-    if (t.owner && t.spill->y >= 0)
-        lk_ce_write_target<plain, T>(p, t.spill, g, given ? others * t.spill->unit : t.spill->others, scale);
+    const bool sums = given && !a.parallel.vocab_total; /* with ranks finish has summed over all of them */
+    if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
+    if (t.owner && (unsigned)t.spill->y < (unsigned)a.vocab)
+        lk_ce_write_target<plain, T>(p, t.spill, g, sums ? others * t.spill->unit : t.spill->others, scale);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
@@ -1803,69 +1831,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
 /* ---- Vocabulary-parallel ------------------------------------------------------------------------------------------------- */
 
-/* A rank has some of the columns. Here p.a.vocab is the number of columns of all ranks, and targets and class weights are
- * theirs; p.cols columns of logits and dlogits are the rank's, from column a.parallel.vocab_start on. */
-
-#define LK_CE_SLICE_BLOCKS 3 /* per SM: as many as registers allow without spills */
-
-typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_row_inbox;
-
-/* The states of a rank's rows. A warp or a block owns a row. */
-template <class T, int KIND, bool plain>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
-    lk_cross_entropy_state_kernel(const __grid_constant__ lk_cross_entropy_call p)
-{
-    constexpr int N = LK_VEC<T>, U = 4;
-    const lk_cross_entropy_args &a = p.a;
-    const lk_row<T> row =
-        lk_row_of<KIND, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows, p.cols);
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const int start = (int)a.parallel.vocab_start;
-    LK_SHARED(lk_ce_row_inbox, inbox, [1]);
-    lk_inbox_begin<KIND>(inbox);
-    lk_griddepcontrol_wait();
-    lk_ce_label label = {-1, false, false};
-    if (row.there) label = lk_ce_look_up(a, row.number);
-    const int y = label.y - start; /* in this rank's columns, if it is there; never one of them where there is no target */
-    lk_ce_row s = lk_ce_row_empty();
-    for (int first = 0; label.counted && first < row.count; first += U) {
-        lk_vec<T> raw[U];
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (first + u < row.count) raw[u] = lk_load_vec(row.data + lk_row_col(row, first + u));
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (first + u >= row.count) break;
-            const int col = (int)lk_row_col(row, first + u);
-            float x[N];
-            lk_unpack(x, raw[u]);
-            if (label.y < 0 || (unsigned)(y - col) >= (unsigned)N) {
-                s = lk_ce_take<plain>(s, x, start + col, a);
-                continue;
-            }
-#pragma unroll 1
-            for (int j = 0; j < N; j++)
-                s = lk_ce_take_one<plain>(s, lk_to_float(row.data[col + j]), start + col + j, label.y, a);
-        }
-    }
-    for (int i = row.rank; label.counted && i < row.split.edge; i += 1 << row.size_log2) {
-        const int col = (int)lk_edge_col<T>(row.split, i);
-        s = lk_ce_take_one<plain>(s, lk_to_float(row.data[col]), start + col, label.y, a);
-    }
-    s = lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale);
-    if (KIND == LK_TEAM_BLOCK) {
-        if (!lk_inbox_gather<KIND>(inbox, s)) return;
-        s = lk_ce_row_empty();
-        if ((int)threadIdx.x < lk_inbox_count<KIND>(inbox)) s = lk_inbox_state(inbox, (int)threadIdx.x);
-        s = lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale);
-    }
-    if (row.rank != 0 || !row.there) return;
-    float slope;
-    if (label.y >= 0 && y >= 0 && y < p.cols) s.target = lk_to_float(row.data[y]);
-    if (label.y >= 0 && y >= 0 && y < p.cols && a.softcap > 0.0f)
-        s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, &slope);
-    lk_ce_pack_state(a.states, p.state_bytes, row.number, s);
-}
+/* A rank has some of the columns. lk_cross_entropy_gradient_kernel makes their states, and later their gradients. */
 
 /* A thread merges the states of a row, in the order of ranks, and writes its results. */
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
@@ -1887,6 +1853,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     if (label.y >= 0) {
         if (a.class_weight) weight = a.class_weight[label.y];
         const float v[1] = {target}, w[1] = {a.label_smoothing > 0.0f ? weight : 1.0f};
+        s = lk_ce_row_raise_halfway<true>(s, target, scale);
         const lk_ce_row all = lk_ce_row_add(s, v, w, scale);
         others = __fdiv_rn(lk_ce_row_raise<true>(s, all.max, scale).sum, all.sum);
         s = all, s.target = target;
@@ -1895,78 +1862,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     lk_ce_put<true>(p, row, label, weight, s);
 }
 
-/* Turns the logits x of the rank's columns col, col + 1, ... into gradients; y: the target's column, if it is among them. */
-template <int n>
-LK_DEVICE void lk_ce_differentiate_slice(float (&x)[n], const lk_cross_entropy_call &p, const lk_ce_gradient &g,
-                                         const lk_ce_gradient_spill &of, int col, int y)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    float slope = 1.0f, hit = 0.0f;
-#pragma unroll
-    for (int j = 0; j < n; j++) hit = col + j == y ? x[j] : hit;
-    lk_ce_differentiate_each(x, g, a, a.parallel.vocab_start + col);
-    if ((unsigned)(y - col) >= (unsigned)n) return;
-    if (a.softcap > 0.0f) hit = lk_ce_cap(hit, a.logit_scale, a.softcap, &slope);
-    const float e = lk_ex2(fmaf(g.rate, hit, -g.base)), bent = a.dentropy ? lk_ce_bend(g, e, hit, scale) : 0.0f;
-    const float target = (fmaf(of.own, of.unit * e, of.fixed) - of.rest * of.others + bent) * slope;
-#pragma unroll
-    for (int j = 0; j < n; j++) x[j] = col + j == y ? target : x[j];
-}
-
-/* The gradients of a rank's columns, from lse and the sum of all other p, which finish has written. So nothing is summed here,
- * except for class weights. A warp or a block owns a row. */
-template <class T, int KIND>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_SLICE_BLOCKS)
-    lk_cross_entropy_slice_kernel(const __grid_constant__ lk_cross_entropy_call p)
-{
-    constexpr int N = LK_VEC<T>;
-    const lk_cross_entropy_args &a = p.a;
-    const lk_row<T> row =
-        lk_row_of<KIND, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows, p.cols);
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const int start = (int)a.parallel.vocab_start, team = 1 << row.size_log2;
-    lk_griddepcontrol_wait();
-    lk_ce_label label = {-1, false, false};
-    if (row.there) label = lk_ce_look_up(a, row.number);
-    const lk_ce_upstream up = lk_ce_load_upstream<false, true>(p, row.number, label.bad ? -2 : label.y);
-    const float weights = lk_ce_weights(a, row.rank, team);
-    lk_ce_gradient g = {};
-    lk_ce_gradient_spill spill = {};
-    if (label.bad || (label.y >= 0 && !lk_is_finite(up.lse))) {
-        g.rise = NAN;
-        if (row.rank == 0 && label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    } else if (label.y >= 0) {
-        g = lk_ce_factors(p, up, up.lse, weights, &spill);
-        spill.unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
-        g.rise *= spill.unit, spill.others = a.others[row.number];
-        if (a.dentropy) lk_ce_bend_given(&g, up.bend * spill.unit, up.lse, up.lse_low, a.entropy[row.number], scale);
-    }
-    const bool read = label.y >= 0 && lk_is_finite(up.lse);
-    const int y = read ? label.y - start : -1; /* not one of the rank's columns where another rank has the target */
-    const int first = (int)(row.there ? lk_edge_col<T>(row.split, row.rank) : 0);
-    const bool single = row.rank < row.split.edge, wide = (uintptr_t)lk_ce_at<T>(a, row.number, row.split.head) %
-                                                              (unsigned)(N * lk_ce_bytes<T>(a)) == 0;
-    float edge[1] = {single && read ? lk_to_float(row.data[first]) : 0.0f}; /* a later step of this row may write there */
-    if (p.ordered) lk_ce_sync(team);
-    const int step = N << row.size_log2, steps = (int)((p.cols + step - 1) / step);
-    for (int u = 0; u < steps; u++) { /* as often in every thread */
-        float x[N] = {};
-        const int col = u < row.count ? (int)lk_row_col(row, u) : 0;
-        if (u < row.count && read) lk_unpack(x, lk_load_vec(row.data + col));
-        if (p.ordered) lk_ce_sync(team); /* the logits that lie where this step writes have been read */
-        if (u >= row.count) continue;
-        lk_ce_differentiate_slice(x, p, g, spill, col, y);
-        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, col), x, wide);
-    }
-    if (single) {
-        lk_ce_differentiate_slice(edge, p, g, spill, first, y);
-        lk_ce_store<T>(a, lk_ce_at<T>(a, row.number, first), edge, false);
-    }
-    if (row.there) lk_ce_zero_padding<T>(p, row.number, p.cols, row.rank, team);
-}
-
 /* ---- Class probabilities ------------------------------------------------------------------------------------------------- */
+
+typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_row_inbox;
 
 /* All directions. A team of up to 32 lanes, a block or a cluster owns a row. It reads the row for its state, whose weights are
  * u[j]; backward, which has lse, reads the probabilities alone, for U. Gradients take a second reading, by the same threads and
@@ -2177,9 +2075,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
-
-/* The calls. */
-enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
 
 /* Whether a reduced loss is wanted; and whether max and sum of a row are enough for what forward gives. */
 LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
@@ -2468,7 +2363,8 @@ template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy
     const lk_cross_entropy_args &a = p.a;
     const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
     return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
-           p.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy;
+           p.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy &&
+           !a.parallel.vocab_total;
 }
 template <class T, bool given>
 LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
@@ -2489,10 +2385,11 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
  * example, 4096 rows of 50257 columns of 16 bits have clusters of 2 blocks of 256 threads in forward_backward, and each thread
  * has up to 13 slots. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
-template <class T, bool given>
+template <class T, int call>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
                                             cudaStream_t stream)
 {
+    constexpr bool given = call == LK_CE_BACKWARD;
     lk_cross_entropy_args &a = p.a;
     const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
     const int64_t vecs = a.vocab / LK_VEC<T>, wanted = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
@@ -2522,17 +2419,17 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     p.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_gradient_kernel<T, true, given>
-                               : lk_cross_entropy_gradient_kernel<T, false, given>,
+                         plain ? lk_cross_entropy_gradient_kernel<T, true, call>
+                               : lk_cross_entropy_gradient_kernel<T, false, call>,
                          lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
 }
 
 /* Short rows have a kernel of their own. */
-template <class T, bool given>
+template <class T, int call>
 LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
 {
-    return lk_cross_entropy_is_short<T>(p) ? lk_cross_entropy_short<T, given>(op, device, p, stream)
-                                           : lk_cross_entropy_gradient<T, given>(op, device, p, stream);
+    return lk_cross_entropy_is_short<T>(p) ? lk_cross_entropy_short<T, call == LK_CE_BACKWARD>(op, device, p, stream)
+                                           : lk_cross_entropy_gradient<T, call>(op, device, p, stream);
 }
 
 /* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
@@ -2557,31 +2454,13 @@ LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device,
                          p.team.grid, p.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
 }
 
-/* A kernel of a rank's rows, for its states or for its gradients: a warp owns a row, or a block a long one. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_slice(const char *op, const lk_device *device, lk_cross_entropy_call p, bool gradient,
-                                         cudaStream_t stream)
-{
-    lk_cross_entropy_args &a = p.a;
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, a.vocab * (int64_t)sizeof(T));
-    const bool blocks = path != LK_CROSS_ENTROPY_WARP;
-    const int threads = LK_CROSS_ENTROPY_THREADS, kind = gradient ? 2 : lk_cross_entropy_is_plain(&a);
-    void (*const kernels[3][2])(lk_cross_entropy_call) = {
-        {lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, false>, lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, false>},
-        {lk_cross_entropy_state_kernel<T, LK_TEAM_WARP, true>, lk_cross_entropy_state_kernel<T, LK_TEAM_BLOCK, true>},
-        {lk_cross_entropy_slice_kernel<T, LK_TEAM_WARP>, lk_cross_entropy_slice_kernel<T, LK_TEAM_BLOCK>}};
-    p.state_bytes = lk_ce_state_bytes(&a), p.cols = a.vocab, a.vocab = a.parallel.vocab_total;
-    p.team = lk_team_of(a.rows, blocks ? threads : 32, threads, threads);
-    return a.rows > 0 ? lk_launch_pdl(op, device, kernels[kind][blocks], p.team.grid, 1, threads, 0, stream, p) : LK_OK;
-}
-
 /* From the states of all ranks to the results. */
 LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call p, cudaStream_t stream)
 {
     lk_cross_entropy_args &a = p.a;
     lk_status status = LK_OK;
     const bool reduced = lk_cross_entropy_reduced(&a);
-    p.state_bytes = lk_ce_state_bytes(&a), a.vocab = a.parallel.vocab_total;
+    p.state_bytes = lk_ce_state_bytes(&a), a.vocab = p.classes;
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, p, stream);
     const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
     if (!status && blocks > 0)
@@ -2601,8 +2480,7 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
     if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, p, stream);
     p.valid_rows = a.valid_rows;
     if (!a.denominator && a.class_weight) p.over = a.weight_sum;
-    return a.parallel.vocab_total ? lk_cross_entropy_slice<T>(op, device, p, true, stream)
-                                  : lk_cross_entropy_rows<T, true>(op, device, p, stream);
+    return lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, p, stream);
 }
 
 /* forward and forward_backward where columns are split over ranks: the states, their exchange, the results; then the gradients
@@ -2624,9 +2502,10 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
         if (counts && !a.valid_rows) a.valid_rows = &x.tally->valid_rows;
         if (counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.tally->weight_sum;
     }
-    const size_t bytes = (size_t)a.rows * (size_t)lk_ce_state_bytes(&a);
+    p.state_bytes = lk_ce_state_bytes(&a);
+    const size_t bytes = (size_t)a.rows * (size_t)p.state_bytes;
     lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
-    if (!status) status = lk_cross_entropy_slice<T>(op, device, p, false, stream);
+    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, p, stream);
     if (status || !v.all_gather) return status;
     if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
     if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
@@ -2655,8 +2534,9 @@ LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *dev
     if (before || asked) status = lk_cross_entropy_count(op, device, p, stream);
     if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, p, stream);
     if (!status && !prob && a.rows > 0 && (gradient || rowwise))
-        status = !gradient && lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, p, stream)
-                                                            : lk_cross_entropy_rows<T, false>(op, device, p, stream);
+        status = gradient                        ? lk_cross_entropy_rows<T, LK_CE_BOTH>(op, device, p, stream)
+                 : lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, p, stream)
+                                                 : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, p, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, device, p, stream);
     return status;
 }
@@ -2666,6 +2546,7 @@ template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const 
 {
     lk_cross_entropy_call p = {};
     p.a = a, p.valid = a.rows;
+    p.classes = a.parallel.vocab_total ? a.parallel.vocab_total : a.vocab;
     p.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
     p.padded_end = !a.zero_padding ? a.vocab : p.ordered ? a.logits_stride : a.dlogits_stride;
     if (a.rows < 2) p.a.logits_stride = p.a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */

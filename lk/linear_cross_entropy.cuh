@@ -2719,8 +2719,9 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
     if (!c.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
-    return c.gives_loss ? lk_cross_entropy_gradient<L, false>(job->op, &job->device, p, job->stream)
-                        : lk_cross_entropy_gradient<L, true>(job->op, &job->device, p, job->stream);
+    if (!c.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
+    return c.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
+                        : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
 }
 
 /* The panel-th panel of the chunk-th chunk. */
@@ -3000,10 +3001,12 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     const lk_vocab_parallel &v = a.parallel;
     lk_cross_entropy_call p = {};
     p.a = lk_lce_finish_args(&a);
-    p.a.states = a.states, p.a.lse = (float *)c.saved_lse, p.a.class_weight = c.weights;
+    p.a.states = a.states, p.a.lse = (float *)c.saved_lse, p.a.class_weight = c.weights, p.classes = v.vocab_total;
+    lk_status status = LK_OK;
     if (a.tokens == 0) return LK_OK;
-    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_slice<lk_f32>(op, &job->device, p, false, stream);
-    const lk_status status = a.bad_targets ? lk_cross_entropy_slice<lk_f32>(op, &job->device, p, true, stream) : LK_OK;
+    if (direction == LK_LCE_FORWARD) p.state_bytes = c.state_bytes;
+    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_gradient<lk_f32, LK_CE_FORWARD>(op, &job->device, p, stream);
+    if (a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_CE_BACKWARD>(op, &job->device, p, stream);
     if (status || !a.dx) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
     const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));

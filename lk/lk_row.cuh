@@ -630,6 +630,15 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, f
     return s;
 }
 
+/* Against a max between that of the state and value v above it. The state's reference may be far below its largest v, as a
+ * kernel's is; one factor from there to v could be below 2^-126, so 0, where its product with the large sum is not. So raise in
+ * two steps: first halfway. Where there is no number halfway, max stays as it is. */
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise_halfway(lk_ce_row s, float v, float scale)
+{
+    const float halfway = 0.5f * s.max + 0.5f * v;
+    return lk_is_finite(halfway) ? lk_ce_row_raise<exact>(s, fmaxf(s.max, halfway), scale) : s;
+}
+
 /* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. skip: a weight of 0
  * times -inf counts 0. */
 template <bool skip = false, int n>

@@ -1385,6 +1385,12 @@ static void specials(int type, int direction, int path)
     p.special = PLUS_INF, p.where = FIRST, p.on[WANT_ENTROPY] = p.has[LSE] = true;
     p.on[SOFTCAP] = p.on[BAD] = p.on[IGNORE] = false;
     check(&p);
+    for (int options = 0; options < 2; options++) { /* and with others whose exponentials are 0: lse is +inf */
+        p = plain(type, direction, path, 2, 2603);
+        p.special = PLUS_INF, p.where = AT_TARGET, p.offset = -200, p.has[LSE_LOW] = true;
+        p.on[SMOOTHING] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = options;
+        check(&p);
+    }
 }
 
 /* Short rows that fill warps, some of them unlike the others. */
@@ -1647,7 +1653,6 @@ static void all_themes(void)
                 with_probs = k >= LENGTH_OF(themes);
                 if (with_probs && !themes[i].probs) continue;
                 if (themes[i].run == in_place && !gives_gradient(direction)) continue;
-                if (themes[i].run == split && path == LK_CROSS_ENTROPY_CLUSTER) continue; /* as block */
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
                 if (themes[i].run == short_rows && !short_here(at)) continue;
                 if (themes[i].run == counted_first && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
