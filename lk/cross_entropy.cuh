@@ -45,8 +45,8 @@
  *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
  *            When upstream is known, one number without dlse, correct dlogits in place by lk_rescale_bf16 of
  *            lk_scale.cuh, which does nothing where it is the expected one.
- *            lk_ce_row in lk_row.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
+ *            lk_ce_row in lk_loss.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
+ * Needs      lk_base.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.
  *            Ignored row (use_ignore_index and target = ignore_index): its values are not used and it counts nowhere. Its loss,
  *            z-loss, lse and entropy are 0, argmax is -1, dlogits exactly 0, even where the row or its upstream is NaN.
@@ -236,24 +236,13 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+#include "lk_loss.cuh"
 #include "lk_row.cuh"
 
 /* ---- Used by forward and backward ---------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_THREADS_LOG2 8
 #define LK_CROSS_ENTROPY_THREADS (1 << LK_CROSS_ENTROPY_THREADS_LOG2)
-
-/* What a row's target means. */
-typedef struct {
-    int y;             /* the target, -1 where it is ignored or bad */
-    bool counted, bad; /* bad: counted, and outside [0, vocab) */
-} lk_ce_label;
-
-template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int64_t y, int64_t classes)
-{
-    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < classes;
-    return {counted && good ? (int)y : -1, counted, counted && !good};
-}
 
 template <class Args> LK_DEVICE int64_t lk_ce_target_at(const Args &a, int64_t row)
 {
@@ -624,32 +613,6 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     return lk_lse_warp(s, team, scale);
 }
 
-/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
-template <bool plain, int n>
-LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const lk_cross_entropy_args &a)
-{
-    float v[n], w[n], slope[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
-    if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
-    if (a.class_weight && a.label_smoothing > 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
-    }
-    if (a.argmax) s = lk_ce_take_top(s, x, col);
-    if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
-    return lk_ce_row_add(s, v, w, a.softcap > 0.0f ? 1.0f : a.logit_scale);
-}
-
-/* Adds one logit; the target's only to the argmax. */
-template <bool plain>
-LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const lk_cross_entropy_args &a)
-{
-    const float one[1] = {x};
-    if (col != y) return lk_ce_take<plain>(s, one, col, a);
-    return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
-}
-
 /* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
  * weight: w[y]; all: entropy and argmax too. */
 template <bool all>
@@ -859,21 +822,6 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const
     return u < slots ? slot[u * (int)blockDim.x] : lk_load_vec(at.logits + *col);
 }
 
-/* The factors of a row's gradient, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y. Here e[j] =
- * 2^(rate v[j] - base) is p[j] without a factor that is in rise, v is z under a softcap, and slope is 1 without one. In a row
- * that becomes all 0 or all NaN, e is 1 and rise is that value.
- * dentropy adds bend e[j] (log p[j] + entropy) slope[j], with log p[j] + entropy = scale (v[j] - center) + shift. */
-typedef struct {
-    float rate, base, rise, fall, bend, center, shift;
-} lk_ce_gradient;
-
-/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
- * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. */
-typedef struct {
-    float own, rest, fixed, unit, others, logit, slope;
-    int y; /* none of the row's columns: no element is written */
-} lk_ce_gradient_spill;
-
 /* A rank's kernels number the columns from its first one on. The target's column there; ELSEWHERE: another rank has it, and no
  * column is equal to it. y: the target among the columns of all ranks; what is negative stays as it is. */
 #define LK_CE_ELSEWHERE INT32_MAX
@@ -1082,12 +1030,6 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
     return lk_sum_warp(x);
 }
 
-/* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
- * the z-loss; bend: dentropy's, times -logit_scale. */
-typedef struct {
-    float f, h, dlse, lse, lse_low, weight, bend;
-} lk_ce_upstream;
-
 template <bool plain, bool given>
 LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int64_t row, int y)
 {
@@ -1105,113 +1047,6 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int
         up.h = over != 0.0f ? __fdiv_rn(up.h, p.a.denominator ? over : valid) : 0.0f;
     }
     return up;
-}
-
-/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
-LK_DEVICE lk_ce_gradient lk_ce_factors(const lk_cross_entropy_call &p, lk_ce_upstream up, float lse, float weights,
-                                       lk_ce_gradient_spill *spill)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
-    lk_ce_gradient g = {};
-    float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
-    if (a.label_smoothing > 0.0f) {
-        g.fall = f * __fdiv_rn(a.label_smoothing, (float)p.classes);
-        rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
-        fixed = g.fall * (weights - up.weight);
-    }
-    if (a.z_loss > 0.0f) own = 2.0f * a.z_loss * lse * h;
-    if (a.dlse) own = fmaf(a.logit_scale, up.dlse, own);
-    g.rise = rest + own;
-    if (spill) spill->rest = rest, spill->own = own, spill->fixed = fixed;
-    return g;
-}
-
-/* rate, for logits up to `value`. Where rate value is 2^30 or more: a power of two, whose product with value is exact. p of
- * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate, so all but the largest are 0. */
-LK_DEVICE float lk_ce_rate(float rate, float value)
-{
-    if (fabsf(rate * value) < 0x1p30f) return rate;
-    const int exponent = 31 + 2 * 127 - (__float_as_int(value) >> 23 & 255);
-    return __int_as_float((exponent < 254 ? exponent : 254) << 23);
-}
-
-/* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
- * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
- * exactly, and so is the rounding of base. Where neighbouring floats differ by much, value is computed again, from lse_low too.
- * With lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
-LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
-{
-    float value = __fdiv_rn(lse, scale);
-    if (!lk_is_finite(value)) value = 0.0f;
-    *rate = lk_ce_rate(scale * LK_LOG2E, value), *base = *rate * value;
-    float missed = fmaf(scale, value, -lse) - lse_low;
-    if (fabsf(*base) >= 0x1p24f) {
-        if (lse_low == 0.0f && *rate != scale * LK_LOG2E) return 1.0f;
-        value -= __fdiv_rn(missed, scale), *base = *rate * value;
-        missed = fmaf(scale, value, -lse) - lse_low;
-    }
-    return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
-}
-
-/* The factors of dentropy, from a given lse and entropy: center is lse / scale, and shift has what that was rounded by. */
-LK_DEVICE void lk_ce_bend_given(lk_ce_gradient *g, float bend, float lse, float lse_low, float entropy, float scale)
-{
-    const float value = __fdiv_rn(lse, scale);
-    g->center = lk_is_finite(value) ? value : 0.0f;
-    g->bend = bend, g->shift = (fmaf(scale, g->center, -lse) - lse_low) + entropy;
-}
-
-/* What dentropy adds to the gradient of v, without the slope. 0 times -inf counts 0. */
-LK_DEVICE float lk_ce_bend(const lk_ce_gradient &g, float e, float v, float scale)
-{
-    return g.bend * (e * fmaxf(fmaf(scale, v - g.center, g.shift), -FLT_MAX));
-}
-
-/* unit and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so unit is above 1/2. The
- * rounding of the product and of the addition is known exactly. It is a separate factor beside the power of two: in one
- * exponent with that it would lose digits. */
-LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *base)
-{
-    const int bits = __float_as_int(s.sum);
-    const float product = rate * s.max, power = (float)((bits >> 23 & 255) - 127);
-    *base = product + power;
-    const float added = *base - product, lost = (product - (*base - added)) + (power - added);
-    return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
-}
-
-/* Turns the logits x of columns col, col + 1, ... into gradients. given: adds their e to sum, except for that of x[hit], whose
- * gradient the caller writes later; hit may lie outside x. Each option has one branch for all x, so that the compiler can
- * overlap them. */
-template <bool plain, bool given, int n>
-LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
-                                   int64_t col, int hit, float *sum)
-{
-    float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, fall[n], e[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) fall[j] = g.fall;
-    if (!plain && a.class_weight && g.fall != 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[a.parallel.vocab_start + col + j];
-    }
-    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
-#pragma unroll
-    for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
-    if (!plain && a.dentropy) {
-#pragma unroll
-        for (int j = 0; j < n; j++) fall[j] -= lk_ce_bend(g, e[j], x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale);
-    }
-    if (given && (unsigned)hit < (unsigned)n) {
-#pragma unroll
-        for (int j = 0; j < n; j++) e[j] = j == hit ? 0.0f : e[j];
-    }
-#pragma unroll
-    for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.rise, e[j], -fall[j]);
-    if (!plain && a.softcap > 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) x[j] *= slope[j];
-    }
-    if (given) *sum += part[0] + part[1];
 }
 
 /* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
@@ -1371,7 +1206,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_th
         g.rise = NAN;
         t->y = -1;
     } else if (t->y >= 0) {
-        g = lk_ce_factors(p, up, up.lse, weights, t->owner ? t->spill : NULL);
+        g = lk_ce_factors(a, p.classes, up, up.lse, weights, t->owner ? t->spill : NULL);
         const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
         g.rise *= unit;
         if (!plain && a.dentropy) lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, a.entropy[t->row], scale);
@@ -1379,26 +1214,6 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_th
         if (t->owner && a.parallel.vocab_total) t->spill->others = a.others[t->row];
     }
     return g;
-}
-
-/* The state of the whole row and, in *rest, that of its other columns against the same reference. y: the target. */
-template <bool plain, bool exact>
-LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float weight, float scale)
-{
-    lk_ce_row all = *rest;
-    if (y < 0) return all;
-    if (!plain) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
-        const float v[1] = {logit}, w[1] = {weight};
-        all = lk_ce_row_add(*rest, v, w, scale);
-    }
-    if (plain) *rest = lk_ce_row_raise_halfway<exact>(*rest, logit, scale);
-    *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
-    if (plain) {
-        all = *rest;
-        all.sum += lk_ex2(scale * LK_LOG2E * (logit - lk_lse_reference(all.max)));
-    }
-    all.target = logit;
-    return all;
 }
 
 /* The state of a rank's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange makes it,
@@ -1441,7 +1256,8 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &p, lk_ce_th
     } else if (t->y >= 0) {
         float lse = 0.0f;
         if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-        g = lk_ce_factors(p, up, lse, smooth && a.class_weight ? all.weights : (float)a.vocab, t->owner ? t->spill : NULL);
+        const float weights = smooth && a.class_weight ? all.weights : (float)a.vocab;
+        g = lk_ce_factors(a, p.classes, up, lse, weights, t->owner ? t->spill : NULL);
         g.rate = lk_ce_rate(scale * LK_LOG2E, all.max);
         const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
         g.rise *= unit;
@@ -1481,14 +1297,12 @@ LK_DEVICE float lk_ce_write(const lk_cross_entropy_call &p, const lk_ce_thread<T
     return sum;
 }
 
-/* Writes the gradient of the target: minus those of the others, whose sum of p is `others`. */
+/* Writes the gradient of the target. */
 template <bool plain, class T>
 LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &p, const lk_ce_gradient_spill *spill, const lk_ce_gradient &g,
                                   float others, float scale)
 {
-    const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
-    const float bent = !plain && p.a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
-    const float x[1] = {(fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope};
+    const float x[1] = {lk_ce_target_dz<plain>(p.a, spill, g, others, scale)};
     lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, lk_ce_row_of(p), spill->y), x, false);
 }
 

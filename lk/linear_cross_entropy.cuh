@@ -40,7 +40,7 @@
  *            dentropy and accumulate. Keep packed dx, dweight and dbias. When upstream is known, correct each of them by
  *            lk_rescale_bf16 of lk_scale.cuh (lk_rescale_f32 for an f32 dweight), which does nothing where it was as expected.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
- * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
  *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: MIT
+/* lk_loss.cuh - the mathematics of the cross entropies, once: the formulas at the top of cross_entropy.cuh, for a kernel that
+ * has some of a row's logits in registers. Rows are read and written elsewhere, and nothing is launched here.
+ *
+ *   label      lk_ce_label_among: what a target means
+ *   state      lk_ce_row: a few numbers that some columns of a row are reduced to. lk_ce_row_empty, lk_ce_row_add or, with all
+ *              options, lk_ce_take; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish makes a row's results
+ *   softcap    lk_ce_cap: z and its slope
+ *   gradient   lk_ce_factors and lk_ce_unit or lk_ce_unit_of_sum make a row's factors, lk_ce_gradient; with these
+ *              lk_ce_differentiate makes dz of the other columns, lk_ce_target_dz that of the target
+ *
+ * Where a function takes args, these are an op's struct; it reads the options by the names that both cross entropies have.
+ *
+ * Needs: lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
+ */
+#ifndef LK_LOSS_CUH
+#define LK_LOSS_CUH
+
+#include "lk_row.cuh"
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Labels -------------------------------------------------------------------------------------------------------------- */
+
+/* What a row's target means. */
+typedef struct {
+    int y;             /* the target, -1 where it is ignored or bad */
+    bool counted, bad; /* bad: counted, and outside [0, vocab) */
+} lk_ce_label;
+
+template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int64_t y, int64_t classes)
+{
+    const bool counted = !(a.use_ignore_index && y == a.ignore_index), good = y >= 0 && y < classes;
+    return {counted && good ? (int)y : -1, counted, counted && !good};
+}
+
+/* ---- The state of a cross entropy ---------------------------------------------------------------------------------------- */
+
+/* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
+ * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
+ * scale. Sums are taken against a reference: max where that is finite, else 0. A kernel may take another value for max that is
+ * at most 65 / scale below the largest, as those of cross_entropy do.
+ * The states of two disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
+ * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
+typedef struct {
+    float max;      /* the largest v; -inf when empty */
+    float sum;      /* sum_j exp(scale (v[j] - reference)) */
+    float target;   /* v[y], set by the thread that has column y; -inf until then */
+    float weights;  /* sum_j w[j], the number of columns where there are no class weights */
+    float weighted; /* sum_j w[j] (v[j] - reference) */
+    float entropic; /* sum_j exp(scale (v[j] - reference)) (v[j] - reference), 0 where v[j] is -inf */
+    int64_t top;    /* the largest logit and its column as one integer; see lk_ce_row_top */
+} lk_ce_row;
+
+/* What lk_ce_row_finish needs besides the state. */
+typedef struct {
+    float scale, label_smoothing, z_loss;
+    float weight; /* w[y]; 1 without class weights */
+    int64_t vocab;
+} lk_ce_options;
+
+/* The result of lk_ce_row_finish. class_loss and entropy are NaN where the row is all -inf or has +inf or NaN. */
+typedef struct {
+    float class_loss, z_loss, lse, entropy;
+    int64_t argmax; /* -1 where lk_ce_row_top was not called */
+    float lse_low;  /* what lse was rounded by; 0 where lse is not finite */
+} lk_ce_result;
+
+LK_DEVICE lk_ce_row lk_ce_row_empty(void)
+{
+    return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
+}
+
+/* e^(scale d), 0 for -inf. exact: to a few units in the last place, by correcting what the product with log2 e was rounded by.
+ * Otherwise the relative error is (|scale d| + 2) 2^-23, which matters where many terms have the same factor. */
+template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
+{
+    const float rate = scale * LK_LOG2E, power = rate * d, factor = lk_ex2(power);
+    if (!exact || !(fabsf(power) < 128.0f)) return factor;
+    const float rate_low = fmaf(scale, LK_LOG2E, -rate) + scale * 1.925963e-8f; /* LK_LOG2E's own rounding */
+    return fmaf(factor, LK_LN2 * fmaf(rate_low, d, fmaf(rate, d, -power)), factor);
+}
+
+/* The same set against a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels are exact for f32 alone, since
+ * results of 16 bits do not show it. */
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
+{
+    const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
+    const float factor = lk_ce_factor<exact>(scale, s.max - reference); /* 0 for the empty set */
+    s.weighted = fmaf(shift, s.weights, s.weighted);
+    s.entropic = fmaf(factor * fmaxf(shift, -FLT_MAX), s.sum, factor * s.entropic); /* 0 times -inf counts 0 */
+    s.sum *= factor;
+    s.max = max;
+    return s;
+}
+
+/* Against a max between that of the state and value v above it. The state's reference may be far below its largest v, as a
+ * kernel's is; one factor from there to v could be below 2^-126, so 0, where its product with the large sum is not. So raise in
+ * two steps: first halfway. Where there is no number halfway, max stays as it is. */
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise_halfway(lk_ce_row s, float v, float scale)
+{
+    const float halfway = 0.5f * s.max + 0.5f * v;
+    return lk_is_finite(halfway) ? lk_ce_row_raise<exact>(s, fmaxf(s.max, halfway), scale) : s;
+}
+
+/* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. skip: a weight of 0
+ * times -inf counts 0. */
+template <bool skip = false, int n>
+LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
+{
+    float max = s.max;
+#pragma unroll
+    for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
+    s = lk_ce_row_raise(s, max, scale);
+    const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
+    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        const float d = v[j] - reference, e = lk_ex2(rate * d);
+        sum += e;
+        weights += w[j];
+        weighted = fmaf(w[j], skip && w[j] == 0.0f ? 0.0f : d, weighted);
+        entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+    }
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
+    return s;
+}
+
+/* Larger logits have larger integers, NaN has the largest, and -0 has that of +0. */
+LK_DEVICE int32_t lk_ce_order(float x)
+{
+    const int32_t bits = __float_as_int(x);
+    return x != x ? INT32_MAX : x == 0.0f ? 0 : bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
+/* Adds logit x of column col, 0 <= col < 2^31, to the argmax. The low half of the integer is larger for smaller columns, so the
+ * smallest of equal logits wins. */
+LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
+{
+    const int64_t top = (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
+    if (top > s.top) s.top = top;
+    return s;
+}
+
+/* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
+template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
+{
+    float most = x[0];
+    bool nan = false;
+#pragma unroll
+    for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
+    if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
+        int first = 0;
+#pragma unroll
+        for (int j = n - 1; j >= 0; j--) first = (nan ? x[j] != x[j] : x[j] == most) ? j : first;
+        s = lk_ce_row_top(s, nan ? NAN : most, col + first);
+    }
+    return s;
+}
+
+template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
+{
+    const float max = fmaxf(a.max, b.max);
+    a = lk_ce_row_raise<exact>(a, max, scale);
+    b = lk_ce_row_raise<exact>(b, max, scale);
+    a.sum += b.sum, a.weights += b.weights, a.weighted += b.weighted, a.entropic += b.entropic;
+    a.target = fmaxf(a.target, b.target);
+    a.top = a.top > b.top ? a.top : b.top;
+    return a;
+}
+
+/* The row's results from the state of all its columns. all: the entropy and the smoothed loss too. */
+template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
+{
+    const bool proper = s.sum > 0.0f && lk_is_finite(s.sum);
+    float k;
+    const float log = lk_log_split(s.sum, &k), log_sum = fmaf(k, LK_LN2, log), max = o.scale * s.max;
+    const float above = o.scale * (s.max - s.target); /* +inf for a target at -inf */
+    lk_ce_result r;
+    float rounded = 0.0f; /* what joining was rounded by; added below: what max was rounded by */
+    const float joined = proper ? lk_lse_join(max, k, log, &rounded) : s.sum == 0.0f ? -INFINITY : s.sum;
+    const float missed = lk_is_finite(max) ? fmaf(o.scale, s.max, -max) : 0.0f;
+    r.lse = joined + missed;
+    const float added = r.lse - joined;
+    r.lse_low = lk_is_finite(r.lse) ? rounded + ((joined - (r.lse - added)) + (missed - added)) : 0.0f;
+    r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
+    r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_join(above, k, log) : above);
+    if (all && o.label_smoothing > 0.0f) {
+        const float others = fmaf(s.weights, log_sum, -o.scale * s.weighted);
+        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * others);
+    }
+    r.entropy = all ? log_sum - o.scale * __fdiv_rn(s.entropic, s.sum) : 0.0f;
+    if (!proper) r.class_loss = r.entropy = NAN;
+    r.argmax = s.top == INT64_MIN ? -1 : 0x7fffffff - (int64_t)(uint32_t)s.top;
+    return r;
+}
+
+/* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
+ * all: more than max and sum. target is not merged here: each lane keeps its own. */
+template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
+{
+    s = lk_ce_row_raise<exact>(s, lk_max_warp(s.max, team), scale);
+    s.sum = lk_sum_warp(s.sum, team);
+    if (all) {
+        s.weights = lk_sum_warp(s.weights, team);
+        s.weighted = lk_sum_warp(s.weighted, team);
+        s.entropic = lk_sum_warp(s.entropic, team);
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            if (offset >= team) continue;
+            const int64_t top = __shfl_xor_sync(0xffffffffu, s.top, offset);
+            if (top > s.top) s.top = top;
+        }
+    }
+    return s;
+}
+
+/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. The target, which one
+ * rank has, is not in the sums. */
+LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
+{
+    if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
+    else ((lk_ce_row *)states)[row] = s;
+}
+LK_DEVICE lk_ce_row lk_ce_unpack_state(const void *states, int bytes, int64_t row)
+{
+    if (bytes != 16) return ((const lk_ce_row *)states)[row];
+    const float4 packed = ((const float4 *)states)[row];
+    lk_ce_row s = lk_ce_row_empty();
+    s.max = packed.x, s.sum = packed.y, s.target = packed.z;
+    return s;
+}
+template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
+{
+    return a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy ? (int)sizeof(lk_ce_row) : 16;
+}
+
+/* ---- The softcap --------------------------------------------------------------------------------------------------------- */
+
+/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. */
+LK_DEVICE float lk_ce_tanh(float u, float *slope)
+{
+    const float e = lk_exp(-2.0f * fabsf(u)), inverse = __fdividef(1.0f, 1.0f + e), square = u * u;
+    *slope = 4.0f * e * inverse * inverse;
+    const float p = fmaf(fmaf(fmaf(0.019268046f, square, -0.0537151214f), square, 0.133325321f), square, -0.333333293f);
+    return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
+}
+
+/* z of logit x under a softcap, and its slope. The second form takes n logits and overwrites them. */
+LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
+{
+    return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
+}
+template <int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
+{
+    const float steep = __fdiv_rn(logit_scale, softcap);
+#pragma unroll
+    for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
+}
+
+/* ---- The state with all options ------------------------------------------------------------------------------------------ */
+
+/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
+template <bool plain, class Args, int n>
+LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
+{
+    float v[n], w[n], slope[n];
+#pragma unroll
+    for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
+    if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
+    if (a.class_weight && a.label_smoothing > 0.0f) {
+#pragma unroll
+        for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
+    }
+    if (a.argmax) s = lk_ce_take_top(s, x, col);
+    if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
+    return lk_ce_row_add(s, v, w, a.softcap > 0.0f ? 1.0f : a.logit_scale);
+}
+
+/* Adds one logit; the target's only to the argmax. */
+template <bool plain, class Args>
+LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const Args &a)
+{
+    const float one[1] = {x};
+    if (col != y) return lk_ce_take<plain>(s, one, col, a);
+    return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
+}
+
+/* The state of the whole row and, in *rest, that of its other columns against the same reference. y: the target. */
+template <bool plain, bool exact>
+LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float weight, float scale)
+{
+    lk_ce_row all = *rest;
+    if (y < 0) return all;
+    if (!plain) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
+        const float v[1] = {logit}, w[1] = {weight};
+        all = lk_ce_row_add(*rest, v, w, scale);
+    }
+    if (plain) *rest = lk_ce_row_raise_halfway<exact>(*rest, logit, scale);
+    *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
+    if (plain) {
+        all = *rest;
+        all.sum += lk_ex2(scale * LK_LOG2E * (logit - lk_lse_reference(all.max)));
+    }
+    all.target = logit;
+    return all;
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------------- */
+
+/* The factors of a row's gradient, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y. Here e[j] =
+ * 2^(rate v[j] - base) is p[j] without a factor that is in rise, v is z under a softcap, and slope is 1 without one. In a row
+ * that becomes all 0 or all NaN, e is 1 and rise is that value.
+ * dentropy adds bend e[j] (log p[j] + entropy) slope[j], with log p[j] + entropy = scale (v[j] - center) + shift. */
+typedef struct {
+    float rate, base, rise, fall, bend, center, shift;
+} lk_ce_gradient;
+
+/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
+ * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. */
+typedef struct {
+    float own, rest, fixed, unit, others, logit, slope;
+    int y; /* none of the row's columns: no element is written */
+} lk_ce_gradient_spill;
+
+/* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
+ * the z-loss; bend: dentropy's, times -logit_scale. */
+typedef struct {
+    float f, h, dlse, lse, lse_low, weight, bend;
+} lk_ce_upstream;
+
+/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
+template <class Args>
+LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_upstream up, float lse, float weights,
+                                       lk_ce_gradient_spill *spill)
+{
+    const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
+    lk_ce_gradient g = {};
+    float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
+    if (a.label_smoothing > 0.0f) {
+        g.fall = f * __fdiv_rn(a.label_smoothing, (float)classes);
+        rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
+        fixed = g.fall * (weights - up.weight);
+    }
+    if (a.z_loss > 0.0f) own = 2.0f * a.z_loss * lse * h;
+    if (a.dlse) own = fmaf(a.logit_scale, up.dlse, own);
+    g.rise = rest + own;
+    if (spill) spill->rest = rest, spill->own = own, spill->fixed = fixed;
+    return g;
+}
+
+/* rate, for logits up to `value`. Where rate value is 2^30 or more: a power of two, whose product with value is exact. p of
+ * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate, so all but the largest are 0. */
+LK_DEVICE float lk_ce_rate(float rate, float value)
+{
+    if (fabsf(rate * value) < 0x1p30f) return rate;
+    const int exponent = 31 + 2 * 127 - (__float_as_int(value) >> 23 & 255);
+    return __int_as_float((exponent < 254 ? exponent : 254) << 23);
+}
+
+/* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
+ * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
+ * exactly, and so is the rounding of base. Where neighbouring floats differ by much, value is computed again, from lse_low too.
+ * With lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
+LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
+{
+    float value = __fdiv_rn(lse, scale);
+    if (!lk_is_finite(value)) value = 0.0f;
+    *rate = lk_ce_rate(scale * LK_LOG2E, value), *base = *rate * value;
+    float missed = fmaf(scale, value, -lse) - lse_low;
+    if (fabsf(*base) >= 0x1p24f) {
+        if (lse_low == 0.0f && *rate != scale * LK_LOG2E) return 1.0f;
+        value -= __fdiv_rn(missed, scale), *base = *rate * value;
+        missed = fmaf(scale, value, -lse) - lse_low;
+    }
+    return lk_ex2(fmaf(missed, LK_LOG2E, -fmaf(*rate, value, -*base)));
+}
+
+/* The factors of dentropy, from a given lse and entropy: center is lse / scale, and shift has what that was rounded by. */
+LK_DEVICE void lk_ce_bend_given(lk_ce_gradient *g, float bend, float lse, float lse_low, float entropy, float scale)
+{
+    const float value = __fdiv_rn(lse, scale);
+    g->center = lk_is_finite(value) ? value : 0.0f;
+    g->bend = bend, g->shift = (fmaf(scale, g->center, -lse) - lse_low) + entropy;
+}
+
+/* What dentropy adds to the gradient of v, without the slope. 0 times -inf counts 0. */
+LK_DEVICE float lk_ce_bend(const lk_ce_gradient &g, float e, float v, float scale)
+{
+    return g.bend * (e * fmaxf(fmaf(scale, v - g.center, g.shift), -FLT_MAX));
+}
+
+/* unit and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so unit is above 1/2. The
+ * rounding of the product and of the addition is known exactly. It is a separate factor beside the power of two: in one
+ * exponent with that it would lose digits. */
+LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *base)
+{
+    const int bits = __float_as_int(s.sum);
+    const float product = rate * s.max, power = (float)((bits >> 23 & 255) - 127);
+    *base = product + power;
+    const float added = *base - product, lost = (product - (*base - added)) + (power - added);
+    return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
+}
+
+/* Turns the logits x of columns col, col + 1, ... into gradients. given: adds their e to sum, except for that of x[hit], whose
+ * gradient the caller writes later; hit may lie outside x. Each option has one branch for all x, so that the compiler can
+ * overlap them. */
+template <bool plain, bool given, class Args, int n>
+LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int hit, float *sum)
+{
+    float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, fall[n], e[n];
+#pragma unroll
+    for (int j = 0; j < n; j++) fall[j] = g.fall;
+    if (!plain && a.class_weight && g.fall != 0.0f) {
+#pragma unroll
+        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[a.parallel.vocab_start + col + j];
+    }
+    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+#pragma unroll
+    for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
+    if (!plain && a.dentropy) {
+#pragma unroll
+        for (int j = 0; j < n; j++) fall[j] -= lk_ce_bend(g, e[j], x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale);
+    }
+    if (given && (unsigned)hit < (unsigned)n) {
+#pragma unroll
+        for (int j = 0; j < n; j++) e[j] = j == hit ? 0.0f : e[j];
+    }
+#pragma unroll
+    for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.rise, e[j], -fall[j]);
+    if (!plain && a.softcap > 0.0f) {
+#pragma unroll
+        for (int j = 0; j < n; j++) x[j] *= slope[j];
+    }
+    if (given) *sum += part[0] + part[1];
+}
+
+/* The gradient of the target: minus those of the others, whose sum of p is `others`. */
+template <bool plain, class Args>
+LK_DEVICE float lk_ce_target_dz(const Args &a, const lk_ce_gradient_spill *spill, const lk_ce_gradient &g, float others,
+                                float scale)
+{
+    const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
+    const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
+    return (fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope;
+}
+
+#endif /* CUDA or the simulator */
+#endif
