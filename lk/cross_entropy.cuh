@@ -37,7 +37,7 @@
  *                args.reduction = LK_REDUCTION_MEAN, args.valid_rows = valid_rows;    // with class_weight weight_sum too
  *                lk_cross_entropy_forward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;                                      // that many bytes, aligned to 128
- *            lk_cross_entropy_forward_backward_bf16 makes the loss and dlogits in one call, without lse, valid_rows or
+ *            lk_cross_entropy_forward_backward_bf16 computes the loss and dlogits in one call, without lse, valid_rows or
  *            weight_sum. It has a workspace function of its own. A reduced loss takes 128 bytes of workspace and 4 per row, 4
  *            more with z_loss, 4 more with class_weight or weight_sum, rows rounded up to 64; a mean in forward_backward takes
  *            the 128 even without loss. With ranks, the states of all ranks lie there too. The workspace functions read shapes,
@@ -76,8 +76,8 @@
  *            vocab_total elements on every rank. Each rank gets the results of all columns, the same bits as the others.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call.
  *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
- *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish makes the
- *            results of them.
+ *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish
+ *            computes the results from them.
  *            backward reads lse, others and, if given, lse_low:
  *                args.parallel = {.vocab_start = first, .vocab_total = all, .rank = i, .ranks = n}, args.states = states;
  *                lk_cross_entropy_forward_bf16(&args, stream);
@@ -90,41 +90,27 @@
  *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
  *            bad_targets counts on every rank. Compiled with -DLK_CHECK, a call with all_gather gathers the slices first and
  *            names holes and overlaps.
- * Numerics   Sums, lse and losses are float. Sums are of exp(z - reference), with a reference near the row's largest z. So a
- *            number added to all logits costs accuracy in lse alone. Every result is rounded to its type once.
- *            A term of the sum has a relative error of (|z - reference| + 2) 2^-23, where the reference is at most 65 below the
- *            largest z; that of p[j] is the sum's plus (4 + |z - lse|) 2^-23.
- *            dz[y] is built from S and not from p[y] - 1, so it is as good where p[y] is almost 1. With z_loss, dlse or
- *            smoothing its terms may cancel; the error is then relative to the largest term.
- *            Backward uses the lse that it is given. Its rounding is a relative error of |lse| 2^-24 in each p[j]: 1e-6 at 16,
- *            6e-4 at 1e4. lse_low removes that: lse + lse_low differs from the log of forward's sum by at most
- *            2^-23 + |lse| 2^-46, so backward is as good as forward_backward. lse_low is 0 for ignored rows and where lse is
- *            not finite.
- *            target_prob: the error of dz[j] is relative to the larger of its terms, so where p[j] is almost 1 it is larger
- *            than with target.
- *            dentropy: the difference in brackets has an absolute error of a few 2^-24 (|log p[j]| + entropy); in backward also
- *            that of the lse that it is given.
- *            Softcap: z is off by up to |z| 2^-20, so p[j] has a relative error of up to 2 softcap 2^-20, 8e-5 for a softcap of
- *            40. 1 - (z / softcap)^2 has one of (5 + |logit_scale logits / softcap|) 2^-22.
- *            Where an exponential is below 2^-126 it counts as 0, and so does p[j]. p[j] below 2^-64 may also, with z beyond
- *            2^24.
- *            Where the largest z is beyond float's range lse is infinite and backward's dlogits are NaN.
- *            Target at -inf: the loss is +inf, the gradient finite. -inf in another column: as if the column were not there, 0
- *            in the entropy. With smoothing the loss is then +inf, or NaN where that column's class weight is 0, as in PyTorch.
- *            Under a softcap -inf becomes -softcap, so it masks nothing; +inf becomes softcap. A counted row whose z are all
- *            -inf, or that has +inf or NaN: loss, entropy and dlogits are NaN; lse is -inf, +inf or NaN, respectively.
- * Traffic    forward reads the logits once. backward and forward_backward read them once and write dlogits once. Only rows too
- *            long for the shared memory of a block, on sm_90 and later of a cluster, are read twice by forward_backward. With
- *            ranks it reads all rows twice, since it is forward, then backward. In forward a warp that meets NaN, +inf or a sum
- *            out of range reads its part of a row again.
- *            With target_prob forward reads both once. forward_backward reads both twice, and backward reads target_prob
- *            twice.
- *            Smoothing with class weights reads class_weight along each row, and for gradients twice; in backward, a rank
- *            reads those of all columns then. A part of an ignored row may be prefetched before its target is known: up to two
- *            vectors per thread, or 8 KiB.
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
+ * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
+ *
+ * The kernels, in the order of the file, and when they run unless `path` says otherwise. Plain: without softcap, label_smoothing,
+ * entropy and argmax, for gradients without dentropy too.
+ *   forward, plain                        up to 16 KiB per row: lk_cross_entropy_forward_warp_kernel, 1 to 32 threads per row
+ *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
+ *                                         blocks where there are fewer rows than two per SM
+ *   gradients, forward with options,      lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
+ *   a rank's states and gradients         is in shared memory between its sum and its gradient
+ *   gradients, plain, of up to 512        lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
+ *   vectors of 16 bytes and no more
+ *   ranks, after the states' exchange     lk_cross_entropy_finish_kernel: merges the states
+ *   target_prob                           lk_cross_entropy_prob_kernel, in all directions
+ *   a reduced loss                        lk_cross_entropy_sum_kernel, after the rows. For the gradients of a mean where rows
+ *                                         may be ignored or weighted, lk_cross_entropy_count_kernel before them
+ * For example, the mean of 4096 rows of 50257 columns in bf16: forward has a block of 256 threads per row, then the sum.
+ * forward_backward has a cluster of 2 blocks of 256 threads per row, 13 vectors per thread; backward one of 4 blocks, 7 vectors.
+ * The checks of arguments, the workspace and the calls come last. The mathematics is in lk_loss.cuh.
  */
 #ifndef LK_CROSS_ENTROPY_CUH
 #define LK_CROSS_ENTROPY_CUH
@@ -154,7 +140,7 @@ typedef struct {
     /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see Ranks in cross_entropy.cuh. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
     /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when work on `stream` so far
-     * makes dx, so the sum may go on beside what follows there. NULL: the caller sums dx after the call. */
+     * computes dx, so the sum may go on beside what follows there. NULL: the caller sums dx after the call. */
     lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
     int reduce_sms; /* SMs that the matmul behind reduce leaves to its blocks; 0: none, so they may wait until it ends */
 } lk_vocab_parallel;
@@ -239,7 +225,7 @@ typedef struct {
 #include "lk_loss.cuh"
 #include "lk_row.cuh"
 
-/* ---- Used by forward and backward ---------------------------------------------------------------------------------------- */
+/* ---- What all kernels share ---------------------------------------------------------------------------------------------- */
 
 #define LK_CROSS_ENTROPY_THREADS_LOG2 8
 #define LK_CROSS_ENTROPY_THREADS (1 << LK_CROSS_ENTROPY_THREADS_LOG2)
@@ -275,8 +261,6 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_of_word(const Args &a, i
     return lk_ce_label_among(a, a.target_dtype == LK_TARGET_INT64 ? wide : (int64_t)(int32_t)word.low, a.vocab);
 }
 
-/* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
-
 /* The terms of the rows, which a launch after the rows adds up. Each kind is an array [rows] at a multiple of 128 bytes. An
  * ignored row leaves -0 for its class term, which adds nothing to a sum. No other row leaves -0, so the count of the others is
  * valid_rows. */
@@ -284,7 +268,7 @@ typedef struct {
     float *loss;   /* the class terms; NULL: no reduced loss is wanted */
     float *z;      /* the z-losses; NULL without z_loss */
     float *weight; /* w[y], 0 where y is ignored or bad; NULL where their sum is not needed */
-} lk_ce_terms;
+} lk_ce_row_losses;
 #define LK_CE_IGNORED 0x80000000u /* the bits of -0 */
 
 /* The counts of all rows, where a mean's gradients need them before the rows. The first bytes of the workspace; the rows' terms
@@ -292,7 +276,7 @@ typedef struct {
 typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     int64_t valid_rows;
     float weight_sum; /* where there are class weights */
-} lk_ce_tally;
+} lk_ce_counts;
 
 /* The calls. */
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
@@ -300,227 +284,74 @@ enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 }
 /* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher made of them. */
 typedef struct {
     lk_cross_entropy_args a;
-    lk_ce_terms terms;         /* for a reduced loss */
-    lk_ce_tally *tally;        /* the count is written here too; NULL: to the caller alone */
-    const int64_t *valid_rows; /* gradients of a mean: the number of rows counted; NULL: `valid` */
+    lk_ce_row_losses row_losses; /* for a reduced loss */
+    lk_ce_counts *counts;        /* the count is written here too; NULL: to the caller alone */
+    const int64_t *valid_rows;   /* gradients of a mean: the number of rows counted; NULL: `valid` */
     int64_t valid;
-    const float *over;         /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
-    int64_t padded_end;        /* columns vocab to padded_end - 1 of dlogits become 0 */
-    int team_log2;             /* a row has 1 << team_log2 threads: up to 32, short ones up to 128; or a block, or a cluster */
-    int slots;                 /* per thread */
-    int wave;                  /* about so many blocks run at once */
-    int more;                  /* not 0: rows may have single elements, vectors without a slot or padding, or are ordered */
-    int ordered;               /* not 0: 16-bit dlogits in place of f32 logits */
-    int64_t classes;           /* the columns of all ranks; a.vocab without ranks */
-    lk_team team;              /* with target_prob: how rows are divided */
-    int state_bytes;           /* with ranks: of a row's packed state; 0 in backward, which has no states */
-    float keep, share;         /* with target_prob: 1 - label_smoothing, and label_smoothing / vocab */
+    const float *over;           /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
+    int64_t padded_end;          /* columns vocab to padded_end - 1 of dlogits become 0 */
+    int team_log2;               /* a row has 1 << team_log2 threads: up to 32, short ones up to 128; or a block, or a cluster */
+    int slots;                   /* per thread */
+    int wave;                    /* about so many blocks run at once */
+    int has_rest;                /* not 0: rows may have single elements, vectors without a slot or padding, or are ordered */
+    int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits */
+    int64_t classes;             /* the columns of all ranks; a.vocab without ranks */
+    lk_team team;                /* with target_prob: how rows are divided */
+    int state_bytes;             /* with ranks: of a row's packed state; 0 in backward, which has no states */
+    float confidence;            /* with target_prob: 1 - label_smoothing */
+    float smoothing_per_class;   /* and label_smoothing / vocab */
 } lk_cross_entropy_call;
 
-/* Collects one state per warp in the block with rank 0.
- * Called by: every thread of a block of THREADS, or of a cluster of at most MOST such blocks, with the state of its warp, once
- * per kernel. Unless MOST is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
- * Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. */
-template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_collect(State s)
+/* Whether a reduced loss is wanted; and whether max and sum of a row are enough for what forward gives. */
+LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
 {
-    constexpr int WARPS = THREADS / 32;
-    LK_SHARED(State, inbox, [MOST * WARPS]);
-    const int warp = (int)threadIdx.x / 32;
-    const int blocks = MOST > 1 ? (int)lk_cluster_nctarank() : 1, rank = MOST > 1 ? (int)lk_cluster_ctarank() : 0;
-    State *slot = &inbox[rank * WARPS + warp];
-    if (blocks > 1) {
-        lk_cluster_ready(); /* the block with rank 0 runs, so that its memory may be written */
-        slot = (State *)lk_mapa(slot, 0);
+    return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
+}
+LK_HOST bool lk_cross_entropy_is_plain(const lk_cross_entropy_args *a)
+{
+    return a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy;
+}
+
+/* Prefetches a row's target into the L2. */
+template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_t row)
+{
+    lk_prefetch_l2((const char *)a.target + row * (a.target_dtype == LK_TARGET_INT64 ? 8 : 4));
+}
+
+/* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
+ * weight: w[y]; all: entropy and argmax too. */
+template <bool all>
+LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, lk_ce_label label, float weight, lk_ce_result r)
+{
+    const lk_cross_entropy_args &a = call.a;
+    if (a.lse) a.lse[row] = r.lse;
+    if (a.lse_low) a.lse_low[row] = r.lse_low;
+    if (all && a.entropy) a.entropy[row] = r.entropy;
+    if (all && a.argmax) a.argmax[row] = r.argmax;
+    if (!call.row_losses.loss) {
+        if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
+        if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
+        return;
     }
-    if (threadIdx.x % 32 == 0) *slot = s;
-    if (blocks > 1) {
-        __syncwarp(); /* for the .aligned instruction */
-        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
-        if (rank != 0) return NULL;
-        lk_barrier_cluster_wait();
-    } else {
-        __syncthreads(); /* likewise */
-    }
-    return warp == 0 ? inbox : NULL;
+    call.row_losses.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
+    if (call.row_losses.z) call.row_losses.z[row] = r.z_loss;
+    if (call.row_losses.weight) call.row_losses.weight[row] = label.counted && !label.bad ? weight : 0.0f;
 }
 
-/* The sums of a warp, or of all. A warp's count is below 2^32, since the rows' targets fit in memory. */
-template <class Int> struct alignas(16) lk_ce_sums {
-    float loss, z, weight;
-    Int count;
-};
-
-/* Kahan's sum. An infinite one stays as it is. */
-LK_DEVICE void lk_ce_kahan_add(float *sum, float *lost, float x)
+/* The same from the row's state. */
+template <bool all>
+LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &call, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
 {
-    const float part = x - *lost, total = *sum + part, error = (total - *sum) - part;
-    *lost = lk_is_finite(error) ? error : 0.0f;
-    *sum = total;
+    const lk_cross_entropy_args &a = call.a;
+    const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    if (label.counted) r = lk_ce_row_finish<all>(s, options);
+    if (label.bad) r.class_loss = NAN;
+    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    lk_ce_put_result<all>(call, row, label, weight, r);
 }
 
-/* The sums over all threads. Returns true for the threads that get the states of lk_ce_collect. */
-template <int THREADS, int MOST>
-LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce_sums<int64_t> *all)
-{
-    own.loss = lk_sum_warp(own.loss);
-    if (z) own.z = lk_sum_warp(own.z);
-    if (weight) own.weight = lk_sum_warp(own.weight);
-    own.count = __reduce_add_sync(0xffffffffu, own.count);
-    const lk_ce_sums<unsigned> *inbox = lk_ce_collect<THREADS, MOST>(own);
-    if (!inbox) return false;
-    constexpr int WARPS = THREADS / 32, team = MOST * WARPS < 32 ? MOST * WARPS : 32;
-    const int warps = MOST > 1 ? (int)lk_cluster_nctarank() * WARPS : WARPS;
-    lk_ce_sums<int64_t> s = {};
-#pragma unroll
-    for (int k = 0; k < MOST * WARPS; k += 32) {
-        const int i = k + (int)threadIdx.x;
-        if (i < warps)
-            s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
-    }
-    s.loss = lk_sum_warp(s.loss, team);
-    if (z) s.z = lk_sum_warp(s.z, team);
-    if (weight) s.weight = lk_sum_warp(s.weight, team);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        if (offset < team) s.count += __shfl_xor_sync(0xffffffffu, s.count, offset);
-    *all = s;
-    return true;
-}
-
-/* The part of the count that a thread makes. It looks at U rows at once, which takes as long as one. */
-template <int THREADS, int MOST, class Int>
-LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const Int *target)
-{
-    constexpr int U = 16, BATCH = U * THREADS;
-    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
-    const int64_t ignored = a.ignore_index;
-    const bool every = !a.use_ignore_index, weighs = a.class_weight || a.weight_sum;
-    lk_ce_sums<unsigned> s = {};
-    float lost = 0.0f;
-    for (int64_t first = rank * BATCH; first < a.rows; first += step) {
-        const Int *at = target + first + threadIdx.x;
-        const int left = (int)(a.rows - first < BATCH ? a.rows - first : BATCH) - (int)threadIdx.x;
-        Int y[U] = {};
-        if (a.rows - first >= BATCH) { /* as in lk_ce_add_up */
-#pragma unroll
-            for (int u = 0; u < U; u++) y[u] = at[u * THREADS];
-        } else {
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                if (u * THREADS < left) y[u] = at[u * THREADS];
-        }
-        unsigned counted = 0; /* one bit per row */
-#pragma unroll
-        for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
-        s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
-        if (!weighs) continue;
-        float w[U] = {}, sum = 0.0f;
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            const lk_ce_label label = lk_ce_label_among(a, y[u], a.vocab);
-            if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) sum += w[u];
-        lk_ce_kahan_add(&s.weight, &lost, sum);
-    }
-    return s;
-}
-
-/* The counts over all rows, by one block or one cluster of MOST blocks at most. */
-template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(const __grid_constant__ lk_cross_entropy_call p)
-{
-    const lk_cross_entropy_args &a = p.a;
-    lk_griddepcontrol_launch_dependents();
-    if (MOST > 1) lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_sums<unsigned> own;
-    lk_ce_sums<int64_t> s;
-    if (a.target_dtype == LK_TARGET_INT32) own = lk_ce_count<THREADS, MOST>(a, (const int32_t *)a.target);
-    else own = lk_ce_count<THREADS, MOST>(a, (const int64_t *)a.target);
-    if (!lk_ce_sum_up<THREADS, MOST>(own, false, a.class_weight || a.weight_sum, &s) || threadIdx.x != 0) return;
-    if (p.tally) p.tally->valid_rows = s.count, p.tally->weight_sum = s.weight;
-    if (a.valid_rows) *a.valid_rows = s.count;
-    if (a.weight_sum) *a.weight_sum = s.weight;
-}
-
-/* The sum of four terms; those that are not -0 are counted. */
-LK_DEVICE float lk_ce_add_four(uint4 t, unsigned *count)
-{
-    *count += (min(t.x ^ LK_CE_IGNORED, 1u) + min(t.y ^ LK_CE_IGNORED, 1u)) +
-              (min(t.z ^ LK_CE_IGNORED, 1u) + min(t.w ^ LK_CE_IGNORED, 1u));
-    return (__uint_as_float(t.x) + __uint_as_float(t.y)) + (__uint_as_float(t.z) + __uint_as_float(t.w));
-}
-
-/* The part of the sum of an array of terms that a thread makes; it counts the terms that are not -0. Groups of four are read at
- * once, U of them in flight. The first threads take the last rows % 4 terms. Nothing after the last row is read. */
-template <int THREADS, int MOST, int U = 4>
-LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
-{
-    constexpr int BATCH = U * THREADS;
-    const uint4 *groups = (const uint4 *)terms;
-    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
-    const int64_t whole = rows >> 2;
-    const bool rest = rank == 0 && threadIdx.x < (unsigned)rows % 4;
-    float sum = 0.0f, lost = 0.0f;
-#pragma unroll 1
-    for (int64_t first = rank * BATCH; first < whole; first += step) {
-        const uint4 *at = groups + first + threadIdx.x;
-        const int64_t left = whole - first;
-        uint4 next[U];
-        if (left >= BATCH) { /* loads without predicates all start before the first is waited for */
-#pragma unroll
-            for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
-        } else {
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                next[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
-                if ((int)threadIdx.x + u * THREADS < (int)left) next[u] = at[u * THREADS];
-            }
-        }
-        float part = 0.0f;
-#pragma unroll
-        for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
-        lk_ce_kahan_add(&sum, &lost, part);
-    }
-    if (!rest) return sum;
-    const float single = terms[whole * 4 + threadIdx.x];
-    *count += __float_as_uint(single) != LK_CE_IGNORED;
-    return sum + single;
-}
-
-/* A reduced loss from the terms of all rows, by one block or one cluster of MOST blocks at most. */
-template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __grid_constant__ lk_cross_entropy_call p)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const bool z = p.terms.z != NULL, weight = p.terms.weight != NULL;
-    lk_griddepcontrol_launch_dependents();
-    if (MOST > 1) lk_cluster_begin();
-    lk_griddepcontrol_wait();
-    lk_ce_sums<unsigned> own = {};
-    lk_ce_sums<int64_t> s;
-    unsigned again = 0; /* the same rows: the class terms have the count already */
-    own.loss = lk_ce_add_up<THREADS, MOST>(p.terms.loss, a.rows, &own.count);
-    if (z) own.z = lk_ce_add_up<THREADS, MOST>(p.terms.z, a.rows, &again);
-    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(p.terms.weight, a.rows, &again);
-    if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
-    const float valid = a.denominator ? *a.denominator : (float)s.count;
-    const float over = a.class_weight && !a.denominator ? s.weight : valid;
-    if (a.reduction == LK_REDUCTION_MEAN) {
-        const float nothing = a.zero_when_empty ? 0.0f : NAN;
-        if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
-        else s.loss = __fdiv_rn(s.loss, over);
-        if (over != 0.0f && z) s.z = __fdiv_rn(s.z, valid);
-    }
-    if (a.loss) *a.loss = s.loss + s.z;
-    if (a.z_loss_out) *a.z_loss_out = s.z;
-    if (a.valid_rows) *a.valid_rows = s.count;
-    if (a.weight_sum) *a.weight_sum = s.weight;
-}
-
-/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
+/* ---- Forward of plain rows ----------------------------------------------------------------------------------------------- */
 
 /* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take the gradients' kernel,
  * which then keeps a running maximum and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
@@ -558,7 +389,7 @@ template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<
         if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
 }
 
-/* The state of the shares of `team` lanes, as lk_lse_read makes it; raw: from lk_ce_plain_start. The state's values are x:
+/* The state of the shares of `team` lanes, as lk_lse_read computes it; raw: from lk_ce_plain_start. The state's values are x:
  * lk_lse's functions are given the scale, which is positive.
  * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
  * team with a row. */
@@ -613,55 +444,6 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     return lk_lse_warp(s, team, scale);
 }
 
-/* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
- * weight: w[y]; all: entropy and argmax too. */
-template <bool all>
-LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_result r)
-{
-    const lk_cross_entropy_args &a = p.a;
-    if (a.lse) a.lse[row] = r.lse;
-    if (a.lse_low) a.lse_low[row] = r.lse_low;
-    if (all && a.entropy) a.entropy[row] = r.entropy;
-    if (all && a.argmax) a.argmax[row] = r.argmax;
-    if (!p.terms.loss) {
-        if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
-        if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
-        return;
-    }
-    p.terms.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
-    if (p.terms.z) p.terms.z[row] = r.z_loss;
-    if (p.terms.weight) p.terms.weight[row] = label.counted && !label.bad ? weight : 0.0f;
-}
-
-/* The same from the row's state. */
-template <bool all>
-LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &p, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
-    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
-    if (label.counted) r = lk_ce_row_finish<all>(s, options);
-    if (label.bad) r.class_loss = NAN;
-    if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    lk_ce_put_result<all>(p, row, label, weight, r);
-}
-
-/* lk_split_row in 32 bits. */
-template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
-{
-    const int past = (int)((uintptr_t)logits / sizeof(T)) & (LK_VEC<T> - 1);
-    int head = past ? LK_VEC<T> - past : 0;
-    if (head > vocab) head = vocab;
-    const int vecs = (int)((unsigned)(vocab - head) / (unsigned)LK_VEC<T>);
-    return {head, vocab - vecs * LK_VEC<T>, vecs};
-}
-
-/* Prefetches a row's target into the L2. */
-template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_t row)
-{
-    lk_prefetch_l2((const char *)a.target + row * (a.target_dtype == LK_TARGET_INT64 ? 8 : 4));
-}
-
 /* For the thread that writes a row's results alone: its label, and the target's logit and class weight. */
 template <class T> struct lk_ce_target {
     lk_ce_label label;
@@ -671,12 +453,12 @@ template <class T> struct lk_ce_target {
 
 /* Writes the results of a plain row; one thread of it calls it. s has max = v: see lk_ce_row. */
 template <class T>
-LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &p, int64_t row, const lk_ce_target<T> &target, lk_lse s)
+LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &call, int64_t row, const lk_ce_target<T> &target, lk_lse s)
 {
     lk_ce_row state = lk_ce_row_empty();
     state.max = s.max, state.sum = s.sum;
     if (target.label.y >= 0) state.target = lk_to_float(target.logit);
-    lk_ce_put<false>(p, row, target.label, target.weight, state);
+    lk_ce_put<false>(call, row, target.label, target.weight, state);
 }
 
 /* An ignored row is not read, so rows wait for their targets first. Until then, and while the previous kernel ends, targets and
@@ -684,19 +466,19 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &p, int64_t row, cons
  * kernel. Ignored rows pay for their prefetched vectors; a prefetch by the first wave of blocks alone would cost all others
  * more.
  *
- * A team of up to 32 lanes owns a plain row. The first threads of a block make the results of all its rows, one row per thread:
- * that work then costs one warp, not every warp. Small blocks are faster. */
+ * A team of up to 32 lanes owns a plain row. The first threads of a block compute the results of all its rows, one row per
+ * thread: that work then costs one warp, not every warp. Small blocks are faster. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
 #define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* per SM: as many as registers allow without spills */
 template <class T, int U>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY_WARP_BLOCKS)
-    lk_cross_entropy_forward_warp_kernel(const __grid_constant__ lk_cross_entropy_call p)
+    lk_cross_entropy_forward_warp_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
-    const int team_log2 = U == 2 ? p.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
+    const int team_log2 = U == 2 ? call.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const bool writes = (int)threadIdx.x < rows && result < a.rows;
     LK_SHARED(lk_lse, states, [LK_CROSS_ENTROPY_WARP_THREADS]); /* of the rows */
     lk_ce_plain_share<T> share = {};
@@ -722,19 +504,19 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
     lk_griddepcontrol_launch_dependents();
     if (rank == 0) states[threadIdx.x >> team_log2] = s;
     __syncthreads(); /* the states are written before they are read */
-    if (writes) lk_ce_put_plain(p, result, target, states[threadIdx.x]);
+    if (writes) lk_ce_put_plain(call, result, target, states[threadIdx.x]);
 }
 
 /* A cluster of blocks owns a plain row; without clusters, a block. */
 template <class T, int U, int BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
-    lk_cross_entropy_forward_block_kernel(const __grid_constant__ lk_cross_entropy_call p)
+    lk_cross_entropy_forward_block_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     const int blocks_log2 = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank());
     const int size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + blocks_log2;
     const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
     const int64_t row = blockIdx.x >> blocks_log2; /* U = 8 is for rows of one block */
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_ce_plain_share<T> share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
@@ -759,10 +541,32 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
     s = lk_lse_team<LK_TEAM_ANY>(inbox, s, a.logit_scale);
     if (rank != 0) return;
     target->logit = logit;
-    lk_ce_put_plain(p, row, *target, s);
+    lk_ce_put_plain(call, row, *target, s);
 }
 
-/* ---- Backward and forward_backward --------------------------------------------------------------------------------------- */
+/* The launch of forward's rows that are plain. A row of up to 16 KiB gets lanes of a warp, enough for two vectors each. A
+ * longer row gets a block, or where there are few rows a cluster. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                         cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = call.a;
+    const int64_t bytes = a.vocab * (int64_t)sizeof(T);
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes); /* LK_TEAM_* are the numbers of the paths */
+    const bool lanes = path == LK_CROSS_ENTROPY_WARP;
+    const int cluster = path == LK_CROSS_ENTROPY_CLUSTER ? lk_team_cluster(device, a.rows) : 1;
+    const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
+    const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
+    call.team_log2 = team.size_log2;
+    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
+    if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
+    else if (lanes && bytes > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
+    else if (lanes) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
+    return lk_launch_pdl(op, device, kernel, team.grid, cluster, threads, 0, stream, call);
+}
+
+/* ---- Gradients, and forward with options --------------------------------------------------------------------------------- */
 
 /* One kernel for both, for forward's rows that are not plain, and for the columns of a rank. A team of threads owns a row: up to
  * 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared memory. Each thread
@@ -770,7 +574,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
  * ends.
  *   forward            sums the vectors when they have arrived; the team exchanges its sums. A rank's go into its states.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots.
- *   backward           has lse, and makes gradients from the vectors as they arrive.
+ *   backward           has lse, and computes gradients from the vectors as they arrive.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
  * longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns the target's
  * element writes it, after its vector. */
@@ -780,8 +584,18 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
 
+/* lk_split_row in 32 bits. */
+template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
+{
+    const int past = (int)((uintptr_t)logits / sizeof(T)) & (LK_VEC<T> - 1);
+    int head = past ? LK_VEC<T> - past : 0;
+    if (head > vocab) head = vocab;
+    const int vecs = (int)((unsigned)(vocab - head) / (unsigned)LK_VEC<T>);
+    return {head, vocab - vecs * LK_VEC<T>, vecs};
+}
+
 /* What a thread reads of a row: single elements `rank`, `rank` + `team`, ... and `count` vectors that are `jump` elements
- * apart. Vectors from p.slots on have no slot. Functions that rarely run compute this again, so that it takes no registers. */
+ * apart. Vectors from call.slots on have no slot. Functions that rarely run compute this again, so that it takes no registers. */
 template <class T> struct lk_ce_share {
     const T *logits, *first;
     int head, vecs, edge; /* of the row, as in lk_split */
@@ -789,22 +603,22 @@ template <class T> struct lk_ce_share {
 };
 
 /* The row of a thread, from its index as it is read now. */
-LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_call &p)
+LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_call &call)
 {
-    return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> p.team_log2;
+    return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> call.team_log2;
 }
 
-template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_call &p, int64_t row)
+template <class T> LK_DEVICE lk_ce_share<T> lk_ce_share_of(const lk_cross_entropy_call &call, int64_t row)
 {
     lk_ce_share<T> at = {};
-    at.team = 1 << p.team_log2;
+    at.team = 1 << call.team_log2;
     at.rank = (int)(blockIdx.x * blockDim.x + lk_tid_x()) & (at.team - 1), at.jump = at.team * LK_VEC<T>;
-    at.logits = (const T *)p.a.logits + row * p.a.logits_stride;
-    if (row < p.a.rows) { /* threads without a row take part in barriers and sums */
-        const lk_split split = lk_ce_split(at.logits, (int)p.a.vocab);
+    at.logits = (const T *)call.a.logits + row * call.a.logits_stride;
+    if (row < call.a.rows) { /* threads without a row take part in barriers and sums */
+        const lk_split split = lk_ce_split(at.logits, (int)call.a.vocab);
         at.head = split.head, at.vecs = (int)split.vecs, at.edge = split.edge;
     }
-    at.count = (at.vecs >> p.team_log2) + (at.rank < (at.vecs & (at.team - 1)));
+    at.count = (at.vecs >> call.team_log2) + (at.rank < (at.vecs & (at.team - 1)));
     at.first = at.logits + at.head + at.rank * LK_VEC<T>;
     return at;
 }
@@ -825,47 +639,47 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const
 /* A rank's kernels number the columns from its first one on. The target's column there; ELSEWHERE: another rank has it, and no
  * column is equal to it. y: the target among the columns of all ranks; what is negative stays as it is. */
 #define LK_CE_ELSEWHERE INT32_MAX
-LK_DEVICE int lk_ce_own_col(const lk_cross_entropy_call &p, int y)
+LK_DEVICE int lk_ce_own_col(const lk_cross_entropy_call &call, int y)
 {
-    const unsigned col = (unsigned)y - (unsigned)p.a.parallel.vocab_start;
-    return y < 0 ? y : col < (unsigned)p.a.vocab ? (int)col : LK_CE_ELSEWHERE;
+    const unsigned col = (unsigned)y - (unsigned)call.a.parallel.vocab_start;
+    return y < 0 ? y : col < (unsigned)call.a.vocab ? (int)col : LK_CE_ELSEWHERE;
 }
 
 /* What a thread knows of its row. */
 template <class T> struct lk_ce_thread {
     lk_ce_share<T> at;
     int64_t row;
-    lk_vec<T> *slot;             /* its first; the next are blockDim.x apart */
-    int held, half;              /* slots in use, and how many of them are filled first */
-    char *out;                   /* the gradients of its first vector */
-    lk_ce_gradient_spill *spill; /* of the row */
-    int y;                       /* lk_ce_own_col; -1: ignored, or there is no row; -2: bad. A label takes three registers */
-    bool read, owner;            /* the logits are used; this thread has the target's element, or without one is some thread */
-    int source;                  /* the owner's rank */
-    int target;                  /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
-    float logit, slope;          /* the owner's: the target's logit, -inf without a target; under a softcap z and its slope */
-    float single;                /* the first single element; -inf where that is the target or there is none, 0 where the row is
-                                    not read */
+    lk_vec<T> *slot;         /* its first; the next are blockDim.x apart */
+    int held, half;          /* slots in use, and how many of them are filled first */
+    char *out;               /* the gradients of its first vector */
+    lk_ce_target_term *term; /* of the row */
+    int y;                   /* lk_ce_own_col; -1: ignored, or there is no row; -2: bad. A label takes three registers */
+    bool read, owner;        /* the logits are used; this thread has the target's element, or without one is some thread */
+    int source;              /* the owner's rank */
+    int target;              /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
+    float logit, slope;      /* the owner's: the target's logit, -inf without a target; under a softcap z and its slope */
+    float single;            /* the first single element; -inf where that is the target or there is none, 0 where the row is
+                                not read */
 };
 
 /* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
 template <class T>
-LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, int y, float rate, float base)
+LK_DEVICE float lk_ce_reduce_rest(const lk_cross_entropy_call &call, int64_t row, int y, float rate, float base)
 {
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
     float sum = 0.0f, lost = 0.0f;
     for (int i = at.rank + at.team; i < at.edge; i += at.team) { /* more single elements than threads */
         const int col = lk_ce_edge_col(at, i);
         if (col != y) sum += lk_ex2(fmaf(rate, lk_to_float(at.logits[col]), -base));
     }
-    for (int u = p.slots; u < at.count; u++) {
+    for (int u = call.slots; u < at.count; u++) {
         const T *next = at.first + (int64_t)u * at.jump;
-        const int hit = y - (int)(next - at.logits);
+        const int target_offset = y - (int)(next - at.logits);
         const lk_vec<T> raw = lk_load_vec(next);
         float part = -lost; /* Kahan's sum: these rows are long */
-        if ((unsigned)hit >= (unsigned)LK_VEC<T>) part += lk_lse_terms(raw, rate, base);
-        for (int j = 0; (unsigned)hit < (unsigned)LK_VEC<T> && j < LK_VEC<T>; j++)
-            if (j != hit) part += lk_ex2(fmaf(rate, lk_to_float(next[j]), -base));
+        if ((unsigned)target_offset >= (unsigned)LK_VEC<T>) part += lk_lse_terms(raw, rate, base);
+        for (int j = 0; (unsigned)target_offset < (unsigned)LK_VEC<T> && j < LK_VEC<T>; j++)
+            if (j != target_offset) part += lk_ex2(fmaf(rate, lk_to_float(next[j]), -base));
         const float total = sum + part;
         lost = (total - sum) - part;
         sum = total;
@@ -876,25 +690,25 @@ LK_DEVICE float lk_ce_gather_more(const lk_cross_entropy_call &p, int64_t row, i
 /* The state of a team's shares of a row without the target, column y, which counts only for the argmax; with a running maximum.
  * plain: max and sum alone. */
 template <bool plain, class T>
-LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row, const lk_vec<T> *slot, int y, bool read,
+LK_DEVICE lk_ce_row lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t row, const lk_vec<T> *slot, int y, bool read,
                                      float scale)
 {
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
+    const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
     lk_ce_row s = lk_ce_row_empty();
     lk_cp_async_wait_group<0>();
     for (int u = 0, col; read && u < at.count; u++) {
         float x[LK_VEC<T>];
-        lk_unpack(x, lk_ce_vec(at, slot, p.slots, u, &col));
+        lk_unpack(x, lk_ce_vec(at, slot, call.slots, u, &col));
         if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
-            s = lk_ce_take<plain>(s, x, col, p.a);
+            s = lk_ce_add<plain>(s, x, col, call.a);
         } else {
 #pragma unroll 1
-            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_take_one<plain>(s, lk_to_float(at.logits[col + j]), col + j, y, p.a);
+            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_add_one<plain>(s, lk_to_float(at.logits[col + j]), col + j, y, call.a);
         }
     }
     for (int i = at.rank; read && i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
-        s = lk_ce_take_one<plain>(s, lk_to_float(at.logits[col]), col, y, p.a);
+        s = lk_ce_add_one<plain>(s, lk_to_float(at.logits[col]), col, y, call.a);
     }
     return lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale, at.team);
 }
@@ -902,12 +716,12 @@ LK_DEVICE lk_ce_row lk_ce_gather_all(const lk_cross_entropy_call &p, int64_t row
 /* The state of a warp's part of a plain row without the target; the empty state of a row that is not read. Its max is the
  * reference: the largest of the lanes' first vectors and single elements. Teams smaller than a warp each get their own state.
  * Called by: all lanes of a warp. As lk_ce_plain_read otherwise. */
-template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t)
+template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t)
 {
-    const int threads = (int)blockDim.x, team = 1 << p.team_log2, target = t.target;
+    const int threads = (int)blockDim.x, team = 1 << call.team_log2, target = t.target;
     const int held = t.read ? t.held : 0, half = t.read ? t.half : 0;
-    const float rate = p.a.logit_scale * LK_LOG2E, single = t.read ? t.single : -INFINITY;
-    const bool more = t.at.count > p.slots || t.at.edge > team;
+    const float rate = call.a.logit_scale * LK_LOG2E, single = t.read ? t.single : -INFINITY;
+    const bool has_rest = t.at.count > call.slots || t.at.edge > team;
     lk_vec<T> *const slot = t.slot;
     lk_cp_async_wait_group<1>();
     if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
@@ -921,7 +735,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call 
     reference = lk_max_warp(reference, team);
     const float base = rate * reference;
     float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
-    if (t.read && more) sum += lk_ce_gather_more<T>(p, t.row, t.y, rate, base);
+    if (t.read && has_rest) sum += lk_ce_reduce_rest<T>(call, t.row, t.y, rate, base);
     if (target >= 0) { /* this lane waits for both groups */
         lk_cp_async_wait_group<0>();
         lk_put((T *)slot + target, -INFINITY);
@@ -939,7 +753,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_gather(const lk_cross_entropy_call 
         s.sum = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base));
         return s;
     }
-    return lk_ce_gather_all<true>(p, t.row, slot, t.y, t.read, p.a.logit_scale);
+    return lk_ce_reduce_all<true>(call, t.row, slot, t.y, t.read, call.a.logit_scale);
 }
 
 /* A barrier of the threads of a row. */
@@ -1030,21 +844,21 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
     return lk_sum_warp(x);
 }
 
-template <bool plain, bool given>
-LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &p, int64_t row, int y)
+template <bool plain, bool backward>
+LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, int64_t row, int y)
 {
     lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f};
     if (y == -1) return up; /* ignored */
-    if (p.a.upstream) up.f = up.h = p.a.upstream[p.a.upstream_per_row ? row : 0];
-    if (p.a.dlse) up.dlse = p.a.dlse[row];
-    if (given) up.lse = p.a.lse[row];
-    if (given && p.a.lse_low) up.lse_low = p.a.lse_low[row];
-    if (p.a.class_weight && y >= 0) up.weight = p.a.class_weight[y];
-    if (!plain && p.a.dentropy && y >= 0) up.bend = -p.a.logit_scale * p.a.dentropy[row];
-    if (p.a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = (float)(p.valid_rows ? *p.valid_rows : p.valid), over = p.over ? *p.over : valid;
+    if (call.a.upstream) up.f = up.h = call.a.upstream[call.a.upstream_per_row ? row : 0];
+    if (call.a.dlse) up.dlse = call.a.dlse[row];
+    if (backward) up.lse = call.a.lse[row];
+    if (backward && call.a.lse_low) up.lse_low = call.a.lse_low[row];
+    if (call.a.class_weight && y >= 0) up.weight = call.a.class_weight[y];
+    if (!plain && call.a.dentropy && y >= 0) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
+    if (call.a.reduction == LK_REDUCTION_MEAN) {
+        const float valid = (float)(call.valid_rows ? *call.valid_rows : call.valid), over = call.over ? *call.over : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
-        up.h = over != 0.0f ? __fdiv_rn(up.h, p.a.denominator ? over : valid) : 0.0f;
+        up.h = over != 0.0f ? __fdiv_rn(up.h, call.a.denominator ? over : valid) : 0.0f;
     }
     return up;
 }
@@ -1081,14 +895,14 @@ template <class T> LK_DEVICE char *lk_ce_at(const lk_cross_entropy_args &a, int6
     return (char *)a.dlogits + (row * a.dlogits_stride + col) * lk_ce_bytes<T>(a);
 }
 
-/* The gradients of one vector; hit as in lk_ce_differentiate. A plain row's target is -inf already. */
-template <bool plain, bool given, class T>
-LK_DEVICE void lk_ce_emit(lk_vec<T> raw, char *out, int64_t col, int hit, bool wide, const lk_ce_gradient &g,
+/* The gradients of one vector; target_offset as in lk_ce_differentiate. A plain row's target is -inf already. */
+template <bool plain, bool backward, class T>
+LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int target_offset, bool wide, const lk_ce_gradient &g,
                           const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
-    lk_ce_differentiate<plain, given>(x, g, a, col, plain ? -1 : hit, sum);
+    lk_ce_differentiate<plain, backward>(x, g, a, col, plain ? -1 : target_offset, sum);
     lk_ce_store<T>(a, out, x, wide);
 }
 
@@ -1103,40 +917,40 @@ LK_DEVICE float lk_ce_sum(float x, int team)
 
 /* Zeroes the padding of a row, by all its threads. begin: the first column behind the row's. */
 template <class T>
-LK_DEVICE void lk_ce_zero_padding(const lk_cross_entropy_call &p, int64_t row, int64_t begin, int rank, int team)
+LK_DEVICE void lk_ce_zero_padding(const lk_cross_entropy_call &call, int64_t row, int64_t begin, int rank, int team)
 {
     const float zero[1] = {0.0f};
-    for (int64_t col = begin + rank; col < p.padded_end; col += team)
-        lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, row, col), zero, false);
+    for (int64_t col = begin + rank; col < call.padded_end; col += team)
+        lk_ce_store<T>(call.a, lk_ce_at<T>(call.a, row, col), zero, false);
 }
 
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
- * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate makes it. */
-template <class T, bool plain, bool given>
-LK_DEVICE float lk_ce_emit_more(const lk_cross_entropy_call &p, int64_t row, lk_ce_gradient g, bool read, int y,
+ * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate does. */
+template <class T, bool plain, bool backward>
+LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
-    const lk_cross_entropy_args &a = p.a;
-    const lk_ce_share<T> at = lk_ce_share_of<T>(p, row);
+    const lk_cross_entropy_args &a = call.a;
+    const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
     const bool wide = (uintptr_t)lk_ce_at<T>(a, row, at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
     float sum = 0.0f;
-    for (int u = p.slots; u <= (int)(a.vocab / LK_VEC<T>) >> p.team_log2; u++) { /* as often in every row */
+    for (int u = call.slots; u <= (int)(a.vocab / LK_VEC<T>) >> call.team_log2; u++) { /* as often in every row */
         const int col = (int)(at.first - at.logits) + u * at.jump;
         lk_vec<T> raw = {};
         if (read && u < at.count) raw = lk_load_vec(at.logits + col);
-        if (p.ordered) lk_ce_sync(at.team); /* the logits that lie where this step writes have been read */
+        if (call.ordered) lk_ce_sync(at.team); /* the logits that lie where this step writes have been read */
         float x[LK_VEC<T>];
         lk_unpack(x, raw);
-        if (u < at.count) lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
+        if (u < at.count) lk_ce_differentiate<plain, backward>(x, g, a, col, y - col, &sum);
         if (u < at.count) lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
     }
     for (int i = at.rank; i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
         float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
-        lk_ce_differentiate<plain, given>(x, g, a, col, y - col, &sum);
+        lk_ce_differentiate<plain, backward>(x, g, a, col, y - col, &sum);
         lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
     }
-    if (row < a.rows) lk_ce_zero_padding<T>(p, row, a.vocab, at.rank, at.team);
+    if (row < a.rows) lk_ce_zero_padding<T>(call, row, a.vocab, at.rank, at.team);
     return sum;
 }
 
@@ -1160,13 +974,13 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
 
 /* Finds the owner of the target's element, from its index among the vectors or the single elements. Loads the target's logit
  * and the thread's first single element. */
-template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_entropy_call &p, lk_ce_thread<T> *t)
+template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_entropy_call &call, lk_ce_thread<T> *t)
 {
     constexpr int N = LK_VEC<T>;
     const lk_ce_share<T> &at = t->at;
     const int y = t->y, inner = y - at.head;
     const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> p.team_log2;
+    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> call.team_log2;
     t->source = index & (at.team - 1), t->owner = t->source == at.rank, t->target = -1;
     if (plain && t->owner && in_vectors && slot < t->held) t->target = slot * (int)blockDim.x * N + inner % N;
     t->single = t->read ? -INFINITY : 0.0f, t->logit = -INFINITY, t->slope = 1.0f;
@@ -1174,192 +988,242 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_e
         const int col = lk_ce_edge_col(at, at.rank);
         if (col != y) t->single = lk_to_float(at.logits[col]);
     }
-    if (t->owner && (unsigned)y < (unsigned)p.a.vocab) t->logit = lk_to_float(at.logits[y]);
+    if (t->owner && (unsigned)y < (unsigned)call.a.vocab) t->logit = lk_to_float(at.logits[y]);
 }
 
 /* W, for all threads of a row. own: w[y]. */
-template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, float own)
+template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, float own)
 {
-    const lk_cross_entropy_args &a = p.a;
-    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)p.classes; /* there are none, or W is not used */
+    const lk_cross_entropy_args &a = call.a;
+    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)call.classes; /* there are none, or W is not used */
     float weights = 0.0f;
-    if (p.state_bytes) { /* the states of a row that is read have it, except for the target's */
+    if (call.state_bytes) { /* the states of a row that is read have it, except for the target's */
 #pragma unroll 1
         for (int rank = 0; t.read && rank < a.parallel.ranks; rank++)
-            weights += lk_ce_unpack_state(a.all_states, p.state_bytes, rank * a.rows + t.row).weights;
+            weights += lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + t.row).weights;
         return weights + own;
     }
-    for (int64_t col = t.at.rank; col < p.classes; col += t.at.team) weights += a.class_weight[col];
+    for (int64_t col = t.at.rank; col < call.classes; col += t.at.team) weights += a.class_weight[col];
     return lk_ce_sum(weights, t.at.team);
 }
 
 /* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
 template <bool plain, class T>
-LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
+LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
 {
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     lk_ce_gradient g = {};
-    const float weights = plain ? (float)p.classes : lk_ce_weights(p, *t, up.weight);
+    const float weights = plain ? (float)call.classes : lk_ce_weights(call, *t, up.weight);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
-        g.rise = NAN;
+        g.p_factor = NAN;
         t->y = -1;
     } else if (t->y >= 0) {
-        g = lk_ce_factors(a, p.classes, up, up.lse, weights, t->owner ? t->spill : NULL);
-        const float unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
-        g.rise *= unit;
-        if (!plain && a.dentropy) lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, a.entropy[t->row], scale);
-        if (t->owner) t->spill->unit = unit;
-        if (t->owner && a.parallel.vocab_total) t->spill->others = a.others[t->row];
+        g = lk_ce_factors(a, call.classes, up, up.lse, weights, t->owner ? t->term : NULL);
+        const float p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g.rate, &g.base);
+        g.p_factor *= p_scale;
+        if (!plain && a.dentropy)
+            lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, a.entropy[t->row], scale);
+        if (t->owner) t->term->p_scale = p_scale;
+        if (t->owner && a.parallel.vocab_total) t->term->others = a.others[t->row];
     }
     return g;
 }
 
-/* The state of a rank's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange makes it,
+/* The state of a rank's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange returns it,
  * in all threads; one of them writes. */
 template <class T>
-LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, lk_ce_row s)
+LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s)
 {
-    if (!t.owner || t.row >= p.a.rows) return;
+    if (!t.owner || t.row >= call.a.rows) return;
     if (t.y == -1) s = lk_ce_row_empty();
-    if (s.top != INT64_MIN) s.top -= p.a.parallel.vocab_start; /* the argmax is a column of all ranks */
-    s.target = (unsigned)t.y < (unsigned)p.a.vocab ? t.logit : -INFINITY;
-    lk_ce_pack_state(p.a.states, p.state_bytes, t.row, s);
+    if (s.top != INT64_MIN) s.top -= call.a.parallel.vocab_start; /* the argmax is a column of all ranks */
+    s.target = (unsigned)t.y < (unsigned)call.a.vocab ? t.logit : -INFINITY;
+    lk_ce_pack_state(call.a.states, call.state_bytes, t.row, s);
 }
 
 /* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
  * forward there are none. */
 template <bool plain, bool forward, class T>
-LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &p, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
+LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
                                         lk_ce_upstream up, float scale)
 {
     constexpr bool exact = sizeof(T) == 4;
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const bool smooth = !plain && a.label_smoothing > 0.0f;
-    lk_ce_row rest = plain ? lk_ce_gather(p, *t) : lk_ce_gather_all<false>(p, t->row, t->slot, t->y, t->read, scale);
+    lk_ce_row rest = plain ? lk_ce_reduce(call, *t) : lk_ce_reduce_all<false>(call, t->row, t->slot, t->y, t->read, scale);
     rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, t->at.team, t->source, t->owner, &t->logit);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
-    if (forward && p.state_bytes) {
-        lk_ce_put_state(p, *t, rest);
+    if (forward && call.state_bytes) {
+        lk_ce_put_state(call, *t, rest);
         return {};
     }
     const lk_ce_row all = lk_ce_with_target<plain, exact>(&rest, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
-    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(p, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
+    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
 
     lk_ce_gradient g = {};
     if (forward) return g;
     const float inverse = __fdividef(1.0f, all.sum);
     if (t->y == -2 || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
-        g.rise = NAN;
+        g.p_factor = NAN;
         t->y = -1;
     } else if (t->y >= 0) {
         float lse = 0.0f;
         if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
         const float weights = smooth && a.class_weight ? all.weights : (float)a.vocab;
-        g = lk_ce_factors(a, p.classes, up, lse, weights, t->owner ? t->spill : NULL);
+        g = lk_ce_factors(a, call.classes, up, lse, weights, t->owner ? t->term : NULL);
         g.rate = lk_ce_rate(scale * LK_LOG2E, all.max);
-        const float unit = lk_ce_unit_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
-        g.rise *= unit;
+        const float p_scale = lk_ce_p_scale_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
+        g.p_factor *= p_scale;
         if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
-            g.bend = up.bend * unit, g.center = lk_lse_reference(all.max);
+            g.entropy_factor = up.entropy_factor * p_scale, g.center = lk_lse_reference(all.max);
             g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
         }
-        if (t->owner) t->spill->unit = unit, t->spill->others = rest.sum * inverse;
+        if (t->owner) t->term->p_scale = p_scale, t->term->others = rest.sum * inverse;
     }
     return g;
 }
 
 /* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns, in
  * backward alone. */
-template <bool plain, bool given, class T>
-LK_DEVICE float lk_ce_write(const lk_cross_entropy_call &p, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
+template <bool plain, bool backward, class T>
+LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
 {
-    const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T>(p.a);
+    const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T>(call.a);
     char *out = t.out;
     const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
     int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
     float sum = 0.0f;
-    if constexpr (given) {
+    if constexpr (backward) {
         lk_cp_async_wait_group<1>();
         if (t.target >= 0) {
             lk_cp_async_wait_group<0>();
             lk_put((T *)t.slot + t.target, -INFINITY);
         }
         for (; u < t.half; u++, out += t.at.jump * bytes, col += t.at.jump)
-            lk_ce_emit<plain, given>(t.slot[u * threads], out, col, t.y - col, wide, g, p.a, &sum);
+            lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
         lk_cp_async_wait_group<0>();
     }
 #pragma unroll 2
     for (; u < t.held; u++, out += t.at.jump * bytes, col += t.at.jump)
-        lk_ce_emit<plain, given>(t.slot[u * threads], out, col, t.y - col, wide, g, p.a, &sum);
-    if (p.more) sum += lk_ce_emit_more<T, plain, given>(p, lk_ce_row_of(p), g, t.read, t.y, t.single);
+        lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
+    if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
     return sum;
 }
 
 /* Writes the gradient of the target. */
 template <bool plain, class T>
-LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &p, const lk_ce_gradient_spill *spill, const lk_ce_gradient &g,
+LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce_target_term *term, const lk_ce_gradient &g,
                                   float others, float scale)
 {
-    const float x[1] = {lk_ce_target_dz<plain>(p.a, spill, g, others, scale)};
-    lk_ce_store<T>(p.a, lk_ce_at<T>(p.a, lk_ce_row_of(p), spill->y), x, false);
+    const float x[1] = {lk_ce_target_dz<plain>(call.a, term, g, others, scale)};
+    lk_ce_store<T>(call.a, lk_ce_at<T>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
 /* call: LK_CE_FORWARD, LK_CE_BACKWARD, or LK_CE_BOTH, which has no ranks: their forward_backward is forward, then backward.
  * plain: no softcap, no dentropy, and no class weights under smoothing; but for backward also no smoothing, entropy or argmax. */
-template <class T, bool plain, int call>
+template <class T, bool plain, int direction>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
-    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call p)
+    lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
-    LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a spill for each row of the block */
+    LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
     LK_SHARED(lk_ce_inbox, inbox, [1]);
-    constexpr bool given = call == LK_CE_BACKWARD, forward = call == LK_CE_FORWARD;
-    const lk_cross_entropy_args &a = p.a;
+    constexpr bool backward = direction == LK_CE_BACKWARD, forward = direction == LK_CE_FORWARD;
+    const lk_cross_entropy_args &a = call.a;
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_thread<T> t;
-    t.row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> p.team_log2;
-    t.at = lk_ce_share_of<T>(p, t.row);
-    t.held = t.at.count < p.slots ? t.at.count : p.slots, t.half = (t.held + 1) / 2;
+    t.row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> call.team_log2;
+    t.at = lk_ce_share_of<T>(call, t.row);
+    t.held = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.held + 1) / 2;
     t.slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
-    t.spill = (lk_ce_gradient_spill *)(&slots + p.slots * (int)blockDim.x) + (threadIdx.x >> p.team_log2);
+    t.term = (lk_ce_target_term *)(&slots + call.slots * (int)blockDim.x) + (threadIdx.x >> call.team_log2);
     t.out = lk_ce_at<T>(a, t.row, t.at.first - t.at.logits);
     lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
     /* Not in backward: alternating forward and backward is slower with it. The first wave prefetches two vectors per thread,
      * later blocks one, since an ignored row pays for it in vain. */
-    if (!given) lk_griddepcontrol_launch_dependents();
+    if (!backward) lk_griddepcontrol_launch_dependents();
     if (t.at.rank == 0 && t.row < a.rows) lk_ce_prefetch_target(a, t.row);
     if (t.at.count > 0) lk_prefetch_l2(t.at.first);
-    if (t.at.count > 1 && blockIdx.x < (unsigned)p.wave) lk_prefetch_l2(t.at.first + t.at.jump);
+    if (t.at.count > 1 && blockIdx.x < (unsigned)call.wave) lk_prefetch_l2(t.at.first + t.at.jump);
     lk_griddepcontrol_wait();
 
     int y = -1; /* among the columns of all ranks */
     if (t.row < a.rows) {
-        const lk_ce_label label = lk_ce_label_among(a, lk_ce_target_at(a, t.row), p.classes);
+        const lk_ce_label label = lk_ce_label_among(a, lk_ce_target_at(a, t.row), call.classes);
         y = label.bad ? -2 : label.y;
     }
-    t.y = call == LK_CE_BOTH ? y : lk_ce_own_col(p, y);
-    t.read = given ? t.y >= 0 : t.y != -1;
+    t.y = direction == LK_CE_BOTH ? y : lk_ce_own_col(call, y);
+    t.read = backward ? t.y >= 0 : t.y != -1;
     lk_ce_copy(t);
-    lk_ce_find_target<plain>(p, &t);
-    const lk_ce_upstream up = lk_ce_load_upstream<plain, given>(p, t.row, y);
+    lk_ce_find_target<plain>(call, &t);
+    const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, t.row, y);
     lk_cluster_ready();
     const lk_ce_gradient g =
-        given ? lk_ce_from_lse<plain>(p, &t, up, scale) : lk_ce_from_row<plain, forward>(p, &t, inbox, up, scale);
+        backward ? lk_ce_from_lse<plain>(call, &t, up, scale) : lk_ce_from_row<plain, forward>(call, &t, inbox, up, scale);
     if (forward) return;
-    if (t.owner) t.spill->y = t.y, t.spill->logit = t.logit, t.spill->slope = t.slope;
-    if (p.ordered) {
+    if (t.owner) t.term->y = t.y, t.term->logit = t.logit, t.term->slope = t.slope;
+    if (call.ordered) {
         lk_cp_async_wait_group<0>();
         lk_ce_sync(t.at.team); /* the logits that lie where gradients are written have been read */
     }
-    const float sum = lk_ce_write<plain, given>(p, t, g);
-    if (given) lk_griddepcontrol_launch_dependents();
+    const float sum = lk_ce_write_row<plain, backward>(call, t, g);
+    if (backward) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    const bool sums = given && !a.parallel.vocab_total; /* with ranks finish has summed over all of them */
+    const bool sums = backward && !a.parallel.vocab_total; /* with ranks finish has summed over all of them */
     if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
-    if (t.owner && (unsigned)t.spill->y < (unsigned)a.vocab)
-        lk_ce_write_target<plain, T>(p, t.spill, g, sums ? others * t.spill->unit : t.spill->others, scale);
+    if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
+        lk_ce_write_target<plain, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
+}
+
+/* Whether rows start and end on whole vectors. */
+template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_args &a)
+{
+    return (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
+}
+
+/* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
+ * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
+ * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. */
+#define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
+template <class T, int direction>
+LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                            cudaStream_t stream)
+{
+    constexpr bool backward = direction == LK_CE_BACKWARD;
+    lk_cross_entropy_args &a = call.a;
+    const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
+    const int64_t vecs = a.vocab / LK_VEC<T>, preferred = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
+    const int64_t most_slots = backward ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
+    const int64_t blocks = lk_ceil_div(vecs, most_slots * LK_CROSS_ENTROPY_BLOCK_MOST);
+    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : preferred <= 32 || a.rows > LK_TEAM_ROWS;
+    const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
+    int cluster = 1, threads = LK_CROSS_ENTROPY_SEVERAL_THREADS;
+    if (several_rows) {
+        call.team_log2 = call.ordered ? 3 : 0; /* single elements are read at once then, one per thread */
+        while (call.team_log2 < 5 && 1 << call.team_log2 < preferred) call.team_log2++;
+    } else {
+        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
+            for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
+        for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < preferred;) threads *= 2;
+        call.team_log2 = lk_log2(threads * cluster);
+    }
+    const int rows = threads >> call.team_log2 > 1 ? threads >> call.team_log2 : 1; /* a block's */
+    const int64_t target_terms = rows * (int64_t)sizeof(lk_ce_target_term);
+    const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - target_terms;
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call.team_log2), most = room / (threads * 16);
+    call.slots = (int)(slots < most ? slots : most);
+    call.has_rest = !lk_cross_entropy_whole<T>(a) || slots > most || padded || call.ordered;
+    const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
+    const int64_t bytes = call.slots * threads * 16 + target_terms;
+    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
+    if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
+    call.wave = (int)(resident * device->sms);
+    return lk_launch_pdl(op, device,
+                         plain ? lk_cross_entropy_gradient_kernel<T, true, direction>
+                               : lk_cross_entropy_gradient_kernel<T, false, direction>,
+                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, call);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
@@ -1463,8 +1327,8 @@ template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CRO
 }
 
 /* Adds the sums of the row's W warps. In forward_backward each is relative to its warp's *max and first rescaled to the row's
- * largest; *max becomes that, and *unit is multiplied by this warp's rescaling. */
-template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *unit)
+ * largest; *max becomes that, and *p_scale is multiplied by this warp's rescaling. */
+template <bool backward, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *p_scale)
 {
     LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
     const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
@@ -1476,27 +1340,27 @@ template <bool given, int W> LK_DEVICE float lk_ce_short_exchange(float sum, flo
     sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
-    if constexpr (given) {
+    if constexpr (backward) {
 #pragma unroll
         for (int i = 0; i < W; i++) sum += other[i].y;
     } else { /* the difference of two equal infinities is NaN; fminf passes over it */
 #pragma unroll
         for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
-        *unit *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
+        *p_scale *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
     }
     return sum;
 }
 
-/* Stores a share's gradients, rise e. */
+/* Stores a share's gradients, p_factor e. */
 template <class T>
-LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float rise)
+LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float p_factor)
 {
 #pragma unroll
     for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         if (u >= count) continue;
         lk_vec<T> packed;
 #pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= rise;
+        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= p_factor;
         lk_pack(&packed, e[u]);
         *(uint4 *)(out + u * step) = packed.raw;
     }
@@ -1509,26 +1373,26 @@ typedef struct {
     int64_t valid;
 } lk_ce_short_upstream;
 
-template <bool given>
-LK_DEVICE lk_ce_short_upstream lk_ce_short_load_upstream(const lk_cross_entropy_call &p, int64_t row, bool there)
+template <bool backward>
+LK_DEVICE lk_ce_short_upstream lk_ce_short_load_upstream(const lk_cross_entropy_call &call, int64_t row, bool there)
 {
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const bool mean = a.reduction == LK_REDUCTION_MEAN;
-    lk_ce_short_upstream in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, p.valid};
-    if (there && given) in.lse = a.lse[row];
-    if (there && given && a.lse_low) in.lse_low = a.lse_low[row];
+    lk_ce_short_upstream in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, call.valid};
+    if (there && backward) in.lse = a.lse[row];
+    if (there && backward && a.lse_low) in.lse_low = a.lse_low[row];
     if (there && a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0];
     if (there && a.dlse) in.dlse = a.dlse[row];
-    if (mean && p.valid_rows) in.valid = *p.valid_rows;
-    if (mean && p.over) in.over = *p.over;
+    if (mean && call.valid_rows) in.valid = *call.valid_rows;
+    if (mean && call.over) in.over = *call.over;
     return in;
 }
 
-/* Divides the factors of the class term, rest, and of the z-loss, own, for a mean. dlse is not divided. */
-LK_DEVICE void lk_ce_short_divide(const lk_cross_entropy_call &p, lk_ce_short_upstream in, float *rest, float *own)
+/* Divides the factors of the class term, F, and of the z-loss, G, for a mean. dlse is not divided. */
+LK_DEVICE void lk_ce_short_divide(const lk_cross_entropy_call &call, lk_ce_short_upstream in, float *F, float *G)
 {
-    const float over = p.over ? in.over : (float)in.valid, z_over = p.a.denominator ? over : (float)in.valid;
-    *rest = over != 0.0f ? __fdiv_rn(*rest, over) : 0.0f, *own = over != 0.0f ? __fdiv_rn(*own, z_over) : 0.0f;
+    const float over = call.over ? in.over : (float)in.valid, z_over = call.a.denominator ? over : (float)in.valid;
+    *F = over != 0.0f ? __fdiv_rn(*F, over) : 0.0f, *G = over != 0.0f ? __fdiv_rn(*G, z_over) : 0.0f;
 }
 
 /* Brings a whole row into the L2. One thread calls; below sm_90 nothing happens. */
@@ -1537,33 +1401,33 @@ template <class T> LK_DEVICE void lk_ce_short_prefetch(const lk_cross_entropy_ar
     lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
 }
 
-/* given: backward. lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << p.team_log2. In forward_backward each
+/* lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << call.team_log2. In forward_backward each
  * warp has its own reference, its largest logit; in backward all use lse. The warps of a row exchange their sums once. Rows of
  * several warps are read by cached loads, which is faster.
  *
  * The first wave of blocks prefetches before the wait for the previous kernel: whole rows where a row has several warps, else
  * two vectors per thread. On sm_90 and later each row's first thread also loads the target of the row one wave later, and
  * prefetches that row whole unless it is ignored. */
-template <class T, bool given, int lanes>
+template <class T, bool backward, int lanes>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS(LK_ARCH))
-    lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call p)
+    lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
     constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
     constexpr bool full = lanes >= 32;
-    const lk_cross_entropy_args &a = p.a;
-    const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : p.team_log2, team = 1 << team_log2;
+    const lk_cross_entropy_args &a = call.a;
+    const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : call.team_log2, team = 1 << team_log2;
     const int rank = (int)threadIdx.x & (team - 1), step = team * N;
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     const bool there = row < a.rows;
-    const int64_t next_row = row + (p.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* a wave of blocks later */
-    const bool first_wave = blockIdx.x < (unsigned)p.wave, prefetches_next = LK_ARCH >= 900 && rank == 0;
+    const int64_t next_row = row + (call.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* a wave of blocks later */
+    const bool first_wave = blockIdx.x < (unsigned)call.wave, prefetches_next = LK_ARCH >= 900 && rank == 0;
     const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
     const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
     lk_griddepcontrol_launch_dependents();
     if (there && rank == 0) {
         lk_ce_prefetch_target(a, row);
-        if (given) lk_prefetch_l2(a.lse + row);
+        if (backward) lk_prefetch_l2(a.lse + row);
         if (W > 1 && first_wave) lk_ce_short_prefetch(a, logits);
     }
     if (W == 1 && first_wave && count > 0) lk_prefetch_l2(first);
@@ -1573,10 +1437,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
     const lk_ce_word word = lk_ce_load_word(a, row);
     const lk_ce_word next_word = prefetches_next ? lk_ce_load_word(a, next_row) : lk_ce_word{};
-    const lk_ce_short_upstream in = lk_ce_short_load_upstream<given>(p, row, there);
+    const lk_ce_short_upstream in = lk_ce_short_load_upstream<backward>(call, row, there);
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
-    const bool read = given ? y >= 0 : y != -1;
+    const bool read = backward ? y >= 0 : y != -1;
     lk_vec<T> raw[U];
 #pragma unroll
     for (int u = 0; u < U; u++)
@@ -1594,33 +1458,33 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     lk_ce_blank(raw, index, y % N);
 
-    /* dlogits[j] = rise e[j] for j != y, and dlogits[y] = target_gradient = own p[y] - rest sum_{j != y} p[j]. */
+    /* dlogits[j] = p_factor e[j] for j != y, and dlogits[y] = target_gradient = G p[y] - F sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float rate = scale * LK_LOG2E, e[U][N], rise = 0.0f, target_gradient = NAN, rest = in.f * scale * weight;
-    float own = 2.0f * a.z_loss * in.f * scale;
-    if (a.reduction == LK_REDUCTION_MEAN) lk_ce_short_divide(p, in, &rest, &own);
+    float rate = scale * LK_LOG2E, e[U][N], p_factor = 0.0f, target_gradient = NAN, F = in.f * scale * weight;
+    float G = 2.0f * a.z_loss * in.f * scale;
+    if (a.reduction == LK_REDUCTION_MEAN) lk_ce_short_divide(call, in, &F, &G);
     lk_ce_row all = lk_ce_row_empty();
-    float sum, reference = 0.0f, base = 0.0f, unit = 1.0f; /* unit: what makes up for the rounding of base */
-    if constexpr (given) {
+    float sum, reference = 0.0f, base = 0.0f, p_scale = 1.0f; /* p_scale: what makes up for the rounding of base */
+    if constexpr (backward) {
         const bool proper = y >= 0 && lk_is_finite(in.lse);
-        if (proper) unit = lk_ce_unit(in.lse, in.lse_low, scale, &rate, &base);
-        own = (a.z_loss > 0.0f ? own * in.lse : 0.0f) + in.dlse * scale;
-        rise = proper ? unit * (rest + own) : y != -1 ? NAN : 0.0f;
+        if (proper) p_scale = lk_ce_p_scale(in.lse, in.lse_low, scale, &rate, &base);
+        G = (a.z_loss > 0.0f ? G * in.lse : 0.0f) + in.dlse * scale;
+        p_factor = proper ? p_scale * (F + G) : y != -1 ? NAN : 0.0f;
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
         all.max = lk_ce_short_max(raw, logit, team), reference = lk_lse_reference(all.max), base = rate * reference;
         if (fabsf(base) < LK_LSE_BASE) {
-            unit = lk_ex2(-fmaf(rate, reference, -base));
+            p_scale = lk_ex2(-fmaf(rate, reference, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
         } else {
             sum = lk_ce_exponentials<true, T>(e, raw, rate, reference);
         }
     }
-    float others = lk_sum_warp(sum, team) * unit;
-    if constexpr (W > 1) others = lk_ce_short_exchange<given, W>(others, rate, &all.max, &unit);
-    if constexpr (W > 1 && !given) reference = lk_lse_reference(all.max);
-    if constexpr (given) {
-        if (y >= 0 && lk_is_finite(in.lse)) target_gradient = own * (unit * lk_ex2(fmaf(rate, logit, -base))) - rest * others;
+    float others = lk_sum_warp(sum, team) * p_scale;
+    if constexpr (W > 1) others = lk_ce_short_exchange<backward, W>(others, rate, &all.max, &p_scale);
+    if constexpr (W > 1 && !backward) reference = lk_lse_reference(all.max);
+    if constexpr (backward) {
+        if (y >= 0 && lk_is_finite(in.lse)) target_gradient = G * (p_scale * lk_ex2(fmaf(rate, logit, -base))) - F * others;
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
         const float target_e = lk_ex2(rate * (logit - reference));
@@ -1628,30 +1492,61 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (y >= 0) all.sum += target_e, all.target = logit;
         const float inverse = __fdividef(1.0f, all.sum);
         if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
-            own = a.z_loss > 0.0f ? own * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
-            own += in.dlse * scale;
-            rise = (rest + own) * unit * inverse;
-            target_gradient = own * (target_e * inverse) - rest * (others * inverse);
+            G = a.z_loss > 0.0f ? G * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
+            G += in.dlse * scale;
+            p_factor = (F + G) * p_scale * inverse;
+            target_gradient = G * (target_e * inverse) - F * (others * inverse);
         } else if (y != -1) {
-            rise = NAN;
+            p_factor = NAN;
         }
     }
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-    lk_ce_short_store(dlogits + rank * N, step, count, e, rise);
+    lk_ce_short_store(dlogits + rank * N, step, count, e, p_factor);
     if (owner && y >= 0) lk_put(dlogits + y, target_gradient);
-    if (!given && owner && there) lk_ce_put<false>(p, row, {y, y != -1, y == -2}, weight, all);
+    if (!backward && owner && there) lk_ce_put<false>(call, row, {y, y != -1, y == -2}, weight, all);
 }
 
-/* ---- Vocabulary-parallel ------------------------------------------------------------------------------------------------- */
+/* Whether the kernel for short rows takes the rows. */
+template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy_call &call)
+{
+    const lk_cross_entropy_args &a = call.a;
+    const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
+    return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
+           call.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy &&
+           !a.parallel.vocab_total;
+}
+template <class T, bool backward>
+LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                         cudaStream_t stream)
+{
+    while (call.a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << call.team_log2) call.team_log2++;
+    call.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS(10 * device->arch) * device->sms;
+    void (*const kernels[4])(lk_cross_entropy_call) = {
+        lk_cross_entropy_short_kernel<T, backward, 0>, lk_cross_entropy_short_kernel<T, backward, 32>,
+        lk_cross_entropy_short_kernel<T, backward, 64>, lk_cross_entropy_short_kernel<T, backward, 128>};
+    const int64_t blocks = lk_ceil_div(call.a.rows, LK_CROSS_ENTROPY_THREADS >> call.team_log2);
+    return lk_launch_pdl(op, device, kernels[call.team_log2 < 5 ? 0 : call.team_log2 - 4], blocks, 1, LK_CROSS_ENTROPY_THREADS, 0,
+                         stream, call);
+}
 
-/* A rank has some of the columns. lk_cross_entropy_gradient_kernel makes their states, and later their gradients. */
+/* Short rows have a kernel of their own. */
+template <class T, int direction>
+LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
+{
+    return lk_cross_entropy_is_short<T>(call) ? lk_cross_entropy_short<T, direction == LK_CE_BACKWARD>(op, device, call, stream)
+                                           : lk_cross_entropy_gradient<T, direction>(op, device, call, stream);
+}
+
+/* ---- The columns of a rank ----------------------------------------------------------------------------------------------- */
+
+/* A rank has some of the columns. lk_cross_entropy_gradient_kernel computes their states, and later their gradients. */
 
 /* A thread merges the states of a row, in the order of ranks, and writes its results. */
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
-    lk_cross_entropy_finish_kernel(const __grid_constant__ lk_cross_entropy_call p)
+    lk_cross_entropy_finish_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     const int64_t row = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
     lk_griddepcontrol_wait();
@@ -1660,7 +1555,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     lk_ce_row s = lk_ce_row_empty();
     float others = 0.0f, target = -INFINITY, weight = 1.0f;
     for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
-        const lk_ce_row part = lk_ce_unpack_state(a.all_states, p.state_bytes, rank * a.rows + row);
+        const lk_ce_row part = lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + row);
         if (part.target != -INFINITY) target = part.target; /* a maximum would lose a NaN */
         s = lk_ce_row_merge<true>(s, part, scale);
     }
@@ -1673,7 +1568,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
         s = all, s.target = target;
     }
     if (a.others) a.others[row] = others;
-    lk_ce_put<true>(p, row, label, weight, s);
+    lk_ce_put<true>(call, row, label, weight, s);
 }
 
 /* ---- Class probabilities ------------------------------------------------------------------------------------------------- */
@@ -1719,15 +1614,15 @@ LK_DEVICE void lk_ce_prob_load(lk_ce_prob_vecs<T, Q> *v, const lk_row<T> &row, c
 }
 
 /* u of a column from its probability. */
-LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &p, float q, int col)
+LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &call, float q, int col)
 {
-    return fmaf(p.keep, q, p.share) * (p.a.class_weight ? p.a.class_weight[col] : 1.0f);
+    return fmaf(call.confidence, q, call.smoothing_per_class) * (call.a.class_weight ? call.a.class_weight[col] : 1.0f);
 }
 
 /* The logits x and their u of vector i, the first of whose columns is col. */
 template <class T, class Q>
 LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Q> &v, int i,
-                                 const lk_cross_entropy_call &p, int col)
+                                 const lk_cross_entropy_call &call, int col)
 {
     constexpr int N = LK_VEC<Q>;
     lk_unpack(x, v.logits[i]);
@@ -1736,30 +1631,30 @@ LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], c
         float q[N];
         lk_unpack(q, v.prob[i][m / N]);
 #pragma unroll
-        for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(p, q[j], col + m + j);
+        for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(call, q[j], col + m + j);
     }
 }
 
-/* Adds the logits x of columns col, col + 1, ... and their u to the state; given: u alone. */
-template <bool given, int n>
-LK_DEVICE lk_ce_row lk_ce_prob_take(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
+/* Adds the logits x of columns col, col + 1, ... and their u to the state; backward: u alone. */
+template <bool backward, int n>
+LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
                                     float scale)
 {
     float sum = 0.0f, slope;
-    if (!given && a.argmax) s = lk_ce_take_top(s, x, col);
+    if (!backward && a.argmax) s = lk_ce_add_top(s, x, col);
 #pragma unroll
     for (int j = 0; j < n; j++) {
         sum += w[j];
-        if (!given && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+        if (!backward && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
     }
-    if (!given) return lk_ce_row_add<true>(s, x, w, scale);
+    if (!backward) return lk_ce_row_add<true>(s, x, w, scale);
     s.weights += sum;
     return s;
 }
 
 /* The state of a row, for all its threads. */
-template <bool given, class T, class Q>
-LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob,
+template <bool backward, class T, class Q>
+LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_row<T> &row, const Q *prob,
                                     lk_ce_row_inbox *inbox, float scale)
 {
     constexpr bool exact = sizeof(T) == 4;
@@ -1767,19 +1662,19 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &p, const lk_row
     lk_ce_row s = lk_ce_row_empty(), all = s;
     for (int first = 0; first < row.count; first += U) {
         lk_ce_prob_vecs<T, Q> v;
-        lk_ce_prob_load<!given>(&v, row, prob, first);
+        lk_ce_prob_load<!backward>(&v, row, prob, first);
 #pragma unroll
         for (int u = 0; u < U && first + u < row.count; u++) {
             float x[LK_VEC<T>], w[LK_VEC<T>];
             const int col = (int)lk_row_col(row, first + u);
-            lk_ce_prob_unpack(x, w, v, u, p, col);
-            s = lk_ce_prob_take<given>(s, x, w, col, p.a, scale);
+            lk_ce_prob_unpack(x, w, v, u, call, col);
+            s = lk_ce_prob_add<backward>(s, x, w, col, call.a, scale);
         }
     }
     for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
         const int col = (int)lk_edge_col<T>(row.split, i);
-        float x[1] = {lk_to_float(row.data[col])}, w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
-        s = lk_ce_prob_take<given>(s, x, w, col, p.a, scale);
+        float x[1] = {lk_to_float(row.data[col])}, w[1] = {lk_ce_prob_weight(call, lk_to_float(prob[col]), col)};
+        s = lk_ce_prob_add<backward>(s, x, w, col, call.a, scale);
     }
     s = lk_ce_row_warp<true, exact>(s, scale, row.lanes);
     if (row.size_log2 <= 5) return s;
@@ -1789,53 +1684,55 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &p, const lk_row
     return lk_ce_row_warp<true, exact>(all, scale);
 }
 
-/* The factors of a row's gradient from its state; backward's state has U alone. fall is f. */
-template <bool given>
-LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &p, int64_t row, lk_ce_upstream up, lk_ce_row s,
+/* The factors of a row's gradient from its state; backward's state has U alone. w_factor is f. */
+template <bool backward>
+LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, int64_t row, lk_ce_upstream up, lk_ce_row s,
                                             float scale)
 {
-    const lk_cross_entropy_args &a = p.a;
-    const bool proper = given ? lk_is_finite(up.lse) : s.sum > 0.0f && lk_is_finite(s.sum);
+    const lk_cross_entropy_args &a = call.a;
+    const bool proper = backward ? lk_is_finite(up.lse) : s.sum > 0.0f && lk_is_finite(s.sum);
     lk_ce_gradient g = {};
-    float unit;
-    if (given) {
-        unit = lk_ce_unit(up.lse, up.lse_low, scale, &g.rate, &g.base);
+    float p_scale;
+    if (backward) {
+        p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g.rate, &g.base);
         const float entropy = a.dentropy && row < a.rows ? a.entropy[row] : 0.0f; /* a thread may be without a row */
-        lk_ce_bend_given(&g, up.bend * unit, up.lse, up.lse_low, entropy, scale);
+        lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, entropy, scale);
     } else {
         g.rate = lk_ce_rate(scale * LK_LOG2E, s.max);
-        unit = lk_ce_unit_of_sum({s.max, s.sum}, __fdividef(1.0f, s.sum), g.rate, &g.base);
+        p_scale = lk_ce_p_scale_of_sum({s.max, s.sum}, __fdividef(1.0f, s.sum), g.rate, &g.base);
         if (a.z_loss > 0.0f) up.lse = lk_ce_row_finish<false>(s, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-        g.bend = up.bend * unit, g.center = lk_lse_reference(s.max), g.shift = -scale * __fdiv_rn(s.entropic, s.sum);
+        g.entropy_factor = up.entropy_factor * p_scale, g.center = lk_lse_reference(s.max);
+        g.shift = -scale * __fdiv_rn(s.entropic, s.sum);
     }
-    float own = a.dlse ? a.logit_scale * up.dlse : 0.0f;
-    if (a.z_loss > 0.0f) own = fmaf(2.0f * a.z_loss * up.lse, up.h * a.logit_scale, own);
-    g.fall = up.f * a.logit_scale, g.rise = proper ? fmaf(g.fall, s.weights, own) * unit : NAN;
+    float G = a.dlse ? a.logit_scale * up.dlse : 0.0f;
+    if (a.z_loss > 0.0f) G = fmaf(2.0f * a.z_loss * up.lse, up.h * a.logit_scale, G);
+    g.w_factor = up.f * a.logit_scale, g.p_factor = proper ? fmaf(g.w_factor, s.weights, G) * p_scale : NAN;
     return g;
 }
 
 /* Turns the logits x of columns col, col + 1, ... into gradients and stores them. wide: as in lk_ce_store. */
 template <class T, int n>
-LK_DEVICE void lk_ce_prob_emit(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g, const lk_cross_entropy_args &a,
-                               int64_t row, int col, float scale, bool wide)
+LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g,
+                                        const lk_cross_entropy_args &a, int64_t row, int col, float scale, bool wide)
 {
 #pragma unroll
     for (int j = 0; j < n; j++) {
         float slope = 1.0f;
         if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)), bent = a.dentropy ? lk_ce_bend(g, e, x[j], scale) : 0.0f;
-        x[j] = (fmaf(g.rise, e, -g.fall * w[j]) + bent) * slope;
+        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)),
+                    entropy_term = a.dentropy ? lk_ce_entropy_term(g, e, x[j], scale) : 0.0f;
+        x[j] = (fmaf(g.p_factor, e, -g.w_factor * w[j]) + entropy_term) * slope;
     }
     lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
 }
 
 /* Writes the gradients of a thread's columns, and the padding. */
 template <class T, class Q>
-LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g,
+LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g,
                                 float scale)
 {
     constexpr int U = LK_CE_PROB_LOADS<T, Q>;
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const int size = 1 << row.size_log2;
     const bool wide = (uintptr_t)lk_ce_at<T>(a, row.number, row.split.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
     float single = 0.0f;
@@ -1843,86 +1740,330 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &p, const lk_row<T> 
     for (int first = 0; first <= (int)(a.vocab / LK_VEC<T>) >> row.size_log2; first += U) { /* as often in every row */
         lk_ce_prob_vecs<T, Q> v;
         lk_ce_prob_load<true>(&v, row, prob, first);
-        if (p.ordered) lk_ce_sync(size); /* the logits that lie where this step writes have been read */
+        if (call.ordered) lk_ce_sync(size); /* the logits that lie where this step writes have been read */
 #pragma unroll
         for (int u = 0; u < U && first + u < row.count; u++) {
             float x[LK_VEC<T>], w[LK_VEC<T>];
             const int col = (int)lk_row_col(row, first + u);
-            lk_ce_prob_unpack(x, w, v, u, p, col);
-            lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, wide);
+            lk_ce_prob_unpack(x, w, v, u, call, col);
+            lk_ce_prob_differentiate<T>(x, w, g, a, row.number, col, scale, wide);
         }
     }
     for (int i = row.rank; i < row.split.edge; i += size) {
         const int col = (int)lk_edge_col<T>(row.split, i);
         float x[1] = {i == row.rank ? single : lk_to_float(row.data[col])};
-        const float w[1] = {lk_ce_prob_weight(p, lk_to_float(prob[col]), col)};
-        lk_ce_prob_emit<T>(x, w, g, a, row.number, col, scale, false);
+        const float w[1] = {lk_ce_prob_weight(call, lk_to_float(prob[col]), col)};
+        lk_ce_prob_differentiate<T>(x, w, g, a, row.number, col, scale, false);
     }
-    if (row.there) lk_ce_zero_padding<T>(p, row.number, a.vocab, row.rank, size);
+    if (row.there) lk_ce_zero_padding<T>(call, row.number, a.vocab, row.rank, size);
 }
 
-/* Q: the type of target_prob. given: backward. */
-template <class T, class Q, bool given>
+/* Q: the type of target_prob. */
+template <class T, class Q, bool backward>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
-    lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call p)
+    lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     LK_SHARED(lk_ce_row_inbox, inbox, [1]);
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_CROSS_ENTROPY_THREADS>(p.team, (const T *)a.logits, a.logits_stride, a.rows,
-                                                                           a.vocab);
+    const lk_row<T> row =
+        lk_row_of<LK_TEAM_ANY, LK_CROSS_ENTROPY_THREADS>(call.team, (const T *)a.logits, a.logits_stride, a.rows, a.vocab);
     const Q *const prob = (const Q *)a.target_prob + row.number * a.target_prob_stride;
     lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
-    if (!given) lk_griddepcontrol_launch_dependents();
+    if (!backward) lk_griddepcontrol_launch_dependents();
     lk_row_prefetch<1>(row);
     lk_griddepcontrol_wait();
-    const lk_ce_upstream up = lk_ce_load_upstream<false, given>(p, row.number, row.there ? 0 : -1);
-    lk_ce_row s = lk_ce_prob_read<given>(p, row, prob, inbox, scale);
-    if (!given && row.there && row.rank == 0) {
+    const lk_ce_upstream up = lk_ce_load_upstream<false, backward>(call, row.number, row.there ? 0 : -1);
+    lk_ce_row s = lk_ce_prob_read<backward>(call, row, prob, inbox, scale);
+    if (!backward && row.there && row.rank == 0) {
         s.target = s.max; /* the loss is that of smoothing alone, whose weights are u */
-        lk_ce_put_result<true>(p, row.number, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
-        if (row.number == 0 && !p.terms.loss && a.valid_rows) *a.valid_rows = a.rows;
-        if (row.number == 0 && !p.terms.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
+        lk_ce_put_result<true>(call, row.number, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
+        if (row.number == 0 && !call.row_losses.loss && a.valid_rows) *a.valid_rows = a.rows;
+        if (row.number == 0 && !call.row_losses.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
     }
-    if (a.dlogits) lk_ce_prob_write(p, row, prob, lk_ce_prob_factors<given>(p, row.number, up, s, scale), scale);
-    if (given) lk_griddepcontrol_launch_dependents();
+    if (a.dlogits) lk_ce_prob_write(call, row, prob, lk_ce_prob_factors<backward>(call, row.number, up, s, scale), scale);
+    if (backward) lk_griddepcontrol_launch_dependents();
 }
 
-/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
+/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
+ * still hold it the second time. */
+template <class T, bool backward>
+LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
+{
+    const lk_cross_entropy_args &a = call.a;
+    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
+    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
+    call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
+    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
+    int64_t preferred = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
+    if (call.ordered && preferred < 8) preferred = 8; /* single elements are read at once then, one per thread */
+    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
+    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
+        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
+    if (path != LK_CROSS_ENTROPY_WARP) preferred = cluster * LK_CROSS_ENTROPY_THREADS;
+    call.team = lk_team_of(a.rows, preferred, path == LK_CROSS_ENTROPY_WARP ? 32 : preferred, LK_CROSS_ENTROPY_THREADS);
+    return lk_launch_pdl(op, device,
+                         f32 ? lk_cross_entropy_prob_kernel<T, lk_f32, backward> : lk_cross_entropy_prob_kernel<T, T, backward>,
+                         call.team.grid, call.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
+}
 
-/* Whether a reduced loss is wanted; and whether max and sum of a row are enough for what forward gives. */
-LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
+/* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
+
+/* Collects one state per warp in the block with rank 0.
+ * Called by: every thread of a block of THREADS, or of a cluster of at most MOST such blocks, with the state of its warp, once
+ * per kernel. Unless MOST is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
+ * Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. */
+template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
-    return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
+    constexpr int WARPS = THREADS / 32;
+    LK_SHARED(State, inbox, [MOST * WARPS]);
+    const int warp = (int)threadIdx.x / 32;
+    const int blocks = MOST > 1 ? (int)lk_cluster_nctarank() : 1, rank = MOST > 1 ? (int)lk_cluster_ctarank() : 0;
+    State *slot = &inbox[rank * WARPS + warp];
+    if (blocks > 1) {
+        lk_cluster_ready(); /* the block with rank 0 runs, so that its memory may be written */
+        slot = (State *)lk_mapa(slot, 0);
+    }
+    if (threadIdx.x % 32 == 0) *slot = s;
+    if (blocks > 1) {
+        __syncwarp(); /* for the .aligned instruction */
+        lk_barrier_cluster_arrive(); /* orders the writes into the inbox before its reads */
+        if (rank != 0) return NULL;
+        lk_barrier_cluster_wait();
+    } else {
+        __syncthreads(); /* likewise */
+    }
+    return warp == 0 ? inbox : NULL;
 }
-LK_HOST bool lk_cross_entropy_is_plain(const lk_cross_entropy_args *a)
+
+/* The sums of a warp, or of all. A warp's count is below 2^32, since the rows' targets fit in memory. */
+template <class Int> struct alignas(16) lk_ce_sums {
+    float loss, z, weight;
+    Int count;
+};
+
+/* Kahan's sum. An infinite one stays as it is. */
+LK_DEVICE void lk_ce_kahan_add(float *sum, float *lost, float x)
 {
-    return a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy;
+    const float part = x - *lost, total = *sum + part, error = (total - *sum) - part;
+    *lost = lk_is_finite(error) ? error : 0.0f;
+    *sum = total;
 }
+
+/* The sums over all threads. Returns true for the threads that get the states of lk_ce_collect. */
+template <int THREADS, int MOST>
+LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce_sums<int64_t> *all)
+{
+    own.loss = lk_sum_warp(own.loss);
+    if (z) own.z = lk_sum_warp(own.z);
+    if (weight) own.weight = lk_sum_warp(own.weight);
+    own.count = __reduce_add_sync(0xffffffffu, own.count);
+    const lk_ce_sums<unsigned> *inbox = lk_ce_collect<THREADS, MOST>(own);
+    if (!inbox) return false;
+    constexpr int WARPS = THREADS / 32, team = MOST * WARPS < 32 ? MOST * WARPS : 32;
+    const int warps = MOST > 1 ? (int)lk_cluster_nctarank() * WARPS : WARPS;
+    lk_ce_sums<int64_t> s = {};
+#pragma unroll
+    for (int k = 0; k < MOST * WARPS; k += 32) {
+        const int i = k + (int)threadIdx.x;
+        if (i < warps)
+            s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
+    }
+    s.loss = lk_sum_warp(s.loss, team);
+    if (z) s.z = lk_sum_warp(s.z, team);
+    if (weight) s.weight = lk_sum_warp(s.weight, team);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) s.count += __shfl_xor_sync(0xffffffffu, s.count, offset);
+    *all = s;
+    return true;
+}
+
+/* The part of the count that a thread computes. It looks at U rows at once, which takes as long as one. */
+template <int THREADS, int MOST, class Int>
+LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const Int *target)
+{
+    constexpr int U = 16, BATCH = U * THREADS;
+    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
+    const int64_t ignored = a.ignore_index;
+    const bool every = !a.use_ignore_index, weighs = a.class_weight || a.weight_sum;
+    lk_ce_sums<unsigned> s = {};
+    float lost = 0.0f;
+    for (int64_t first = rank * BATCH; first < a.rows; first += step) {
+        const Int *at = target + first + threadIdx.x;
+        const int left = (int)(a.rows - first < BATCH ? a.rows - first : BATCH) - (int)threadIdx.x;
+        Int y[U] = {};
+        if (a.rows - first >= BATCH) { /* as in lk_ce_add_up */
+#pragma unroll
+            for (int u = 0; u < U; u++) y[u] = at[u * THREADS];
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (u * THREADS < left) y[u] = at[u * THREADS];
+        }
+        unsigned counted = 0; /* one bit per row */
+#pragma unroll
+        for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
+        s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
+        if (!weighs) continue;
+        float w[U] = {}, sum = 0.0f;
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const lk_ce_label label = lk_ce_label_among(a, y[u], a.vocab);
+            if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++) sum += w[u];
+        lk_ce_kahan_add(&s.weight, &lost, sum);
+    }
+    return s;
+}
+
+/* The counts over all rows, by one block or one cluster of MOST blocks at most. */
+template <int THREADS, int MOST>
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(const __grid_constant__ lk_cross_entropy_call call)
+{
+    const lk_cross_entropy_args &a = call.a;
+    lk_griddepcontrol_launch_dependents();
+    if (MOST > 1) lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_sums<unsigned> own;
+    lk_ce_sums<int64_t> s;
+    if (a.target_dtype == LK_TARGET_INT32) own = lk_ce_count<THREADS, MOST>(a, (const int32_t *)a.target);
+    else own = lk_ce_count<THREADS, MOST>(a, (const int64_t *)a.target);
+    if (!lk_ce_sum_up<THREADS, MOST>(own, false, a.class_weight || a.weight_sum, &s) || threadIdx.x != 0) return;
+    if (call.counts) call.counts->valid_rows = s.count, call.counts->weight_sum = s.weight;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = s.weight;
+}
+
+/* The sum of four terms; those that are not -0 are counted. */
+LK_DEVICE float lk_ce_add_four(uint4 t, unsigned *count)
+{
+    *count += (min(t.x ^ LK_CE_IGNORED, 1u) + min(t.y ^ LK_CE_IGNORED, 1u)) +
+              (min(t.z ^ LK_CE_IGNORED, 1u) + min(t.w ^ LK_CE_IGNORED, 1u));
+    return (__uint_as_float(t.x) + __uint_as_float(t.y)) + (__uint_as_float(t.z) + __uint_as_float(t.w));
+}
+
+/* The part of the sum of an array of terms that a thread computes; it counts the terms that are not -0. Groups of four are
+ * read at once, U of them in flight. The first threads take the last rows % 4 terms. Nothing after the last row is read. */
+template <int THREADS, int MOST, int U = 4>
+LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
+{
+    constexpr int BATCH = U * THREADS;
+    const uint4 *groups = (const uint4 *)terms;
+    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
+    const int64_t whole = rows >> 2;
+    const bool rest = rank == 0 && threadIdx.x < (unsigned)rows % 4;
+    float sum = 0.0f, lost = 0.0f;
+#pragma unroll 1
+    for (int64_t first = rank * BATCH; first < whole; first += step) {
+        const uint4 *at = groups + first + threadIdx.x;
+        const int64_t left = whole - first;
+        uint4 next[U];
+        if (left >= BATCH) { /* loads without predicates all start before the first is waited for */
+#pragma unroll
+            for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                next[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
+                if ((int)threadIdx.x + u * THREADS < (int)left) next[u] = at[u * THREADS];
+            }
+        }
+        float part = 0.0f;
+#pragma unroll
+        for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
+        lk_ce_kahan_add(&sum, &lost, part);
+    }
+    if (!rest) return sum;
+    const float single = terms[whole * 4 + threadIdx.x];
+    *count += __float_as_uint(single) != LK_CE_IGNORED;
+    return sum + single;
+}
+
+/* A reduced loss from the terms of all rows, by one block or one cluster of MOST blocks at most. */
+template <int THREADS, int MOST>
+LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __grid_constant__ lk_cross_entropy_call call)
+{
+    const lk_cross_entropy_args &a = call.a;
+    const bool z = call.row_losses.z != NULL, weight = call.row_losses.weight != NULL;
+    lk_griddepcontrol_launch_dependents();
+    if (MOST > 1) lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_ce_sums<unsigned> own = {};
+    lk_ce_sums<int64_t> s;
+    unsigned again = 0; /* the same rows: the class terms have the count already */
+    own.loss = lk_ce_add_up<THREADS, MOST>(call.row_losses.loss, a.rows, &own.count);
+    if (z) own.z = lk_ce_add_up<THREADS, MOST>(call.row_losses.z, a.rows, &again);
+    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(call.row_losses.weight, a.rows, &again);
+    if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
+    const float valid = a.denominator ? *a.denominator : (float)s.count;
+    const float over = a.class_weight && !a.denominator ? s.weight : valid;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float nothing = a.zero_when_empty ? 0.0f : NAN;
+        if (over == 0.0f) s.loss = s.loss != s.loss ? s.loss : nothing, s.z = s.z != s.z ? s.z : nothing;
+        else s.loss = __fdiv_rn(s.loss, over);
+        if (over != 0.0f && z) s.z = __fdiv_rn(s.z, valid);
+    }
+    if (a.loss) *a.loss = s.loss + s.z;
+    if (a.z_loss_out) *a.z_loss_out = s.z;
+    if (a.valid_rows) *a.valid_rows = s.count;
+    if (a.weight_sum) *a.weight_sum = s.weight;
+}
+
+/* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
+LK_HOST int lk_cross_entropy_sum_blocks(const lk_device *device, int64_t rows, int64_t bytes)
+{
+    return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
+}
+
+/* The counts of all rows. */
+LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_call &call,
+                                         cudaStream_t stream)
+{
+    const int cluster = lk_cross_entropy_sum_blocks(device, call.a.rows, call.a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
+    void (*const kernel)(lk_cross_entropy_call) =
+        cluster > 1 ? lk_cross_entropy_count_kernel<256, 8> : lk_cross_entropy_count_kernel<256, 1>;
+    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, call);
+}
+
+/* The reduced loss from the rows' terms, and the counts. Few rows are added up by few warps, since each warp costs a start, a
+ * reduction and a barrier. */
+LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_call &call,
+                                       cudaStream_t stream)
+{
+    if (call.a.rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, call);
+    const int cluster = lk_cross_entropy_sum_blocks(device, call.a.rows, sizeof(float));
+    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, call);
+}
+
+/* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
 /* What lies in the workspace of a call. */
 typedef struct {
-    lk_ce_tally *tally;
-    lk_ce_terms terms;                       /* of a reduced loss */
+    lk_ce_counts *counts;
+    lk_ce_row_losses row_losses;             /* of a reduced loss */
     char *states, *all_states;               /* where the columns are split over ranks */
     float *lse, *lse_low, *entropy, *others; /* then, in forward_backward */
     size_t bytes;                            /* of all */
 } lk_ce_space;
 
-LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int call)
+LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int direction)
 {
     lk_ce_space s = {};
-    const bool split = a->parallel.vocab_total && (call == LK_CE_FORWARD || call == LK_CE_BOTH), gradient = call == LK_CE_BOTH;
-    if (call == LK_CE_BACKWARD || (split && !a->parallel.all_gather)) return s;
-    const bool terms = lk_cross_entropy_reduced(a), counts = gradient && a->reduction == LK_REDUCTION_MEAN;
+    const bool split = a->parallel.vocab_total && (direction == LK_CE_FORWARD || direction == LK_CE_BOTH),
+               gradient = direction == LK_CE_BOTH;
+    if (direction == LK_CE_BACKWARD || (split && !a->parallel.all_gather)) return s;
+    const bool reduced = lk_cross_entropy_reduced(a), needs_counts = gradient && a->reduction == LK_REDUCTION_MEAN;
     const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
     const int64_t rows = a->rows > most ? most : a->rows > 0 ? lk_ceil_div(a->rows, 64) * 64 : 0;
     const int64_t states = rows * lk_ce_state_bytes(a);
     lk_room room = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    lk_take(&s.tally, &room, true, 1);
-    lk_take(&s.terms.loss, &room, terms, rows);
-    lk_take(&s.terms.z, &room, terms && a->z_loss > 0.0f, rows);
-    lk_take(&s.terms.weight, &room, terms && (a->class_weight || a->weight_sum), rows);
+    lk_take(&s.counts, &room, true, 1);
+    lk_take(&s.row_losses.loss, &room, reduced, rows);
+    lk_take(&s.row_losses.z, &room, reduced && a->z_loss > 0.0f, rows);
+    lk_take(&s.row_losses.weight, &room, reduced && (a->class_weight || a->weight_sum), rows);
     lk_take(&s.states, &room, split, states);
     lk_take(&s.all_states, &room, split, states * a->parallel.ranks);
     lk_take(&s.lse, &room, split && gradient, rows);
@@ -1930,7 +2071,7 @@ LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int call)
     lk_take(&s.entropy, &room, split && gradient, rows);
     lk_take(&s.others, &room, split && gradient, rows);
     s.bytes = room.used;
-    if (s.bytes == sizeof *s.tally && !counts) s.bytes = 0;
+    if (s.bytes == sizeof *s.counts && !needs_counts) s.bytes = 0;
     return s;
 }
 
@@ -1968,7 +2109,7 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char 
 {
     const lk_vocab_parallel &v = a->parallel;
     if (!v.vocab_total && (v.ranks > 1 || v.all_gather))
-        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0, but parallel.%s is given",
+        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0, but parallel.%s is backward",
                        v.ranks > 1 ? "ranks" : "all_gather");
     if (!v.vocab_total) return LK_OK;
     lk_status status = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
@@ -2020,17 +2161,17 @@ LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, in
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int call, int arch,
+LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int direction, int arch,
                                          lk_cross_entropy_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = arch == LK_QUERY, finish = call == LK_CE_FINISH, forward = call == LK_CE_FORWARD || finish;
-    const bool back = call == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0;
-    const bool leaves_states = split && call == LK_CE_FORWARD && !a->parallel.all_gather;
+    const bool query = arch == LK_QUERY, finish = direction == LK_CE_FINISH, forward = direction == LK_CE_FORWARD || finish;
+    const bool back = direction == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0;
+    const bool leaves_states = split && direction == LK_CE_FORWARD && !a->parallel.all_gather;
     if (finish && !split) return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0; finish is for columns split over ranks");
-    if (split && call == LK_CE_BOTH && !a->parallel.all_gather)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+    if (split && direction == LK_CE_BOTH && !a->parallel.all_gather)
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it direction forward, finish and backward");
     if (forward) { /* what it lacks */
         a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
         a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
@@ -2041,7 +2182,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator && !a->target_prob; /* needs the counts */
     const bool in_place = !query && a->dlogits == a->logits;
     const int saved = back ? LK_IN : LK_OUT; /* what forward writes and backward reads */
-    const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, counts = back ? some : 1;
+    const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, needs_counts = back ? some : 1;
     /* The columns of dlogits with its padding, which ends where the stride says, even of a single row. */
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
@@ -2049,7 +2190,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     lk_status status = lk_cross_entropy_check_slice(op, a); /* before sizes are computed of it */
     if (status) return status;
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
-    const size_t bytes = lk_ce_space_of(a, call).bytes;
+    const size_t bytes = lk_ce_space_of(a, direction).bytes;
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
@@ -2060,15 +2201,15 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
         {"dlse", a->dlse, 4, LK_IN, a->rows},
         {"dentropy", a->dentropy, 4, LK_IN, a->rows},
-        {"denominator", a->denominator, 4, LK_IN, counts},
+        {"denominator", a->denominator, 4, LK_IN, needs_counts},
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", a->lse, 4, back ? LK_REQUIRED : LK_OUT, a->rows},
         {"lse_low", a->lse_low, 4, saved, a->rows},
         {"entropy", a->entropy, 4, back && a->dentropy ? LK_REQUIRED : LK_OUT, a->rows},
         {"argmax", a->argmax, 8, LK_OUT, a->rows},
-        {"valid_rows", a->valid_rows, 8, mean && (!a->class_weight || a->z_loss != 0.0f) ? LK_REQUIRED : saved, counts},
-        {"weight_sum", a->weight_sum, 4, mean && a->class_weight ? LK_REQUIRED : saved, counts},
+        {"valid_rows", a->valid_rows, 8, mean && (!a->class_weight || a->z_loss != 0.0f) ? LK_REQUIRED : saved, needs_counts},
+        {"weight_sum", a->weight_sum, 4, mean && a->class_weight ? LK_REQUIRED : saved, needs_counts},
         {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
@@ -2087,7 +2228,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!status && split && a->target_prob)
         status = lk_fail(LK_ERR_VALUE, op, "target_prob is not for columns that are split over ranks");
     if (!status && !query && a->target_prob && a->target)
-        status = lk_fail(LK_ERR_VALUE, op, "target_prob is given, so target must be NULL");
+        status = lk_fail(LK_ERR_VALUE, op, "target_prob is backward, so target must be NULL");
     if (status) return status;
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
@@ -2110,296 +2251,148 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
 
 /* The bytes of workspace that a call needs. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int call, size_t *bytes)
+LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int direction, size_t *bytes)
 {
     lk_cross_entropy_args a = {};
-    const lk_status status = lk_cross_entropy_check<T>(op, args, call, LK_QUERY, &a);
-    if (!status && bytes) *bytes = lk_ce_space_of(&a, call).bytes;
+    const lk_status status = lk_cross_entropy_check<T>(op, args, direction, LK_QUERY, &a);
+    if (!status && bytes) *bytes = lk_ce_space_of(&a, direction).bytes;
     return status;
 }
 
-/* How many blocks add up something of all rows, of so many bytes per row: one, or a cluster beyond 128 KiB. */
-LK_HOST int lk_cross_entropy_adders(const lk_device *device, int64_t rows, int64_t bytes)
-{
-    return device->arch >= 90 && rows > 131072 / bytes ? 8 : 1;
-}
-
-/* The counts of all rows. */
-LK_HOST lk_status lk_cross_entropy_count(const char *op, const lk_device *device, const lk_cross_entropy_call &p,
-                                         cudaStream_t stream)
-{
-    const int cluster = lk_cross_entropy_adders(device, p.a.rows, p.a.target_dtype == LK_TARGET_INT32 ? 4 : 8);
-    void (*const kernel)(lk_cross_entropy_call) =
-        cluster > 1 ? lk_cross_entropy_count_kernel<256, 8> : lk_cross_entropy_count_kernel<256, 1>;
-    return lk_launch_pdl(op, device, kernel, cluster, cluster, 256, 0, stream, p);
-}
-
-/* The reduced loss from the rows' terms, and the counts. Few rows are added up by few warps, since each warp costs a start, a
- * reduction and a barrier. */
-LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, const lk_cross_entropy_call &p,
-                                       cudaStream_t stream)
-{
-    if (p.a.rows <= 8192) return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<256, 1>, 1, 1, 256, 0, stream, p);
-    const int cluster = lk_cross_entropy_adders(device, p.a.rows, sizeof(float));
-    return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, p);
-}
-
-/* The launch of forward's rows that are plain. A row of up to 16 KiB gets lanes of a warp, enough for two vectors each. A
- * longer row gets a block, or where there are few rows a cluster. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
-{
-    lk_cross_entropy_args &a = p.a;
-    const int64_t bytes = a.vocab * (int64_t)sizeof(T);
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes); /* LK_TEAM_* are the numbers of the paths */
-    const bool lanes = path == LK_CROSS_ENTROPY_WARP;
-    const int cluster = path == LK_CROSS_ENTROPY_CLUSTER ? lk_team_cluster(device, a.rows) : 1;
-    const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
-    const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
-    p.team_log2 = team.size_log2;
-    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
-    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
-    if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
-    else if (lanes && bytes > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
-    else if (lanes) kernel = lk_cross_entropy_forward_warp_kernel<T, 2>;
-    return lk_launch_pdl(op, device, kernel, team.grid, cluster, threads, 0, stream, p);
-}
-
-/* Whether rows start and end on whole vectors. */
-template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_args &a)
-{
-    return (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
-}
-
-/* Whether the kernel for short rows takes the rows. */
-template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy_call &p)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
-    return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
-           p.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy &&
-           !a.parallel.vocab_total;
-}
-template <class T, bool given>
-LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
-{
-    while (p.a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << p.team_log2) p.team_log2++;
-    p.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS(10 * device->arch) * device->sms;
-    void (*const kernels[4])(lk_cross_entropy_call) = {
-        lk_cross_entropy_short_kernel<T, given, 0>, lk_cross_entropy_short_kernel<T, given, 32>,
-        lk_cross_entropy_short_kernel<T, given, 64>, lk_cross_entropy_short_kernel<T, given, 128>};
-    const int64_t blocks = lk_ceil_div(p.a.rows, LK_CROSS_ENTROPY_THREADS >> p.team_log2);
-    return lk_launch_pdl(op, device, kernels[p.team_log2 < 5 ? 0 : p.team_log2 - 4], blocks, 1, LK_CROSS_ENTROPY_THREADS, 0,
-                         stream, p);
-}
-
-/* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
- * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
- * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. For
- * example, 4096 rows of 50257 columns of 16 bits have clusters of 2 blocks of 256 threads in forward_backward, and each thread
- * has up to 13 slots. */
-#define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
-template <class T, int call>
-LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &p,
-                                            cudaStream_t stream)
-{
-    constexpr bool given = call == LK_CE_BACKWARD;
-    lk_cross_entropy_args &a = p.a;
-    const bool padded = p.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    const int64_t vecs = a.vocab / LK_VEC<T>, wanted = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
-    const int64_t most_slots = given ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
-    const int64_t blocks = lk_ceil_div(vecs, most_slots * LK_CROSS_ENTROPY_BLOCK_MOST);
-    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : wanted <= 32 || a.rows > LK_TEAM_ROWS;
-    const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
-    int cluster = 1, threads = LK_CROSS_ENTROPY_SEVERAL_THREADS;
-    if (several_rows) {
-        p.team_log2 = p.ordered ? 3 : 0; /* single elements are read at once then, one per thread */
-        while (p.team_log2 < 5 && 1 << p.team_log2 < wanted) p.team_log2++;
-    } else {
-        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
-            for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
-        for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < wanted;) threads *= 2;
-        p.team_log2 = lk_log2(threads * cluster);
-    }
-    const int rows = threads >> p.team_log2 > 1 ? threads >> p.team_log2 : 1; /* a block's */
-    const int64_t spills = rows * (int64_t)sizeof(lk_ce_gradient_spill);
-    const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - spills;
-    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << p.team_log2), most = room / (threads * 16);
-    p.slots = (int)(slots < most ? slots : most);
-    p.more = !lk_cross_entropy_whole<T>(a) || slots > most || padded || p.ordered;
-    const bool plain = given ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
-    const int64_t bytes = p.slots * threads * 16 + spills;
-    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
-    if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
-    p.wave = (int)(resident * device->sms);
-    return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_gradient_kernel<T, true, call>
-                               : lk_cross_entropy_gradient_kernel<T, false, call>,
-                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, p);
-}
-
-/* Short rows have a kernel of their own. */
-template <class T, int call>
-LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
-{
-    return lk_cross_entropy_is_short<T>(p) ? lk_cross_entropy_short<T, call == LK_CE_BACKWARD>(op, device, p, stream)
-                                           : lk_cross_entropy_gradient<T, call>(op, device, p, stream);
-}
-
-/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
- * still hold it the second time. */
-template <class T, bool given>
-LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &p, cudaStream_t stream)
-{
-    const lk_cross_entropy_args &a = p.a;
-    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
-    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
-    p.keep = 1.0f - a.label_smoothing, p.share = a.label_smoothing / (float)a.vocab;
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
-    int64_t wanted = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
-    if (p.ordered && wanted < 8) wanted = 8; /* single elements are read at once then, one per thread */
-    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
-    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
-        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
-    if (path != LK_CROSS_ENTROPY_WARP) wanted = cluster * LK_CROSS_ENTROPY_THREADS;
-    p.team = lk_team_of(a.rows, wanted, path == LK_CROSS_ENTROPY_WARP ? 32 : wanted, LK_CROSS_ENTROPY_THREADS);
-    return lk_launch_pdl(op, device,
-                         f32 ? lk_cross_entropy_prob_kernel<T, lk_f32, given> : lk_cross_entropy_prob_kernel<T, T, given>,
-                         p.team.grid, p.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
-}
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
 /* From the states of all ranks to the results. */
-LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call p, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call call, cudaStream_t stream)
 {
-    lk_cross_entropy_args &a = p.a;
+    lk_cross_entropy_args &a = call.a;
     lk_status status = LK_OK;
     const bool reduced = lk_cross_entropy_reduced(&a);
-    p.state_bytes = lk_ce_state_bytes(&a), a.vocab = p.classes;
-    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, p, stream);
+    call.state_bytes = lk_ce_state_bytes(&a), a.vocab = call.classes;
+    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, call, stream);
     const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
     if (!status && blocks > 0)
-        status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, p);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, device, p, stream);
+        status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
     return status;
 }
 
 /* backward. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device *device, lk_cross_entropy_call &p,
+LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                                 cudaStream_t stream)
 {
-    const lk_cross_entropy_args &a = p.a;
+    const lk_cross_entropy_args &a = call.a;
     if (a.rows == 0) return LK_OK;
-    p.over = a.denominator;
-    if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, p, stream);
-    p.valid_rows = a.valid_rows;
-    if (!a.denominator && a.class_weight) p.over = a.weight_sum;
-    return lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, p, stream);
+    call.over = a.denominator;
+    if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, call, stream);
+    call.valid_rows = a.valid_rows;
+    if (!a.denominator && a.class_weight) call.over = a.weight_sum;
+    return lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream);
 }
 
 /* forward and forward_backward where columns are split over ranks: the states, their exchange, the results; then the gradients
  * as in backward. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &p, int call,
+LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
                                             cudaStream_t stream)
 {
-    lk_cross_entropy_args &a = p.a;
+    lk_cross_entropy_args &a = call.a;
     const lk_vocab_parallel v = a.parallel;
-    const lk_ce_space x = lk_ce_space_of(&a, call);
+    const lk_ce_space x = lk_ce_space_of(&a, direction);
     if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
-    if (call == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
-        const bool counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+    if (direction == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
+        const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
         if (!a.lse) a.lse = x.lse;
         if (!a.lse_low) a.lse_low = x.lse_low;
         if (!a.others) a.others = x.others;
         if (a.dentropy && !a.entropy) a.entropy = x.entropy;
-        if (counts && !a.valid_rows) a.valid_rows = &x.tally->valid_rows;
-        if (counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.tally->weight_sum;
+        if (needs_counts && !a.valid_rows) a.valid_rows = &x.counts->valid_rows;
+        if (needs_counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.counts->weight_sum;
     }
-    p.state_bytes = lk_ce_state_bytes(&a);
-    const size_t bytes = (size_t)a.rows * (size_t)p.state_bytes;
+    call.state_bytes = lk_ce_state_bytes(&a);
+    const size_t bytes = (size_t)a.rows * (size_t)call.state_bytes;
     lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, p, stream);
+    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
     if (status || !v.all_gather) return status;
     if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
-    if (!status) status = lk_cross_entropy_merge(op, device, p, stream);
-    if (status || call != LK_CE_BOTH) return status;
+    if (!status) status = lk_cross_entropy_merge(op, device, call, stream);
+    if (status || direction != LK_CE_BOTH) return status;
     a.bad_targets = NULL; /* they are counted */
-    return lk_cross_entropy_run_backward<T>(op, device, p, stream);
+    return lk_cross_entropy_run_backward<T>(op, device, call, stream);
 }
 
 /* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. A mean's
  * gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &p, int call,
+LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
                                             cudaStream_t stream)
 {
-    lk_cross_entropy_args &a = p.a;
+    lk_cross_entropy_args &a = call.a;
     lk_status status = LK_OK;
-    if (a.parallel.vocab_total) return lk_cross_entropy_run_ranks<T>(op, device, p, call, stream);
-    const bool gradient = call == LK_CE_BOTH, prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
+    if (a.parallel.vocab_total) return lk_cross_entropy_run_ranks<T>(op, device, call, direction, stream);
+    const bool gradient = direction == LK_CE_BOTH, prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
     const bool reduced = lk_cross_entropy_reduced(&a), asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
     const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    const bool counts = gradient && !prob && a.reduction == LK_REDUCTION_MEAN && !a.denominator;
-    const bool before = counts && (a.use_ignore_index || a.class_weight);
-    p.over = a.denominator;
-    if (before) p.tally = (lk_ce_tally *)a.workspace, p.valid_rows = &p.tally->valid_rows;
-    if (before && a.class_weight) p.over = &p.tally->weight_sum;
-    if (before || asked) status = lk_cross_entropy_count(op, device, p, stream);
-    if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, p, stream);
+    const bool needs_counts = gradient && !prob && a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+    const bool before = needs_counts && (a.use_ignore_index || a.class_weight);
+    call.over = a.denominator;
+    if (before) call.counts = (lk_ce_counts *)a.workspace, call.valid_rows = &call.counts->valid_rows;
+    if (before && a.class_weight) call.over = &call.counts->weight_sum;
+    if (before || asked) status = lk_cross_entropy_count(op, device, call, stream);
+    if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, call, stream);
     if (!status && !prob && a.rows > 0 && (gradient || rowwise))
-        status = gradient                        ? lk_cross_entropy_rows<T, LK_CE_BOTH>(op, device, p, stream)
-                 : lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, p, stream)
-                                                 : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, p, stream);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, device, p, stream);
+        status = gradient                        ? lk_cross_entropy_rows<T, LK_CE_BOTH>(op, device, call, stream)
+                 : lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, call, stream)
+                                                 : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
     return status;
 }
 
 /* What all kernels get of checked arguments. */
 template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const lk_cross_entropy_args &a)
 {
-    lk_cross_entropy_call p = {};
-    p.a = a, p.valid = a.rows;
-    p.classes = a.parallel.vocab_total ? a.parallel.vocab_total : a.vocab;
-    p.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
-    p.padded_end = !a.zero_padding ? a.vocab : p.ordered ? a.logits_stride : a.dlogits_stride;
-    if (a.rows < 2) p.a.logits_stride = p.a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */
-    return p;
+    lk_cross_entropy_call call = {};
+    call.a = a, call.valid = a.rows;
+    call.classes = a.parallel.vocab_total ? a.parallel.vocab_total : a.vocab;
+    call.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
+    call.padded_end = !a.zero_padding ? a.vocab : call.ordered ? a.logits_stride : a.dlogits_stride;
+    if (a.rows < 2) call.a.logits_stride = call.a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */
+    return call;
 }
 
 /* Checks a call and fills p in. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int call, lk_device *device,
-                                         lk_cross_entropy_call *p)
+LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int direction, lk_device *device,
+                                         lk_cross_entropy_call *call)
 {
     lk_cross_entropy_args a = {};
     const cudaError_t error = lk_current_device(device);
-    const lk_status status = lk_cross_entropy_check<T>(op, args, call, error ? 90 : device->arch, &a);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, direction, error ? 90 : device->arch, &a);
     if (status) return status;
-    *p = lk_cross_entropy_call_of<T>(a);
-    p->terms = lk_ce_space_of(&p->a, call).terms;
+    *call = lk_cross_entropy_call_of<T>(a);
+    call->row_losses = lk_ce_space_of(&call->a, direction).row_losses;
     return lk_asked_device(op, error);
 }
 
-/* The functions that LK_EMIT calls. run: the launch, an expression of op, device, p and stream. */
-#define LK_CE_ENTRY(direction, call, run)                                                                                      \
+/* The functions that LK_EMIT calls. run: the launch, an expression of op, device, call and stream. */
+#define LK_CE_ENTRY(name, direction, run)                                                                                      \
     template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_##direction(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)     \
+    LK_HOST lk_status lk_cross_entropy_##name(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)          \
     {                                                                                                                          \
-        lk_cross_entropy_call p = {};                                                                                          \
+        lk_cross_entropy_call call = {};                                                                                       \
         lk_device device = {};                                                                                                 \
-        const lk_status status = lk_cross_entropy_begin<T>(op, args, call, &device, &p);                                       \
+        const lk_status status = lk_cross_entropy_begin<T>(op, args, direction, &device, &call);                               \
         return status ? status : run;                                                                                          \
     }                                                                                                                          \
     template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_##direction##_workspace(const char *op, const lk_cross_entropy_args *args, size_t *n)   \
+    LK_HOST lk_status lk_cross_entropy_##name##_workspace(const char *op, const lk_cross_entropy_args *args, size_t *n)        \
     {                                                                                                                          \
-        return lk_cross_entropy_query<T>(op, args, call, n);                                                                   \
+        return lk_cross_entropy_query<T>(op, args, direction, n);                                                              \
     }
-LK_CE_ENTRY(forward, LK_CE_FORWARD, lk_cross_entropy_run_rows<T>(op, &device, p, LK_CE_FORWARD, stream))
-LK_CE_ENTRY(backward, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &device, p, stream))
-LK_CE_ENTRY(forward_backward, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, p, LK_CE_BOTH, stream))
-LK_CE_ENTRY(finish, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, p, stream))
+LK_CE_ENTRY(forward, LK_CE_FORWARD, lk_cross_entropy_run_rows<T>(op, &device, call, LK_CE_FORWARD, stream))
+LK_CE_ENTRY(backward, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &device, call, stream))
+LK_CE_ENTRY(forward_backward, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, call, LK_CE_BOTH, stream))
+LK_CE_ENTRY(finish, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, call, stream))
 
 #define LK_CROSS_ENTROPY_DEFINE(T)                                                                                             \
     LK_CROSS_ENTROPY_DECLARE(T)                                                                                                \

@@ -763,7 +763,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             float v[N], weight[N];
             if (at >= cols) break;
             lk_unpack(v, raw[u]);
-            if (a.argmax && at + N <= cols) s = lk_ce_take_top(s, v, q.first_col + at);
+            if (a.argmax && at + N <= cols) s = lk_ce_add_top(s, v, q.first_col + at);
             for (int j = 0; a.argmax && at + N > cols && j < N; j++)
                 if (at + j < cols) s = lk_ce_row_top(s, v[j], q.first_col + at + j);
             if (at + N <= cols && (unsigned)(hit - at) >= (unsigned)N) {

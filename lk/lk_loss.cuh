@@ -4,10 +4,10 @@
  *
  *   label      lk_ce_label_among: what a target means
  *   state      lk_ce_row: a few numbers that some columns of a row are reduced to. lk_ce_row_empty, lk_ce_row_add or, with all
- *              options, lk_ce_take; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish makes a row's results
+ *              options, lk_ce_add; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish computes a row's results
  *   softcap    lk_ce_cap: z and its slope
- *   gradient   lk_ce_factors and lk_ce_unit or lk_ce_unit_of_sum make a row's factors, lk_ce_gradient; with these
- *              lk_ce_differentiate makes dz of the other columns, lk_ce_target_dz that of the target
+ *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient; with these
+ *              lk_ce_differentiate computes dz of the other columns, lk_ce_target_dz that of the target
  *
  * Where a function takes args, these are an op's struct; it reads the options by the names that both cross entropies have.
  *
@@ -143,7 +143,7 @@ LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
 }
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
-template <int n> LK_DEVICE lk_ce_row lk_ce_take_top(lk_ce_row s, const float (&x)[n], int64_t col)
+template <int n> LK_DEVICE lk_ce_row lk_ce_add_top(lk_ce_row s, const float (&x)[n], int64_t col)
 {
     float most = x[0];
     bool nan = false;
@@ -262,7 +262,7 @@ template <int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], floa
 
 /* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
 template <bool plain, class Args, int n>
-LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
+LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
 {
     float v[n], w[n], slope[n];
 #pragma unroll
@@ -272,17 +272,17 @@ LK_DEVICE lk_ce_row lk_ce_take(lk_ce_row s, const float (&x)[n], int64_t col, co
 #pragma unroll
         for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
     }
-    if (a.argmax) s = lk_ce_take_top(s, x, col);
+    if (a.argmax) s = lk_ce_add_top(s, x, col);
     if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
     return lk_ce_row_add(s, v, w, a.softcap > 0.0f ? 1.0f : a.logit_scale);
 }
 
 /* Adds one logit; the target's only to the argmax. */
 template <bool plain, class Args>
-LK_DEVICE lk_ce_row lk_ce_take_one(lk_ce_row s, float x, int col, int y, const Args &a)
+LK_DEVICE lk_ce_row lk_ce_add_one(lk_ce_row s, float x, int col, int y, const Args &a)
 {
     const float one[1] = {x};
-    if (col != y) return lk_ce_take<plain>(s, one, col, a);
+    if (col != y) return lk_ce_add<plain>(s, one, col, a);
     return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
@@ -308,44 +308,45 @@ LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------------- */
 
-/* The factors of a row's gradient, logit_scale included: dlogits[j] = (rise e[j] - fall w[j]) slope[j] for j != y. Here e[j] =
- * 2^(rate v[j] - base) is p[j] without a factor that is in rise, v is z under a softcap, and slope is 1 without one. In a row
- * that becomes all 0 or all NaN, e is 1 and rise is that value.
- * dentropy adds bend e[j] (log p[j] + entropy) slope[j], with log p[j] + entropy = scale (v[j] - center) + shift. */
+/* The factors of a row's gradient, logit_scale included: dlogits[j] = (p_factor e[j] - w_factor w[j]) slope[j] for j != y.
+ * Here e[j] = 2^(rate v[j] - base) is p[j] without a factor that is in p_factor, v is z under a softcap, and slope is 1 without
+ * one. In a row that becomes all 0 or all NaN, e is 1 and p_factor is that value.
+ * dentropy adds entropy_factor e[j] (log p[j] + entropy) slope[j], with log p[j] + entropy = scale (v[j] - center)
+ * + shift. */
 typedef struct {
-    float rate, base, rise, fall, bend, center, shift;
+    float rate, base, p_factor, w_factor, entropy_factor, center, shift;
 } lk_ce_gradient;
 
-/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (own p[y] - rest
- * sum_{j != y} p[j] + fixed) slope[y] with p = unit e. The sum is `others` where it is known before the end. */
+/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (G p[y] - F
+ * sum_{j != y} p[j] + w_term) slope[y] with p = p_scale e. The sum is `others` where it is known before the end. */
 typedef struct {
-    float own, rest, fixed, unit, others, logit, slope;
+    float G, F, w_term, p_scale, others, logit, slope;
     int y; /* none of the row's columns: no element is written */
-} lk_ce_gradient_spill;
+} lk_ce_target_term;
 
 /* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
- * the z-loss; bend: dentropy's, times -logit_scale. */
+ * the z-loss; entropy_factor: dentropy, times -logit_scale. */
 typedef struct {
-    float f, h, dlse, lse, lse_low, weight, bend;
+    float f, h, dlse, lse, lse_low, weight, entropy_factor;
 } lk_ce_upstream;
 
 /* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
 template <class Args>
 LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_upstream up, float lse, float weights,
-                                       lk_ce_gradient_spill *spill)
+                                       lk_ce_target_term *target_term)
 {
     const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
     lk_ce_gradient g = {};
-    float rest = f * up.weight, own = 0.0f, fixed = 0.0f;
+    float F = f * up.weight, G = 0.0f, w_term = 0.0f;
     if (a.label_smoothing > 0.0f) {
-        g.fall = f * __fdiv_rn(a.label_smoothing, (float)classes);
-        rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.fall * weights);
-        fixed = g.fall * (weights - up.weight);
+        g.w_factor = f * __fdiv_rn(a.label_smoothing, (float)classes);
+        F = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
+        w_term = g.w_factor * (weights - up.weight);
     }
-    if (a.z_loss > 0.0f) own = 2.0f * a.z_loss * lse * h;
-    if (a.dlse) own = fmaf(a.logit_scale, up.dlse, own);
-    g.rise = rest + own;
-    if (spill) spill->rest = rest, spill->own = own, spill->fixed = fixed;
+    if (a.z_loss > 0.0f) G = 2.0f * a.z_loss * lse * h;
+    if (a.dlse) G = fmaf(a.logit_scale, up.dlse, G);
+    g.p_factor = F + G;
+    if (target_term) target_term->F = F, target_term->G = G, target_term->w_term = w_term;
     return g;
 }
 
@@ -358,11 +359,11 @@ LK_DEVICE float lk_ce_rate(float rate, float value)
     return __int_as_float((exponent < 254 ? exponent : 254) << 23);
 }
 
-/* unit, rate and base of p = unit 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in forward,
- * so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is known
- * exactly, and so is the rounding of base. Where neighbouring floats differ by much, value is computed again, from lse_low too.
- * With lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and unit is 1. */
-LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, float *base)
+/* p_scale, rate and base of p = p_scale 2^(rate v - base), from a given lse and lse_low. base is rate times a value, as in
+ * forward, so that the rounding of rate is not multiplied by large logits. By how much value misses (lse + lse_low) / scale is
+ * known exactly, and so is the rounding of base. Where neighbouring floats differ by much, value is computed again, from
+ * lse_low too. With lk_ce_rate's power of two it is the largest logit then; lse alone may miss that, and p_scale is 1. */
+LK_DEVICE float lk_ce_p_scale(float lse, float lse_low, float scale, float *rate, float *base)
 {
     float value = __fdiv_rn(lse, scale);
     if (!lk_is_finite(value)) value = 0.0f;
@@ -377,23 +378,24 @@ LK_DEVICE float lk_ce_unit(float lse, float lse_low, float scale, float *rate, f
 }
 
 /* The factors of dentropy, from a given lse and entropy: center is lse / scale, and shift has what that was rounded by. */
-LK_DEVICE void lk_ce_bend_given(lk_ce_gradient *g, float bend, float lse, float lse_low, float entropy, float scale)
+LK_DEVICE void lk_ce_entropy_factors(lk_ce_gradient *g, float entropy_factor, float lse, float lse_low, float entropy,
+                                     float scale)
 {
     const float value = __fdiv_rn(lse, scale);
     g->center = lk_is_finite(value) ? value : 0.0f;
-    g->bend = bend, g->shift = (fmaf(scale, g->center, -lse) - lse_low) + entropy;
+    g->entropy_factor = entropy_factor, g->shift = (fmaf(scale, g->center, -lse) - lse_low) + entropy;
 }
 
 /* What dentropy adds to the gradient of v, without the slope. 0 times -inf counts 0. */
-LK_DEVICE float lk_ce_bend(const lk_ce_gradient &g, float e, float v, float scale)
+LK_DEVICE float lk_ce_entropy_term(const lk_ce_gradient &g, float e, float v, float scale)
 {
-    return g.bend * (e * fmaxf(fmaf(scale, v - g.center, g.shift), -FLT_MAX));
+    return g.entropy_factor * (e * fmaxf(fmaf(scale, v - g.center, g.shift), -FLT_MAX));
 }
 
-/* unit and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so unit is above 1/2. The
- * rounding of the product and of the addition is known exactly. It is a separate factor beside the power of two: in one
- * exponent with that it would lose digits. */
-LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *base)
+/* p_scale and base from a row's sum and inverse = 1 / sum. base includes log2 of the sum, rounded down, so p_scale is above
+ * 1/2. The rounding of the product and of the addition is known exactly. It is a separate factor beside the power of two: in
+ * one exponent with that it would lose digits. */
+LK_DEVICE float lk_ce_p_scale_of_sum(lk_lse s, float inverse, float rate, float *base)
 {
     const int bits = __float_as_int(s.sum);
     const float product = rate * s.max, power = (float)((bits >> 23 & 255) - 127);
@@ -402,47 +404,48 @@ LK_DEVICE float lk_ce_unit_of_sum(lk_lse s, float inverse, float rate, float *ba
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
 }
 
-/* Turns the logits x of columns col, col + 1, ... into gradients. given: adds their e to sum, except for that of x[hit], whose
- * gradient the caller writes later; hit may lie outside x. Each option has one branch for all x, so that the compiler can
- * overlap them. */
-template <bool plain, bool given, class Args, int n>
-LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int hit, float *sum)
+/* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
+ * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. Each option has one branch for
+ * all x, so that the compiler can overlap them. */
+template <bool plain, bool backward, class Args, int n>
+LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int target_offset,
+                                   float *sum)
 {
-    float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, fall[n], e[n];
+    float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, w_factor[n], e[n];
 #pragma unroll
-    for (int j = 0; j < n; j++) fall[j] = g.fall;
-    if (!plain && a.class_weight && g.fall != 0.0f) {
+    for (int j = 0; j < n; j++) w_factor[j] = g.w_factor;
+    if (!plain && a.class_weight && g.w_factor != 0.0f) {
 #pragma unroll
-        for (int j = 0; j < n; j++) fall[j] *= a.class_weight[a.parallel.vocab_start + col + j];
+        for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
 #pragma unroll
     for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
     if (!plain && a.dentropy) {
 #pragma unroll
-        for (int j = 0; j < n; j++) fall[j] -= lk_ce_bend(g, e[j], x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale);
+        for (int j = 0; j < n; j++) w_factor[j] -= lk_ce_entropy_term(g, e[j], x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale);
     }
-    if (given && (unsigned)hit < (unsigned)n) {
+    if (backward && (unsigned)target_offset < (unsigned)n) {
 #pragma unroll
-        for (int j = 0; j < n; j++) e[j] = j == hit ? 0.0f : e[j];
+        for (int j = 0; j < n; j++) e[j] = j == target_offset ? 0.0f : e[j];
     }
 #pragma unroll
-    for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.rise, e[j], -fall[j]);
+    for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.p_factor, e[j], -w_factor[j]);
     if (!plain && a.softcap > 0.0f) {
 #pragma unroll
         for (int j = 0; j < n; j++) x[j] *= slope[j];
     }
-    if (given) *sum += part[0] + part[1];
+    if (backward) *sum += part[0] + part[1];
 }
 
 /* The gradient of the target: minus those of the others, whose sum of p is `others`. */
 template <bool plain, class Args>
-LK_DEVICE float lk_ce_target_dz(const Args &a, const lk_ce_gradient_spill *spill, const lk_ce_gradient &g, float others,
+LK_DEVICE float lk_ce_target_dz(const Args &a, const lk_ce_target_term *target_term, const lk_ce_gradient &g, float others,
                                 float scale)
 {
-    const float e = lk_ex2(fmaf(g.rate, spill->logit, -g.base)), own = spill->unit * e;
-    const float bent = !plain && a.dentropy ? lk_ce_bend(g, e, spill->logit, scale) : 0.0f;
-    return (fmaf(spill->own, own, spill->fixed) - spill->rest * others + bent) * spill->slope;
+    const float e = lk_ex2(fmaf(g.rate, target_term->logit, -g.base)), own = target_term->p_scale * e;
+    const float entropy_term = !plain && a.dentropy ? lk_ce_entropy_term(g, e, target_term->logit, scale) : 0.0f;
+    return (fmaf(target_term->G, own, target_term->w_term) - target_term->F * others + entropy_term) * target_term->slope;
 }
 
 #endif /* CUDA or the simulator */

@@ -1928,7 +1928,7 @@ static void states(int special)
 /* ---- The functions that every element or row goes through, by themselves --------------------------------------------- */
 
 enum { TANH, FACTOR, UNIT, UNIT_OF_SUM, FUNCTIONS };
-static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_factor", "lk_ce_unit", "lk_ce_unit_of_sum"};
+static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_factor", "lk_ce_p_scale", "lk_ce_p_scale_of_sum"};
 enum { POINTS = 1 << 16 };
 typedef struct {
     const float (*in)[3];
@@ -1943,10 +1943,10 @@ LK_KERNEL void function_kernel(function_plan p)
     float y[3] = {0.0f, 0.0f, 0.0f};
     if (p.function == TANH) y[0] = lk_ce_tanh(x[0], &y[1]);
     if (p.function == FACTOR) y[0] = lk_ce_factor<true>(x[0], x[1]);
-    if (p.function == UNIT) y[0] = lk_ce_unit(x[0], x[1], x[2], &y[1], &y[2]);
+    if (p.function == UNIT) y[0] = lk_ce_p_scale(x[0], x[1], x[2], &y[1], &y[2]);
     if (p.function == UNIT_OF_SUM) {
         y[1] = lk_ce_rate(x[2] * LK_LOG2E, x[0]);
-        y[0] = lk_ce_unit_of_sum({x[0], x[1]}, __fdividef(1.0f, x[1]), y[1], &y[2]);
+        y[0] = lk_ce_p_scale_of_sum({x[0], x[1]}, __fdividef(1.0f, x[1]), y[1], &y[2]);
     }
     for (int k = 0; k < 3; k++) p.out[i][k] = y[k];
 }
