@@ -20,27 +20,9 @@
  * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the functions ..._workspace_bytes_<T> set *bytes to 0.
  * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded, dlse
  *            and dlse_rounded are always packed. Where both dlse are NULL they are 1, not 0.
- * Numerics   Sums, lse and dlse are float. |lse error| <= 8 * 2^-24 (max |scale x| + log cols + 1).
- *            A gradient has a relative error of (4 + |scale x - lse|) 2^-23, plus the absolute error of the lse it is given.
- *            It is rounded to T once. Rounding lse to float costs up to half a unit in its last place: 3e-5 in gradients for
- *            values near 1e3, 5e-4 near 1e4.
- *            lse_low keeps what that rounding took off. For |scale x| <= 2^24, with r the range of scale x in the row, and 56
- *            where that is more:
- *                |lse + lse_low - log sum exp(scale x)| <= 8 * 2^-24 (r + log cols + 1)
- *            However large the values are: a term's error grows with its distance from another value of its row, and the
- *            rounding errors of scale x and of the maximum's product with log2 e are computed and added back. With lse_low a
- *            gradient has a relative error of (7 + |scale x - lse| + 2 |lse_low|) 2^-23, plus the absolute error of
- *            lse + lse_low. Beyond 2^24 lse_low still helps. From 2^28 on the rounding error of scale x is not added back.
- *            Where exp(scale x - lse) is below 2^-126 it counts as 0, and the gradient is 0.
- *            Special values of scale x: -inf adds nothing, and its dx is 0. A row of -inf has lse = -inf and dx = 0. With +inf
- *            lse is +inf, and dx is NaN at the infinite elements, 0 at finite ones. With NaN lse and the row's dx are NaN.
- *            cols = 0: lse = -inf. Where lse is not finite lse_low is 0.
- *            PyTorch rounds lse to T, as lse_rounded does. bench/results/choices/logsumexp.md has errors beside PyTorch's.
- * Traffic    forward reads x once, and again where its fast sum fails: NaN, +inf, huge values, a sum of 2^80 or more, or (not
- *            COLUMN) a warp whose first values are all -inf. backward reads x once and writes dx once. Nothing is copied for
- *            inner > 1.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+ * Read on    lk/logsumexp.md: how exact results are, and what is read and written.
  */
 #ifndef LK_LOGSUMEXP_CUH
 #define LK_LOGSUMEXP_CUH
