@@ -34,32 +34,11 @@
  * Options    residual, weight, bias, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
  *            residual(_out) and its gradients may be float beside 16-bit x and y; weight and bias may be of any type, and so
  *            their gradients. Strides of 0 mean packed, so an expanded tensor must be copied first.
- * Numerics   Sums, s and rstd are float. Every output is rounded once. Forward's y and rstd come from the unrounded s. So do
- *            backward's results where s is x + residual; where it is given residual_out they come from that, as it is stored.
- *            Relative errors before that rounding are at most: rstd 8 * 2^-24, y 10 * 2^-24. Of the sum of a result's terms'
- *            magnitudes they are: y with weight_offset or bias 12 * 2^-24, dx 16 * 2^-24, dweight and dbias typically
- *            (16 + log2 rows) 2^-24. Rows are added to dweight one after another. Where many rows are equal the rounding
- *            errors all have one sign, and add up.
- *            bench/results/choices/srms_norm.md has errors beside PyTorch's.
- *            Special values, where y is without bias: a zero row has y = 0 and dx = g / sqrt(eps) + dresidual_out. With eps = 0
- *            its rstd is +inf, and its y, its dx and all of dweight are NaN. A NaN in s makes rstd, y and dx of its row NaN,
- *            and all of dweight (with groups: that of the row's group). An infinity in s: rstd = 0, y is NaN there and 0 in the
- *            other columns, dx is NaN.
- *            The sum of squares is a float. It overflows where the root mean square is 1.8e19 / sqrt(cols) or more. Then rstd =
- *            0, y = 0 and dx = dresidual_out, or dx = NaN where sum g s overflows too. Squares below 2^-126 lose digits, and
- *            those below 2^-150 are 0 (with --use_fast_math all below 2^-126). The bounds above hold where the mean square
- *            + eps is at least 2^-100, so with eps = 0 from a root mean square of 2^-50 on. Where all squares are 0 and eps
- *            is 0, rstd is +inf, y is +-inf, or NaN where s is 0, and dx is infinite or NaN.
- * Traffic    forward reads x and residual once and writes y and residual_out once. backward reads s, dy and dresidual_out once
- *            and writes dx and dresidual once. Two kinds of elements are read twice: single ones, which are not part of a
- *            vector of 16 bytes (see below), and those of a row that is longer than a cluster holds. Before sm_90 it is a block
- *            that holds a row, an eighth as much. With 16 bits forward holds 2^18 columns (2^17 with a residual), backward 2^17
- *            of s and dy (2^16 with weight or dweight), and fewer with more or wider inputs; with 32 bits at most half as
- *            many. With dbias backward reads dy once more.
  * Repeatable The same bits every time on the same device, for the same options, sizes, strides and alignment of tensors to 16
  *            bytes: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
+ * Read on    lk/srms_norm.md: how exact results are, and what is read and written.
  */
 #ifndef LK_SRMS_NORM_CUH
 #define LK_SRMS_NORM_CUH
