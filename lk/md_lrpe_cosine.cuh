@@ -42,25 +42,9 @@
  * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
  *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0; an offset in device memory. The
  *            struct says how. A stride of 0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
- * Numerics   Large positions lose no accuracy. theta / (2 pi) is a number of turns in 64-bit fixed point; its product with s
- *            drops whole turns by wrapping. For |theta| <= 2^24 and any s, cos(phi) and sin(phi) err by at most 6.6e-7. The
- *            terms are 3.4e-7 for sin.approx and cos.approx, and 3.0e-7 for the reduced angle, three roundings of a number up
- *            to pi. With 1 or 2 batches a thread may handle up to 16 tokens and get each angle from the one before; that
- *            adds 1.2e-8. Beyond 2^24 each doubling of theta loses a bit.
- *            So |y error| <= 8e-7 |act(x)| and |g error| <= 8e-7 (|dy[f]| + |dy[dim + f]|), in f32 too, plus the error of act
- *            and the rounding to T.
- *            Relative errors: sigmoid and silu (|x| + 8) 2^-23, softmax (max - x + log dim + 8) 2^-23, softmax over tokens
- *            (max - x + 2 log tokens + 18) 2^-23. Sums over tokens and those of dtheta are compensated. Those of dtheta err by
- *            16 * 2^-24 of the sum of their terms' magnitudes, plus the errors of cos, sin and act in each term.
- *            A theta that is not finite makes its features of y and g NaN, except in the prefix, and dx where it uses them:
- *            with softmax over dim the whole row, over tokens the prefix too. relu has dx = 0 for x <= 0 even so. Infinities
- *            and NaN of x and dy follow the formulas, as in PyTorch: relu(NaN) = NaN with gradient g. Softmax is NaN where
- *            what it sums over has +inf or NaN, or only -inf. An angle within 2^-29 turns of 0 may count as 0; infinity times
- *            its sine is then NaN.
- * Traffic    Forward reads x and writes y once. Backward reads dy and writes dx once; it reads x once, if dtheta or an
- *            activation needs it. Softmax over tokens reads x, and in backward dy, twice. There is no table of cosines.
  * Repeatable The same bits every time on the same device and path: fixed order, no atomics. AUTO chooses by alignment too.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
+ * Read on    lk/md_lrpe_cosine.md: how exact results are, and what is read and written.
  */
 #ifndef LK_MD_LRPE_COSINE_CUH
 #define LK_MD_LRPE_COSINE_CUH
