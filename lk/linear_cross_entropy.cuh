@@ -86,81 +86,12 @@
  *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
  *            argmax and dentropy), else 4.
  *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
- * Numerics   Matmuls of bf16 and f16 sum in float. Those of f32 are true float, or TF32 with tf32. Logits are f32, so the loss
- *            has cross_entropy.cuh's accuracy, plus the rounding of a sum of `hidden` products. With fast_logits they are
- *            stored in T: half the bytes, and an error of half an ulp of T in each. FUSED stores none and ignores it.
- *            dZ is rounded to T once, and dx, dweight and dbias once more. dweight is a sum over all tokens in float, or in 24
- *            bits (see Plans). In bf16 without panels, dx of tail columns (see Plans) is rounded to bf16 before the rest is
- *            added.
- *            A mean's divisor and a single upstream do not go into 16-bit dZ, where they would round all tokens alike. They go
- *            into alpha, the number that a matmul multiplies its result by, unless there is dlse or dentropy.
- *            f16: dZ is stored times a power of 2, chosen for the largest factor, and alpha takes it back. So a loss scale of
- *            65536 and a mean over 10^6 tokens are safe. Where class weight + 2 z_loss |lse| is above 15 (with dentropy 10), dZ
- *            may overflow.
- *            The target's gradient needs p - 1. lk sums p of all other columns instead, so that no digits cancel.
- *            FUSED keeps the target's dZ in float, and adds its part to dx before dx is rounded, and to dweight after dweight
- *            has been rounded. Other dZ is rounded once; where exponentials are kept, they are, and x times the row's factor.
- *            Exponentials are taken against a guess of the row's maximum. A row with tiles 2^40 above that guess or 2^90 below
- *            it is rounded once more, and exponentials below 2^-46 of the row's sum may count as 0. Sums of 24 bits are rounded
- *            once per panel or chunk, by a relative 2^-16, rarely 2^-15. Errors beside PyTorch's: bench/results.
- * Traffic    Each matmul takes 2 * tokens * hidden * vocab operations. Per logit of 16-bit T, CHUNKS moves 14 bytes: the matmul
- *            writes 4, the kernel between reads 4 and writes 2, and the two matmuls of the gradients read 2 each. dbias reads
- *            dZ once more.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A
  *            matmul has the algorithm that cuBLASLt's heuristic names first. Everything else has a fixed order; there are no
  *            float atomics.
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
- *
- * Plans      Call ..._plan, done: plan.text says what lk does with the memory. A plan is what the workspace holds at a time.
- *            None approximates the formula; they differ in rounding (Numerics). forward has 1 matmul in every plan;
- *            forward_backward and backward have:
- *            CHUNKS: 3 matmuls. The logits of a chunk of tokens, all columns, in f32. dZ overwrites them, in T.
- *            Slices: 16-bit dZ has its own memory, and f32 logits are made for a slice of the chunk only. The slice uses
- *            dweight's memory where it can: dweight is packed, starts at a multiple of 256 bytes, has no accumulate, and is
- *            written after everything else.
- *            PANELS: 4 matmuls. The logits of a panel of columns of a chunk, made again when lse is known.
- *            FUSED (bf16 on sm_90a, own kernels by lk_gemm.cuh): the logits themselves are not stored. forward stores 16 bytes
- *            per token and piece of the columns, 32 with entropy, argmax or dentropy. forward_backward keeps
- *            exp(z - reference) in bf16, of as many columns as fit: that is dZ except for a factor per row. With all columns it
- *            has 3 matmuls. The logits of other columns are made again, a panel at a time, when lse is known: 4 matmuls for
- *            those columns. backward makes all of them again: 3 matmuls. Where dweight may be scratch (packed, at a multiple
- *            of 256 bytes, no accumulate), FUSED keeps exponentials in it, too, until dweight's rows are written.
- *            With saved, backward makes no logits, in CHUNKS and FUSED: 2 matmuls.
- *            A sum over chunks or panels is kept in the caller's f32 dweight, in f32 in the workspace, or by FUSED in 24 bits:
- *            16 in the output and 8 in the workspace.
- *            lk takes the first plan of this list that fits. path, chunk_tokens, slice_tokens and panel_vocab overrule it. With
- *            saved the path is as under Options, and slice_tokens and panel_vocab are ignored:
- *                FUSED, in forward; above 16384 columns, or above 2048 where vocab is not a multiple of 8, also in backward,
- *                and in forward_backward where it may keep exponentials
- *                CHUNKS, all tokens, without slices or in slices of 4096 tokens, of 2048, of what dweight holds
- *                CHUNKS of 512 tokens or more, likewise
- *                FUSED, in the other calls: all exponentials of a chunk, or panels of 2048 columns or more
- *                CHUNKS of fewer tokens, if their smallest plan needs no more than that of PANELS
- *                PANELS of about 2048 columns, doubled while they fit, of all tokens or of chunks of 512 tokens or more
- *                FUSED with panels of fewer than 2048 columns
- *                PANELS of about 256 columns, of any chunks
- *            FUSED takes all tokens at once, or chunks of tokens whose exponentials are all kept, if that is faster or all at
- *            once do not fit. Chunks cost sums of dweight. With panel_vocab nothing is kept, and panels have that width,
- *            rounded up to a multiple of 256. chunk_tokens counts only where exponentials are kept.
- *            FUSED is in the list where it can run (see LK_ERR_PATH) and none of the three lengths is given. That depends on
- *            the current device. plan.text says if there is no device, if the program has no code for it, or if an sm_90
- *            device runs code that was not compiled for sm_90a.
- *            Example: 12288 tokens of hidden 4096, vocab 131072, bf16, without FUSED. MiB: what the plan uses.
- *                MiB     f32 dweight                             MiB     bf16 dweight
- *                6177    all tokens at once, 3 matmuls           6177    all tokens at once, 3 matmuls
- *                3105    likewise, in 3 slices in dweight        3105    likewise, in 6 slices in dweight
- *                1130    6 chunks, 3 matmuls                     1130    8 panels, all tokens, 4 matmuls
- *                 512    14 chunks, 3 matmuls                     256    256 panels, all tokens, 4 matmuls
- *                 256    2 chunks x 32 panels, 4 matmuls          228    the smallest, 4 matmuls
- *                   2    the smallest, 4 matmuls
- *            FUSED, 8192 tokens of hidden 4096, vocab 131072: exponentials of all columns take 2144 MiB; with a bf16 dweight
- *            1200 MiB keep nearly all of them, 700 three quarters, 256 half; with an f32 dweight 640 MiB keep all.
- *            cuBLASLt gets the rest of the workspace, at most 32 MiB. A tenth of the workspace, up to 32 MiB, is always left
- *            for it. FUSED leaves up to 8 MiB, and nothing where cuBLASLt does not make dweight.
- *            Tail columns: cuBLASLt is several times slower where the rows of a 16-bit or TF32 matrix are not a multiple of 8
- *            elements. So the last vocab % 8 columns have small products of their own. f16 then sums dx of CHUNKS in an f32
- *            buffer in the workspace. lk cannot do that for `hidden`: make it a multiple of 8.
+ * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
  */
 #ifndef LK_LINEAR_CROSS_ENTROPY_CUH
 #define LK_LINEAR_CROSS_ENTROPY_CUH
@@ -168,7 +99,7 @@
 #include "cross_entropy.cuh"
 #include "lk_gemm.cuh"
 
-/* The kinds of plan, see Plans. Every path takes every option, except as under LK_ERR_PATH. */
+/* The kinds of plan: lk/linear_cross_entropy.md has them all. Every path takes every option, except as under LK_ERR_PATH. */
 enum {
     LK_LINEAR_CROSS_ENTROPY_AUTO = 0,
     LK_LINEAR_CROSS_ENTROPY_CHUNKS = 1,
@@ -200,7 +131,7 @@ typedef struct {
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
     int exact;              /* not 0: no 16-bit logits */
-    char text[300];         /* all of this in words, and why FUSED is left out, see Plans */
+    char text[300];         /* all of this in words, and why FUSED is left out */
 } lk_linear_cross_entropy_plan;
 
 /* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. A call ignores the
@@ -259,7 +190,7 @@ typedef struct {
     int bias_dtype;            /* LK_DTYPE_*: T or f32; 0: T */
     int dweight_dtype;         /* B FB likewise */
     int dbias_dtype;           /* B FB likewise */
-    int fast_logits;           /* not 0: stored logits are T instead of f32, see Numerics */
+    int fast_logits;           /* not 0: stored logits are T instead of f32 */
     int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
     int batch_invariant;       /* F    not 0: a token's results do not depend on the other tokens; bf16 on sm_90a */
     int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
@@ -294,7 +225,7 @@ typedef struct {
  *   ..._<T>              the call
  *   ..._workspace_bytes  the workspace of the plan within a sixteenth of the device's memory (without a device 1 GiB), or the
  *                        smallest workspace if that is larger
- *   ..._plan             the plan within `budget` bytes, see Plans. A workspace of plan->workspace_bytes runs it
+ *   ..._plan             the plan within `budget` bytes. A workspace of plan->workspace_bytes runs it
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
