@@ -1211,8 +1211,8 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     }
     const int rows = threads >> call.team_log2 > 1 ? threads >> call.team_log2 : 1; /* a block's */
     const int64_t target_terms = rows * (int64_t)sizeof(lk_ce_target_term);
-    const int64_t room = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - target_terms;
-    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call.team_log2), most = room / (threads * 16);
+    const int64_t space = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - target_terms;
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call.team_log2), most = space / (threads * 16);
     call.slots = (int)(slots < most ? slots : most);
     call.has_rest = !lk_cross_entropy_whole<T>(a) || slots > most || padded || call.ordered;
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
@@ -2059,18 +2059,18 @@ LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int direction
     const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
     const int64_t rows = a->rows > most ? most : a->rows > 0 ? lk_ceil_div(a->rows, 64) * 64 : 0;
     const int64_t states = rows * lk_ce_state_bytes(a);
-    lk_room room = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    lk_take(&s.counts, &room, true, 1);
-    lk_take(&s.row_losses.loss, &room, reduced, rows);
-    lk_take(&s.row_losses.z, &room, reduced && a->z_loss > 0.0f, rows);
-    lk_take(&s.row_losses.weight, &room, reduced && (a->class_weight || a->weight_sum), rows);
-    lk_take(&s.states, &room, split, states);
-    lk_take(&s.all_states, &room, split, states * a->parallel.ranks);
-    lk_take(&s.lse, &room, split && gradient, rows);
-    lk_take(&s.lse_low, &room, split && gradient, rows);
-    lk_take(&s.entropy, &room, split && gradient, rows);
-    lk_take(&s.others, &room, split && gradient, rows);
-    s.bytes = room.used;
+    lk_arena arena = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_take(&s.counts, &arena, true, 1);
+    lk_take(&s.row_losses.loss, &arena, reduced, rows);
+    lk_take(&s.row_losses.z, &arena, reduced && a->z_loss > 0.0f, rows);
+    lk_take(&s.row_losses.weight, &arena, reduced && (a->class_weight || a->weight_sum), rows);
+    lk_take(&s.states, &arena, split, states);
+    lk_take(&s.all_states, &arena, split, states * a->parallel.ranks);
+    lk_take(&s.lse, &arena, split && gradient, rows);
+    lk_take(&s.lse_low, &arena, split && gradient, rows);
+    lk_take(&s.entropy, &arena, split && gradient, rows);
+    lk_take(&s.others, &arena, split && gradient, rows);
+    s.bytes = arena.used;
     if (s.bytes == sizeof *s.counts && !needs_counts) s.bytes = 0;
     return s;
 }

@@ -10,8 +10,8 @@
  *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
  *   dbias[j]     = sum_t dZ[t,j]               likewise
  *
- * All logits at once may be larger than the weights: 6 GiB for 12288 tokens and 131072 columns. So lk makes them for a chunk of
- * tokens or a panel of columns, uses them, and makes the next ones in the same memory.
+ * All logits at once may be larger than the weights: 6 GiB for 12288 tokens and 131072 columns. So lk computes them for a chunk
+ * of tokens or a panel of columns, uses them, and computes the next ones in the same memory.
  *
  * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
  *                #include "lk/linear_cross_entropy.cuh"     #include "lk/linear_cross_entropy.cuh"
@@ -28,7 +28,7 @@
  *                status = lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;
  *                status = lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
- *            forward_backward makes loss, lse and gradients. forward makes loss and lse. backward makes the gradients from a
+ *            forward_backward computes loss, lse and gradients. forward computes loss and lse, backward the gradients from a
  *            saved lse, with dentropy also from a saved entropy; without `saved` it computes the logits again. Outputs whose
  *            pointer is NULL are not computed.
  *            The workspace function answers what the fastest plan within a sixteenth of the device's memory needs (5 GiB of
@@ -76,12 +76,12 @@
  *            of its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
  *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as under
- *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish makes the results, backward reads lse and
+ *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish the results, backward reads lse and
  *            others.
  *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
  *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
  *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
- *            with max_counted makes dweight first. Where reduce is NULL, the caller sums dx.
+ *            with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
  *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
  *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
  *            argmax and dentropy), else 4.
@@ -127,7 +127,7 @@ typedef struct {
     int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; the others are made again */
-    int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
+    int64_t in_dweight_vocab;     /* of those, the ones that are kept in dweight's memory */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
     int exact;              /* not 0: no 16-bit logits */
@@ -210,7 +210,7 @@ typedef struct {
  *                     FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
  *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
  *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved
- *                     with PANELS or batch_invariant. saved where FUSED makes it (see Options), if FUSED cannot run, or with
+ *                     with PANELS or batch_invariant. saved where FUSED writes it (see Options), if FUSED cannot run, or with
  *                     label_smoothing, entropy, argmax or dentropy
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
@@ -268,11 +268,11 @@ typedef struct {
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
     int state_bytes;            /* of a packed state */
     bool fused;                 /* the plan may be, or must be, LK_LINEAR_CROSS_ENTROPY_FUSED */
-    bool open;                  /* a query without x or weight: where they lie may still rule out fused */
+    bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     int type, logits_type;      /* LK_DTYPE_* of T and of the logits */
     int clusters;               /* fused: that the device runs at a time, one per two SMs */
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
-    const char *note;           /* why fused is ruled out, where plan.text says it; else "" */
+    const char *why_not_fused;  /* why fused is ruled out, where plan.text says it; else "" */
 } lk_lce_call;
 
 /* At the start of the workspace. */
@@ -299,11 +299,11 @@ typedef struct {
 #define LK_LCE_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
 
 /* Columns whose exponentials are kept in dweight's memory. */
-#define LK_LCE_LOANS 3
+#define LK_LCE_DWEIGHT_PARTS 3
 typedef struct {
     int64_t first, cols; /* multiples of 256; cols is also the distance of rows */
     char *at;
-} lk_lce_loan;
+} lk_lce_dweight_part;
 
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
@@ -325,8 +325,8 @@ typedef struct {
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], v of "Fused" below: a row's exponentials times v are its dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
-    float *hit;            /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
-    int2 *owners;          /* fused: [vocab], of the rows with this target whose hit is not 0: the first one, and how many */
+    float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
+    int2 *owners;          /* fused: [vocab], of the rows with this target and a target_dz that is not 0: the first, how many */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
@@ -337,7 +337,8 @@ typedef struct {
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
     int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
-    lk_lce_loan loans[LK_LCE_LOANS]; /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
+    /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
+    lk_lce_dweight_part dweight_parts[LK_LCE_DWEIGHT_PARTS];
     float *slice;          /* [slice, logits_stride], f32 logits of a slice, or in saved; logits then holds dZ alone, in T */
     void *cublas;
     int64_t stretches;     /* fused: the most of a row that sums has room for */
@@ -502,7 +503,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t col = from; w.owners && col < a.vocab; col += step) w.owners[col] = make_int2(INT32_MAX, 0);
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
-    const bool sums_weights = (w.states || w.hit) && a.class_weight && a.label_smoothing > 0.0f;
+    const bool sums_weights = (w.states || w.target_dz) && a.class_weight && a.label_smoothing > 0.0f;
     for (int64_t col = thread; sums_weights && col < p.c.classes; col += LK_LCE_THREADS)
         all.weight += p.c.weights[col] * (w.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
@@ -623,13 +624,13 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
 }
 
 /* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
- *   dZ[j] = (rest + own + bend(z[j])) p[j] - fall w[j]                                     for j != y
- *   dZ[y] = (own + bend(z[y])) p[y] - rest (1 - p[y]) + fall (sum of w[j] - w[y])
- * bend(z) = -dentropy (z + entropy - lse). rise is rest + own, or NaN where lse is not finite. */
+ *   dZ[j] = (F + G + bend(z[j])) p[j] - w_factor w[j]                                      for j != y
+ *   dZ[y] = (G + bend(z[y])) p[y] - F (1 - p[y]) + w_factor (sum of w[j] - w[y])
+ * bend(z) = -dentropy (z + entropy - lse). p_factor is F + G, or NaN where lse is not finite. */
 typedef struct {
-    float rest, own, rise, fall;
+    float F, G, p_factor, w_factor;
     float weight, weights; /* w[y]; the sum of all w[j] */
-    float bend, center;    /* -dentropy; entropy - lse */
+    float entropy_factor, center;    /* -dentropy; entropy - lse */
 } lk_lce_terms;
 
 LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
@@ -640,11 +641,11 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     if (y < 0) return t;
     const float f = w.factor[row] * a.logit_scale;
     t.weight = w.weight ? w.weight[row] : 1.0f, t.weights = w.counts->weights;
-    t.fall = f * __fdiv_rn(a.label_smoothing, (float)p.c.classes);
-    t.rest = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.fall * t.weights);
-    t.own = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
-    t.rise = lk_is_finite(lse) ? t.rest + t.own : NAN;
-    if (w.dentropy) t.bend = -a.logit_scale * w.dentropy[row], t.center = entropy - lse;
+    t.w_factor = f * __fdiv_rn(a.label_smoothing, (float)p.c.classes);
+    t.F = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.w_factor * t.weights);
+    t.G = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
+    t.p_factor = lk_is_finite(lse) ? t.F + t.G : NAN;
+    if (w.dentropy) t.entropy_factor = -a.logit_scale * w.dentropy[row], t.center = entropy - lse;
     return t;
 }
 
@@ -655,15 +656,15 @@ LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
 }
 
 /* dentropy's part of dZ, without the slope of a softcap; 0 times -inf counts 0. */
-LK_DEVICE float lk_lce_bend(const lk_lce_terms &t, float p, float z)
+LK_DEVICE float lk_lce_entropy_term(const lk_lce_terms &t, float p, float z)
 {
-    return t.bend * (p * fmaxf(z + t.center, -FLT_MAX));
+    return t.entropy_factor * (p * fmaxf(z + t.center, -FLT_MAX));
 }
 
 /* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
-LK_DEVICE float lk_lce_hit(const lk_lce_terms &t, float p, float z, float others, float slope)
+LK_DEVICE float lk_lce_target_dz(const lk_lce_terms &t, float p, float z, float others, float slope)
 {
-    return slope * (fmaf(t.own, p, t.fall * (t.weights - t.weight)) - t.rest * others + lk_lce_bend(t, p, z));
+    return slope * (fmaf(t.G, p, t.w_factor * (t.weights - t.weight)) - t.F * others + lk_lce_entropy_term(t, p, z));
 }
 
 /* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
@@ -681,7 +682,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
     const int y = w.target[row];
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const int hit = (int)(y - q.first_col), cols = y < 0 ? 0 : (int)q.cols; /* an ignored row is not read */
+    const int target_offset = (int)(y - q.first_col), cols = y < 0 ? 0 : (int)q.cols; /* an ignored row is not read */
     lk_ce_row s = lk_ce_row_empty();
     for (int col = lane * N; col < cols; col += 32 * N * U) {
         lk_vec<L> raw[U];
@@ -697,7 +698,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             if (a.argmax && at + N <= cols) s = lk_ce_add_top(s, v, q.first_col + at);
             for (int j = 0; a.argmax && at + N > cols && j < N; j++)
                 if (at + j < cols) s = lk_ce_row_top(s, v[j], q.first_col + at + j);
-            if (at + N <= cols && (unsigned)(hit - at) >= (unsigned)N) {
+            if (at + N <= cols && (unsigned)(target_offset - at) >= (unsigned)N) {
                 lk_lce_values(v, weight, a, class_weight, q.first_col + at);
                 s = lk_ce_row_add(s, v, weight, scale);
                 continue;
@@ -705,7 +706,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float one[1] = {v[j]}, one_weight[1];
-                if (at + j >= cols || at + j == hit) continue;
+                if (at + j >= cols || at + j == target_offset) continue;
                 lk_lce_values(one, one_weight, a, class_weight, q.first_col + at + j);
                 s = lk_ce_row_add(s, one, one_weight, scale);
             }
@@ -714,14 +715,14 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     s = lk_ce_row_warp<true>(s, scale);
     if (lane != 0) return;
     float target = -INFINITY, slope;
-    if (hit >= 0 && hit < cols) {
-        target = lk_to_float(logits[hit]);
+    if (target_offset >= 0 && target_offset < cols) {
+        target = lk_to_float(logits[target_offset]);
         if (a.softcap > 0.0f) target = lk_ce_cap(target, a.logit_scale, a.softcap, &slope);
     }
     if (!q.first) {
         const lk_ce_row before = w.states[in_chunk];
         s = lk_ce_row_merge(before, s, scale);
-        if (!(hit >= 0 && hit < cols)) target = before.target; /* a maximum of the two would lose a NaN */
+        if (!(target_offset >= 0 && target_offset < cols)) target = before.target; /* a maximum of the two would lose a NaN */
     }
     s.target = target;
     w.states[in_chunk] = s;
@@ -731,7 +732,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
 
 /* Pass 2: a warp owns a row of a panel and writes dZ over its logits. 16-bit dZ of f32 logits lies where this step or earlier
  * ones have read, so the warp synchronizes between a step's reads and its writes. */
-template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_gradient_kernel(lk_lce_work q)
+template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_dz_kernel(lk_lce_work q)
 {
     constexpr int N = LK_VEC<L>, U = LK_LCE_U;
     const lk_lce_args &a = q.c.a;
@@ -743,7 +744,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     const L *logits = (const L *)w.logits + in_chunk * w.logits_stride;
     D *dz = (D *)((L *)w.logits + in_chunk * w.logits_stride);
     const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
-    const int y = w.target[row], hit = (int)(y - q.first_col), cols = (int)q.cols;
+    const int y = w.target[row], target_offset = (int)(y - q.first_col), cols = (int)q.cols;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
     const lk_lce_terms t = lk_lce_terms_at(q, row, y);
     const bool proper = lk_is_finite(lse);
@@ -768,9 +769,9 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
                 const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f, z = scale * v[j];
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
-                x[j] = fmaf(t.rise, p, -t.fall * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
-                x[j] = slope * (w.dentropy ? x[j] + lk_lce_bend(t, p, z) : x[j]);
-                if (at + j == hit) x[j] = proper ? lk_lce_hit(t, p, z, w.others[row], slope) : NAN;
+                x[j] = fmaf(t.p_factor, p, -t.w_factor * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
+                x[j] = slope * (w.dentropy ? x[j] + lk_lce_entropy_term(t, p, z) : x[j]);
+                if (at + j == target_offset) x[j] = proper ? lk_lce_target_dz(t, p, z, w.others[row], slope) : NAN;
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -788,7 +789,7 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
  * all other columns are made again, a panel at a time, when lse is known: then the tile leaves as dZ. So are all of backward.
  *
  * The target's dZ is never among them. It is often the largest of its row, so its rounding would be most of the gradients'
- * error. It stays in float: lk_lce_gradients_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
+ * error. It stays in float: lk_lce_products_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
  * row of x to dweight.
  *
  * A row's exponentials have one reference, chosen before the row is known. It is guessed from a few columns, whose maximum and
@@ -809,7 +810,7 @@ typedef struct {
     int sampled;          /* columns of the sample */
     float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
-    int lent, kept;       /* tiles that are written: the first `lent` to w.loans, from there to `kept` to w.logits */
+    int in_dweight, kept; /* tiles that are written: the first `in_dweight` to w.dweight_parts, up to `kept` to w.logits */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
@@ -844,19 +845,19 @@ LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int 
 }
 
 /* Writes the target's logit, if the thread has it. */
-LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int hit)
+LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int target_offset)
 {
     float found = 0.0f;
-    if (!((unsigned)hit < LK_GEMM_COLS && hit % 8 < 2)) return;
+    if (!((unsigned)target_offset < LK_GEMM_COLS && target_offset % 8 < 2)) return;
 #pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) found = i / 2 * 8 + i % 2 == hit ? v[i] : found;
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) found = i / 2 * 8 + i % 2 == target_offset ? v[i] : found;
     *logit = found;
 }
 
 /* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
  * not count. */
 template <bool plain>
-LK_DEVICE lk_ce_row lk_lce_take_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
+LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
@@ -952,7 +953,7 @@ LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope
  * would keep the compiler from overlapping one block's shuffles with the next block's exponentials. */
 template <bool plain>
 LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess,
-                                 int room, lk_bf16 *out, float *reference, const lk_lce_args &a)
+                                 int cols_left, lk_bf16 *out, float *reference, const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
@@ -983,7 +984,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
         }
 #pragma unroll
         for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(e[2 * g], e[2 * g + 1]);
-        lk_gemm_put_block(out, block, room, pair);
+        lk_gemm_put_block(out, block, cols_left, pair);
     }
     const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     if (out && threadIdx.x % 4 == 0) *reference = from;
@@ -994,7 +995,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
  * NULL. */
 template <bool plain>
 LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, float lse2,
-                                   int room, lk_bf16 *out, const float *weights, const lk_lce_args &a)
+                                   int cols_left, lk_bf16 *out, const float *weights, const lk_lce_args &a)
 {
     const float rate = lk_lce_scale(a) * LK_LOG2E;
     float sums[4] = {};
@@ -1005,20 +1006,20 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 #pragma unroll
     for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
-        float z[8], slope[8], fall[8];
+        float z[8], slope[8], w_factor[8];
         lk_lce_cap<plain>(v, block * 8, slope, a);
 #pragma unroll
-        for (int j = 0; j < 8; j++) fall[j] = t.fall;
+        for (int j = 0; j < 8; j++) w_factor[j] = t.w_factor;
         if (!plain && weights) {
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                if (lk_lce_within(window, block * 8 + j)) fall[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
+                if (lk_lce_within(window, block * 8 + j)) w_factor[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
         }
         if (!plain && a.dentropy) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 const float x = v[block * 8 + j];
-                fall[j] -= lk_lce_bend(t, lk_ex2(fmaf(rate, x, -lse2)), lk_lce_scale(a) * x);
+                w_factor[j] -= lk_lce_entropy_term(t, lk_ex2(fmaf(rate, x, -lse2)), lk_lce_scale(a) * x);
             }
         }
 #pragma unroll
@@ -1027,30 +1028,30 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
             const bool within = plain || lk_lce_within(window, i);
             const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
             sums[i % 4] += p;
-            z[j] = t.rise * p;
-            if (!plain && within) z[j] = slope[j] * (z[j] - fall[j]);
+            z[j] = t.p_factor * p;
+            if (!plain && within) z[j] = slope[j] * (z[j] - w_factor[j]);
         }
 #pragma unroll
         for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
-        lk_gemm_put_block(out, block, room, pair);
+        lk_gemm_put_block(out, block, cols_left, pair);
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 /* Where a row's exponentials or dZ of a tile go: its first column, and the columns from there to the padded end. NULL: they are
  * not kept. */
-LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *room)
+LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *cols_left)
 {
     const lk_lce_workspace &w = p.q.w;
     lk_bf16 *at = (lk_bf16 *)w.logits;
-    int64_t stride = w.logits_stride, first = (int64_t)p.lent * LK_GEMM_COLS;
+    int64_t stride = w.logits_stride, first = (int64_t)p.in_dweight * LK_GEMM_COLS;
 #pragma unroll
-    for (int i = LK_LCE_LOANS - 1; i >= 0; i--) {
-        if (tile >= p.lent || tile * LK_GEMM_COLS >= w.loans[i].first + w.loans[i].cols) continue;
-        at = (lk_bf16 *)w.loans[i].at, stride = w.loans[i].cols, first = w.loans[i].first;
+    for (int i = LK_LCE_DWEIGHT_PARTS - 1; i >= 0; i--) {
+        if (tile >= p.in_dweight || tile * LK_GEMM_COLS >= w.dweight_parts[i].first + w.dweight_parts[i].cols) continue;
+        at = (lk_bf16 *)w.dweight_parts[i].at, stride = w.dweight_parts[i].cols, first = w.dweight_parts[i].first;
     }
     const int col = (int)(tile * LK_GEMM_COLS - first);
-    *room = (int)(stride - col);
+    *cols_left = (int)(stride - col);
     return row < p.q.rows && tile < p.kept ? at + row * stride + col : NULL;
 }
 
@@ -1117,18 +1118,18 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                     for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
                     if (edge && y[r] >= 0) lk_lce_find(w.logit + q.first_row + row + 8 * r, v, window.target);
                     if (mode == LK_LCE_STATES) {
-                        s[r] = lk_lce_take_tile<plain>(s[r], v, window, edge, tile_weights, a);
+                        s[r] = lk_lce_add_tile<plain>(s[r], v, window, edge, tile_weights, a);
                         continue;
                     }
                     const int64_t at = row + 8 * r;
-                    int room;
-                    lk_bf16 *const out = lk_lce_place(p, at, tile, &room);
+                    int cols_left;
+                    lk_bf16 *const out = lk_lce_place(p, at, tile, &cols_left);
                     if (mode == LK_LCE_DZ) {
                         const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
-                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], room, out, smooth, a);
+                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], cols_left, out, smooth, a);
                     } else {
                         float *const reference = w.references + at * p.kept + tile;
-                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], room, out,
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], cols_left, out,
                                                                   reference, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
                     }
@@ -1188,17 +1189,17 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
 
 /* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
  * matter. One thread calls. */
-LK_DEVICE void lk_lce_put_hit(const lk_lce_workspace &w, int64_t row, int y, float hit)
+LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &w, int64_t row, int y, float target_offset)
 {
-    w.hit[row] = hit;
-    if (y < 0 || hit == 0.0f || !w.owners) return;
+    w.target_dz[row] = target_offset;
+    if (y < 0 || target_offset == 0.0f || !w.owners) return;
     atomicMin(&w.owners[y].x, (int)row);
     atomicAdd(&w.owners[y].y, 1);
 }
 
 /* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
  *
- * Without smoothing, dZ is rise p[j] for every column but the target's. So v = rise p[j] / E[j], the same for all j. */
+ * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const lk_lce_work &q = p.q;
@@ -1210,7 +1211,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (row >= q.rows) return;
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     const int y = w.target[at];
-    float slope, v = 0.0f, hit = 0.0f, base = -INFINITY;
+    float slope, v = 0.0f, target_offset = 0.0f, base = -INFINITY;
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
     const lk_ce_result r = lk_lce_put_row(q, at, y, s, scale, lane == 0);
     for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, w.references[row * p.kept + tile]);
@@ -1222,9 +1223,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         const lk_lce_terms t = w.factor ? lk_lce_terms_of(q, at, y, r.lse, r.entropy) : lk_lce_terms{};
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
-        const float unit = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
-        v = t.rise * __fdiv_rn(unit, all.sum);
-        hit = lk_is_finite(r.lse) ? lk_lce_hit(t, target, scale * s.target, others, slope) : NAN;
+        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
+        v = t.p_factor * __fdiv_rn(p_scale, all.sum);
+        target_offset = lk_is_finite(r.lse) ? lk_lce_target_dz(t, target, scale * s.target, others, slope) : NAN;
     }
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
         const float from = first + lane < p.kept ? w.references[row * p.kept + first + lane] : -INFINITY;
@@ -1232,11 +1233,11 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
             const int tile = first + __ffs((int)out) - 1;
             const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
-            int room;
-            lk_bf16 *const e = lk_lce_place(p, row, tile, &room) + lane * 8;
+            int cols_left;
+            lk_bf16 *const e = lk_lce_place(p, row, tile, &cols_left) + lane * 8;
             float x[8] = {};
             lk_vec<lk_bf16> eight;
-            if (lane * 8 >= room) continue;
+            if (lane * 8 >= cols_left) continue;
             if (factor != 0.0f) { /* 0: the tile is far below */
                 eight.raw = *(const uint4 *)e;
                 lk_unpack(x, eight);
@@ -1248,13 +1249,13 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         }
     }
     if (lane != 0) return;
-    if (w.hit) lk_lce_put_hit(w, at, y, hit);
+    if (w.target_dz) lk_lce_put_target_dz(w, at, y, target_offset);
     if (w.scale) w.scale[row] = v;
     if (w.base) w.base[at] = base;
 }
 
 /* backward: the target's dZ of a row, from its logit and the saved lse. */
-LK_DEVICE float lk_lce_hit_by_lse(const lk_lce_work &p, int64_t row, int y, const lk_lce_terms &t, float others)
+LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y, const lk_lce_terms &t, float others)
 {
     const lk_lce_args &a = p.c.a;
     const float lse = p.w.lse[row];
@@ -1263,7 +1264,7 @@ LK_DEVICE float lk_lce_hit_by_lse(const lk_lce_work &p, int64_t row, int y, cons
     float slope = 1.0f, value = p.w.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
     const float z = lk_lce_scale(a) * value;
-    return lk_lce_hit(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), z, others, slope);
+    return lk_lce_target_dz(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), z, others, slope);
 }
 
 /* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
@@ -1275,9 +1276,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     if (row >= p.c.rows) return;
     const int y = w.target[row];
     const lk_lce_terms t = lk_lce_terms_at(p, row, y);
-    const float unit = w.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.c.a), w.base[row], -w.lse[row])) : 0.0f;
-    lk_lce_put_hit(w, row, y, lk_lce_hit_by_lse(p, row, y, t, w.others[row]));
-    w.scale[row] = y < 0 ? 0.0f : t.rise * unit;
+    const float p_scale = w.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.c.a), w.base[row], -w.lse[row])) : 0.0f;
+    lk_lce_put_target_dz(w, row, y, lk_lce_target_dz_by_lse(p, row, y, t, w.others[row]));
+    w.scale[row] = y < 0 ? 0.0f : t.p_factor * p_scale;
 }
 
 /* backward: a warp owns a row and adds a panel's sums of p to w.others; with ranks the caller has given it. last: then it finds
@@ -1298,7 +1299,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
     else if (!q.first) others += w.others[at];
     w.others[at] = others;
     const int y = w.target[at];
-    if (q.last) lk_lce_put_hit(w, at, y, lk_lce_hit_by_lse(q, at, y, lk_lce_terms_at(q, at, y), others));
+    if (q.last) lk_lce_put_target_dz(w, at, y, lk_lce_target_dz_by_lse(q, at, y, lk_lce_terms_at(q, at, y), others));
 }
 
 /* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
@@ -1373,9 +1374,9 @@ LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col,
         if (token < 0) continue;
         o.out[r] = (lk_bf16 *)a.dx + token * a.dx_stride + mine;
         o.factor[r] = alpha * (w.scale ? w.scale[in_chunk] : 1.0f);
-        if (!q.last || w.hit[at] == 0.0f) continue;
+        if (!q.last || w.target_dz[at] == 0.0f) continue;
         o.more[r] = (const lk_bf16 *)a.weight + w.target[at] * a.weight_stride + mine;
-        o.times[r] = alpha * w.hit[at];
+        o.times[r] = alpha * w.target_dz[at];
     }
     if (w.low_dx) o.low = lk_lce_low(w.low_dx, p.dx, row, col);
     o.old = o.read_low = !q.first, o.write_low = !q.last;
@@ -1399,7 +1400,7 @@ LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int
     return o;
 }
 
-LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_gradients_kernel(const __grid_constant__ lk_lce_gradients p)
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(const __grid_constant__ lk_lce_gradients p)
 {
 #if LK_SM90A
     LK_DYN_SMEM(lk_gemm_memory, memory);
@@ -1493,7 +1494,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
         }
         for (int i = 0; i < count; i++) {
             const int64_t at = owner.y > 1 ? from + list[i] : row;
-            const float dz = w.hit[at];
+            const float dz = w.target_dz[at];
             if (dz == 0.0f) continue;
             lk_vec<lk_bf16> eight;
             float x[8];
@@ -1714,7 +1715,7 @@ LK_HOST bool lk_lce_lends(const lk_lce_call *c)
 }
 
 /* The rows of logits that fit into dweight, until its one product or its sums are written. */
-LK_HOST int64_t lk_lce_lent(const lk_lce_call *c, int64_t chunk)
+LK_HOST int64_t lk_lce_rows_in_dweight(const lk_lce_call *c, int64_t chunk)
 {
     const lk_lce_args &a = c->a;
     if (!lk_lce_lends(c) || !(chunk >= c->rows || lk_lce_sums_dweight(c, chunk))) return 0;
@@ -1744,7 +1745,7 @@ LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
 }
 
 /* The arrays that every plan has. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, lk_room *room)
+LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, lk_arena *arena)
 {
     const lk_lce_args &a = c->a;
     const int64_t rows = c->rows;
@@ -1752,23 +1753,23 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
     lk_lce_workspace w = {};
     w.x_stride = lk_lce_round_up(a.hidden, 64);
     w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
-    lk_take(&w.counts, room, true, 1);
-    lk_take(&w.target, room, true, rows);
-    lk_take(&w.weight, room, a.class_weight, rows);
-    lk_take(&w.token, room, c->compact, rows);
-    lk_take(&w.factor, room, c->gradient, rows);
-    lk_take(&w.dlse, room, c->gradient && a.dlse, rows);
-    lk_take(&w.dentropy, room, c->gradient && a.dentropy, rows);
-    lk_take(&w.loss, room, c->gives_loss && a.loss, rows);
-    lk_take(&w.z, room, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows);
-    lk_take(&w.lse, room, true, rows);
-    lk_take(&w.entropy, room, a.entropy || a.dentropy, rows);
-    lk_take(&w.argmax, room, a.argmax, rows);
-    w.bias = lk_take_bytes(room, a.bias, a.vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : c->logits_type));
+    lk_take(&w.counts, arena, true, 1);
+    lk_take(&w.target, arena, true, rows);
+    lk_take(&w.weight, arena, a.class_weight, rows);
+    lk_take(&w.token, arena, c->compact, rows);
+    lk_take(&w.factor, arena, c->gradient, rows);
+    lk_take(&w.dlse, arena, c->gradient && a.dlse, rows);
+    lk_take(&w.dentropy, arena, c->gradient && a.dentropy, rows);
+    lk_take(&w.loss, arena, c->gives_loss && a.loss, rows);
+    lk_take(&w.z, arena, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows);
+    lk_take(&w.lse, arena, true, rows);
+    lk_take(&w.entropy, arena, a.entropy || a.dentropy, rows);
+    lk_take(&w.argmax, arena, a.argmax, rows);
+    w.bias = lk_take_bytes(arena, a.bias, a.vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : c->logits_type));
     const bool scaled = a.class_weight && mean && !a.denominator && a.z_loss > 0.0f && !(c->split && c->gives_loss);
-    lk_take(&w.class_weight, room, scaled, a.vocab);
-    lk_take(&w.dbias, room, a.dbias, w.splits * a.vocab);
-    w.x = lk_take_bytes(room, c->compact, chunk * w.x_stride * lk_lce_bytes_of(c->type));
+    lk_take(&w.class_weight, arena, scaled, a.vocab);
+    lk_take(&w.dbias, arena, a.dbias, w.splits * a.vocab);
+    w.x = lk_take_bytes(arena, c->compact, chunk * w.x_stride * lk_lce_bytes_of(c->type));
     return w;
 }
 
@@ -1776,16 +1777,16 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, i
 LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
 {
     const int64_t rows = c->rows, stride = lk_lce_round_up(c->a.vocab, 64);
-    lk_room room = {(uintptr_t)lk_lce_base(saved), 0, 256};
+    lk_arena arena = {(uintptr_t)lk_lce_base(saved), 0, 256};
     w->logits_stride = stride;
-    if (c->stores) w->slice = (float *)lk_take_bytes(&room, true, rows * stride * lk_lce_bytes_of(c->logits_type));
+    if (c->stores) w->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_lce_bytes_of(c->logits_type));
     else {
-        lk_take(&w->base, &room, true, rows);
-        lk_take(&w->others, &room, true, rows);
-        lk_take(&w->logit, &room, true, rows);
-        w->logits = lk_take_bytes(&room, true, rows * stride * 2);
+        lk_take(&w->base, &arena, true, rows);
+        lk_take(&w->others, &arena, true, rows);
+        lk_take(&w->logit, &arena, true, rows);
+        w->logits = lk_take_bytes(&arena, true, rows * stride * 2);
     }
-    return room.used + 256;
+    return arena.used + 256;
 }
 
 /* The arrays of a plan that stores logits. Without slices dZ overwrites them. */
@@ -1794,20 +1795,20 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lc
     const lk_lce_args &a = c->a;
     const bool panels = plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS;
     const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
-    lk_room room = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, &room);
+    lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
+    lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, &arena);
     w.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
-    lk_take(&w.others, &room, panels, c->rows);
-    lk_take(&w.states, &room, panels, chunk);
-    lk_take(&w.dx, &room, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
-    lk_take(&w.dweight, &room, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
-    const int64_t lent = slice ? lk_lce_lent(c, chunk) : 0;
+    lk_take(&w.others, &arena, panels, c->rows);
+    lk_take(&w.states, &arena, panels, chunk);
+    lk_take(&w.dx, &arena, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
+    lk_take(&w.dweight, &arena, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
+    const int64_t in_dweight = slice ? lk_lce_rows_in_dweight(c, chunk) : 0;
     const int64_t row = w.logits_stride * lk_lce_bytes_of(slice || c->stores ? c->type : c->logits_type);
-    w.logits = lk_take_bytes(&room, !c->stores || c->gradient, chunk * row);
-    lk_take(&w.slice, &room, slice > lent, slice * w.logits_stride);
-    if (slice && slice <= lent) w.slice = (float *)a.dweight;
+    w.logits = lk_take_bytes(&arena, !c->stores || c->gradient, chunk * row);
+    lk_take(&w.slice, &arena, slice > in_dweight, slice * w.logits_stride);
+    if (slice && slice <= in_dweight) w.slice = (float *)a.dweight;
     if (c->stores) (void)lk_lce_lay_out_saved(c, a.saved, &w);
-    w.cublas = (void *)(room.base + room.used), w.bytes = room.used + 256;
+    w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
     return w;
 }
 
@@ -1834,19 +1835,20 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
 }
 
 /* The memory of dweight that FUSED borrows. Rows of dweight may be written once the exponentials in them have been used. So the
- * first loan lies behind the rows of its own columns. The rows of the second loan's columns may be where the first loan was,
- * and so on: each loan is `times` as large as the one before. Returns all their columns. */
-LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_LOANS])
+ * first part lies behind the rows of its own columns. The rows of the second part's columns may be where the first part was,
+ * and so on: each part is `times` as large as the one before. Returns all their columns. */
+LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_dweight_part (&dweight_parts)[LK_LCE_DWEIGHT_PARTS])
 {
     const lk_lce_args &a = c->a;
     const int64_t row = a.hidden * lk_lce_bytes_of(a.dweight_dtype), each = 2 * c->rows, tile = LK_GEMM_COLS;
     const double times = (double)each / (double)row;
     int64_t first = 0, free = (int64_t)((double)a.vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
     if (!lk_lce_lends(c)) free = 0;
-    for (lk_lce_loan &loan : loans) { /* rows of dweight before `free` hold no exponentials; columns before `first` are lent */
+    /* Rows of dweight before `free` hold no exponentials. Those of columns before `first` have their place. */
+    for (lk_lce_dweight_part &part : dweight_parts) {
         const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(a.vocab - free) / times)) / tile * tile;
-        loan = {first, free > 0 && cols > 0 ? cols : 0, (char *)a.dweight + free * row};
-        first += loan.cols, free += lk_ceil_div(loan.cols * each, 256 * row) * 256;
+        part = {first, free > 0 && cols > 0 ? cols : 0, (char *)a.dweight + free * row};
+        first += part.cols, free += lk_ceil_div(part.cols * each, 256 * row) * 256;
     }
     return first;
 }
@@ -1855,36 +1857,36 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_loan (&loans)[LK_LCE_
 LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
+    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->in_dweight_vocab;
     const int64_t width = kept < a.vocab && plan->panel_vocab > own ? plan->panel_vocab : own;
     const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
     const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
     const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
     const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
     const bool keeps = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
-    const bool panels = c->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
-    lk_room room = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &room);
+    const bool panels = c->gradient && (plan->in_dweight_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
+    lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
+    lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &arena);
     if (c->saves) (void)lk_lce_lay_out_saved(c, a.saved, &w);
-    else lk_take(&w.logit, &room, true, rows);
-    lk_take(&w.hit, &room, c->gradient, rows);
-    lk_take(&w.owners, &room, a.dweight || a.dbias, a.vocab);
-    if (!c->gives_loss && (!c->saves || c->split)) lk_take(&w.others, &room, true, rows);
-    lk_take(&w.scale, &room, c->gradient && kept, chunk);
-    lk_room instead = room; /* v x overwrites what the factor kernel is the last to read */
-    lk_take(&w.sample, &room, keeps, chunk * LK_LCE_SAMPLE);
+    else lk_take(&w.logit, &arena, true, rows);
+    lk_take(&w.target_dz, &arena, c->gradient, rows);
+    lk_take(&w.owners, &arena, a.dweight || a.dbias, a.vocab);
+    if (!c->gives_loss && (!c->saves || c->split)) lk_take(&w.others, &arena, true, rows);
+    lk_take(&w.scale, &arena, c->gradient && kept, chunk);
+    lk_arena instead = arena; /* v x overwrites what the factor kernel is the last to read */
+    lk_take(&w.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
     w.stretches = c->gradient || c->saves ? some : alone;
-    lk_take(&w.sums, &room, c->gives_loss || !kept, chunk * w.stretches);
-    lk_take(&w.more, &room, more, chunk * w.stretches);
-    lk_take(&w.references, &room, keeps, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
+    lk_take(&w.sums, &arena, c->gives_loss || !kept, chunk * w.stretches);
+    lk_take(&w.more, &arena, more, chunk * w.stretches);
+    lk_take(&w.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
     w.scaled_x = lk_take_bytes(&instead, kept && a.dweight, chunk * w.x_stride * 2);
-    if (room.used < instead.used) room = instead;
-    lk_take(&w.low, &room, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
-    lk_take(&w.low_dx, &room, a.dx && panels, pairs * cols * pair);
+    if (arena.used < instead.used) arena = instead;
+    lk_take(&w.low, &arena, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
+    lk_take(&w.low_dx, &arena, a.dx && panels, pairs * cols * pair);
     if (!c->saves) w.logits_stride = lk_lce_round_up(width, 64);
-    if (!c->saves) w.logits = lk_take_bytes(&room, c->gradient, chunk * w.logits_stride * 2);
-    if (plan->lent_vocab) (void)lk_lce_borrow(c, w.loans);
-    w.cublas = (void *)(room.base + room.used), w.bytes = room.used + 256;
+    if (!c->saves) w.logits = lk_take_bytes(&arena, c->gradient, chunk * w.logits_stride * 2);
+    if (plan->in_dweight_vocab) (void)lk_lce_borrow(c, w.dweight_parts);
+    w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
     return w;
 }
 
@@ -1967,12 +1969,12 @@ LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
     return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->a.path || c->a.path == path;
 }
 
-/* A plan of FUSED. kept: the columns whose exponentials are kept, the first `lent` of them in dweight. */
-LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t lent, int64_t panel)
+/* A plan of FUSED. kept: the columns whose exponentials are kept, the first `in_dweight` of them in dweight. */
+LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t in_dweight, int64_t panel)
 {
     lk_lce_plan plan = {};
     plan.path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan.chunk_tokens = chunk;
-    plan.kept_vocab = kept, plan.lent_vocab = lent, plan.panel_vocab = panel;
+    plan.kept_vocab = kept, plan.in_dweight_vocab = in_dweight, plan.panel_vocab = panel;
     return plan;
 }
 
@@ -2013,7 +2015,7 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t m
 LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
     const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = lk_lce_round_up(c->a.panel_vocab, tile);
-    lk_lce_loan loans[LK_LCE_LOANS];
+    lk_lce_dweight_part dweight_parts[LK_LCE_DWEIGHT_PARTS];
     if (given) {
         *plan = lk_lce_fused_plan(c->rows, 0, 0, lk_lce_min(given, vocab));
         return lk_lce_fits(c, plan, budget);
@@ -2021,18 +2023,18 @@ LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t na
     *plan = lk_lce_fused_plan(c->rows, vocab, 0, vocab);
     if (lk_lce_keeps(c) && lk_lce_fits(c, plan, budget)) return true;
     for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
-        const int64_t lent = keeps ? lk_lce_borrow(c, loans) : 0, all = lk_ceil_div(vocab - lent, tile);
+        const int64_t in_dweight = keeps ? lk_lce_borrow(c, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
         int64_t low = 0, high = all + 1; /* tiles: low fits, high does not. All come first: they need no sums of dx */
         for (int64_t tiles = all; high - low > 1; tiles = low + (high - low) / 2) {
-            const int64_t cols = lk_lce_min(tiles * tile, vocab - lent);
-            *plan = lk_lce_fused_plan(c->rows, keeps ? lent + cols : 0, lent, cols);
+            const int64_t cols = lk_lce_min(tiles * tile, vocab - in_dweight);
+            *plan = lk_lce_fused_plan(c->rows, keeps ? in_dweight + cols : 0, in_dweight, cols);
             *(lk_lce_fits(c, plan, budget) ? &low : &high) = tiles;
         }
         const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* keeping costs a copy of x */
         if (low == 0 || (low < all && low * tile < fewest)) continue;
-        const int64_t cols = lk_lce_min(low * tile, vocab - lent), kept = keeps ? lent + cols : 0;
+        const int64_t cols = lk_lce_min(low * tile, vocab - in_dweight), kept = keeps ? in_dweight + cols : 0;
         const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(c, lk_ceil_div(vocab - kept, tile), low);
-        *plan = lk_lce_fused_plan(c->rows, kept, lent, lk_lce_min(panel, vocab));
+        *plan = lk_lce_fused_plan(c->rows, kept, in_dweight, lk_lce_min(panel, vocab));
         return true;
     }
     return false;
@@ -2108,7 +2110,7 @@ LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
 /* The smallest workspace of all plans. In an open query FUSED may still be ruled out. */
 LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
 {
-    const bool sure = !c->open || c->a.path || c->saves;
+    const bool sure = !c->placement_unknown || c->a.path || c->saves;
     size_t least = SIZE_MAX;
     if (c->rows == 0 || c->a.vocab == 0) return 0;
     for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
@@ -2125,8 +2127,8 @@ LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t few
 {
     const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     const bool slices = lk_lce_slices(c, path);
-    const int64_t given = slices ? c->a.slice_tokens : 0, lent = lk_lce_lent(c, fewest) / 128 * 128;
-    const int64_t lengths[] = {given, 4096, 2048, lent};
+    const int64_t given = slices ? c->a.slice_tokens : 0, in_dweight = lk_lce_rows_in_dweight(c, fewest) / 128 * 128;
+    const int64_t lengths[] = {given, 4096, 2048, in_dweight};
     if (!lk_lce_may_be(c, path)) return false;
     for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
         *plan = lk_lce_stored_plan(path, 0, c->a.vocab, lengths[i]);
@@ -2183,14 +2185,14 @@ LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk
     else if (w.slice)
         snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
                  (void *)w.slice == c->a.dweight ? " in dweight" : "");
-    if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
+    if (plan->in_dweight_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
         snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
-                 (long long)plan->lent_vocab);
+                 (long long)plan->in_dweight_vocab);
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
              kept, parts, sums[sum], plan->matmuls, last, plan->exact ? "exact" : "fast",
-             c->note[0] ? "; FUSED, for sm_90a, is left out" : "", c->note);
+             c->why_not_fused[0] ? "; FUSED, for sm_90a, is left out" : "", c->why_not_fused);
 }
 
 /* The plan within the budget, which is at least `least`. cuBLASLt gets what is left. A plan may need less than the budget, and
@@ -2230,7 +2232,7 @@ LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
 /* NULL if FUSED can run this call, wherever x and weight lie; else what it would need, for an error's text. Sets c->clusters
- * and c->note. */
+ * and c->why_not_fused. */
 LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
 {
     lk_device device = {};
@@ -2242,11 +2244,11 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
     c->clusters = device.sms / 2 > 0 ? device.sms / 2 : 1;
     if (!error && lk_gemm_available(&device)) return NULL;
     int id = 0, major = 0;
-    if (error == cudaErrorNoKernelImageForDevice) c->note = ": the program has no code for this GPU";
-    else if (error) c->note = ": there is no usable CUDA device";
+    if (error == cudaErrorNoKernelImageForDevice) c->why_not_fused = ": the program has no code for this GPU";
+    else if (error) c->why_not_fused = ": there is no usable CUDA device";
     else if (cudaGetDevice(&id) == cudaSuccess &&
              cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) == cudaSuccess && major == 9)
-        c->note = ": the code that this device runs was not compiled for it";
+        c->why_not_fused = ": the code that this device runs was not compiled for it";
     if (clean && cudaPeekAtLastError() != cudaSuccess) (void)cudaGetLastError(); /* a query leaves no error */
     return "sm_90a";
 }
@@ -2285,7 +2287,7 @@ LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, int direction)
 }
 
 /* Copies the arguments that a call of this direction has, and sets what follows from them alone. */
-template <class T> LK_HOST void lk_lce_begin(const lk_lce_args *args, int direction, lk_lce_call *c)
+template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, int direction, lk_lce_call *c)
 {
     lk_lce_args *const a = &c->a;
     *c = {}, *a = *args;
@@ -2305,14 +2307,14 @@ template <class T> LK_HOST void lk_lce_begin(const lk_lce_args *args, int direct
     c->split = a->parallel.vocab_total != 0, c->classes = c->split ? a->parallel.vocab_total : a->vocab;
     c->state_bytes = lk_ce_state_bytes(a), c->saves = a->saved != NULL;
     c->gives_loss = direction != LK_LCE_BACKWARD, c->gradient = !c->gives_loss || a->dx || a->dweight || a->dbias;
-    c->note = "", c->type = lk_dtype<T>, c->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
+    c->why_not_fused = "", c->type = lk_dtype<T>, c->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
     c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     c->rows = c->compact ? a->max_counted : a->tokens;
     c->stores = lk_lce_saves_logits(c);
 }
 
-/* Fills in every default, and settles whether FUSED may be the path. Fails where a call asks for a path that it cannot have. */
-template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, lk_lce_call *c)
+/* Fills in every default, and resolves whether FUSED may be the path. Fails where a call asks for a path that it cannot have. */
+template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool query, lk_lce_call *c)
 {
     lk_lce_args *const a = &c->a;
     const bool empty = a->tokens == 0;
@@ -2325,7 +2327,7 @@ template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, l
     if (empty || a->vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
-    c->open = query && (!a->weight || (!a->x && !c->compact));
+    c->placement_unknown = query && (!a->weight || (!a->x && !c->compact));
     if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
         return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
     if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
@@ -2335,20 +2337,21 @@ template <class T> LK_HOST lk_status lk_lce_settle(const char *op, bool query, l
     c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
     if (c->saves && a->batch_invariant) return lk_fail(LK_ERR_PATH, op, "saved is for calls without batch_invariant");
     if (c->stores) c->fused = false;
-    const char *only = c->fused ? lk_lce_not_fused(c) : NULL;
-    if (c->fused && !only) only = lk_lce_misplaced(c);
+    const char *fused_needs = c->fused ? lk_lce_not_fused(c) : NULL;
+    if (c->fused && !fused_needs) fused_needs = lk_lce_misplaced(c);
     if (c->saves && !c->stores) {
         if (!c->fused) return lk_fail(LK_ERR_PATH, op, "saved is not for path LK_LINEAR_CROSS_ENTROPY_PANELS");
-        if (!only && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy))
-            only = "calls without label_smoothing, entropy, argmax and dentropy";
-        if (only)
-            return lk_fail(LK_ERR_PATH, op, "saved has exponentials here, which are for %s%s%s", only, c->note,
+        if (!fused_needs && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy))
+            fused_needs = "calls without label_smoothing, entropy, argmax and dentropy";
+        if (fused_needs)
+            return lk_fail(LK_ERR_PATH, op, "saved has exponentials here, which are for %s%s%s", fused_needs, c->why_not_fused,
                            c->split ? "" : "; with path LK_LINEAR_CROSS_ENTROPY_CHUNKS it has logits");
     }
-    if (only && by_name)
+    if (fused_needs && by_name)
         return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
-                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", only, c->note);
-    if (only) c->fused = false;
+                       a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", fused_needs,
+                       c->why_not_fused);
+    if (fused_needs) c->fused = false;
     a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
     return LK_OK;
@@ -2363,7 +2366,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &c->a;
-    lk_lce_begin<T>(args, direction, c);
+    lk_lce_copy_args<T>(args, direction, c);
     lk_status status = lk_cross_entropy_check_slice(op, a);
     if (status) return status;
     if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
@@ -2424,7 +2427,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (leaves_states) { /* finish has the others */
         a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
     }
-    status = lk_lce_settle<T>(op, query, c);
+    status = lk_lce_resolve_path<T>(op, query, c);
     if (status) return status;
     *least = lk_lce_minimum(c);
     if (query) return LK_OK;
@@ -2522,7 +2525,7 @@ LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &q)
 }
 
 /* Copies x of a chunk where rows are compacted. */
-template <class T> LK_HOST lk_status lk_lce_gather(const lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_compact(const lk_lce_job *job, const lk_lce_work &q)
 {
     const lk_lce_args &a = q.c.a;
     const lk_lce_workspace &w = q.w;
@@ -2677,7 +2680,7 @@ LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
 
 /* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
  * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
-LK_HOST lk_status lk_lce_hand_over(lk_lce_job *job, const lk_lce_work &q)
+LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &q)
 {
     lk_lce_work p = job->p;
     const lk_lce_args &a = p.c.a;
@@ -2698,7 +2701,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, 
     const lk_lce_args &a = c.a;
     lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
     if (c.stores) q.w.slice = (float *)((L *)q.w.slice + q.first_row * q.w.logits_stride);
-    lk_status status = lk_lce_gather<T>(job, q);
+    lk_status status = lk_lce_compact<T>(job, q);
     const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : q.rows;
     for (int64_t from = 0; from < q.rows && !status; from += step) {
         lk_lce_work slice = q;
@@ -2718,7 +2721,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     const lk_lce_call &c = job->p.c;
     const lk_lce_args &a = c.a;
     const bool dx_first = c.split && !c.compact; /* compacted dx may overwrite the copy of x */
-    lk_status status = lk_lce_gather<T>(job, lk_lce_panel_at(job, chunk, 0));
+    lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, chunk, 0));
     for (int64_t panel = 0; panel < job->plan.panels && !status && (c.gives_loss || !c.split); panel++) {
         const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q);
@@ -2728,12 +2731,12 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
         status = lk_lce_logits<T>(job, q); /* again; then dZ */
-        if (!status) status = lk_lce_launch(job, lk_lce_gradient_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
+        if (!status) status = lk_lce_launch(job, lk_lce_dz_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
         if (!status) status = lk_lce_dbias<T>(job, q);
         if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
         if (!status && a.dx) status = lk_lce_dx<T>(job, q);
         if (!status && q.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
-        if (!status && q.last) status = lk_lce_hand_over(job, q);
+        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
         if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, q);
     }
     return status;
@@ -2802,7 +2805,7 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work 
     if (dweight && !status)
         status = lk_gemm_map(job->op, &p.e_across, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_DEPTH);
     if (dweight && !status) status = lk_gemm_map(job->op, &p.x, w.scaled_x, q.rows, a.hidden, w.x_stride, LK_GEMM_DEPTH);
-    return status ? status : lk_lce_launch_tiles(job, lk_lce_gradients_kernel, items, p);
+    return status ? status : lk_lce_launch_tiles(job, lk_lce_products_kernel, items, p);
 }
 
 /* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
@@ -2817,7 +2820,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const
     if (kept) status = lk_lce_sample<T>(job, q);
     if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
     if (status) return status;
-    p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.lent = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
+    p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.in_dweight_vocab / LK_GEMM_COLS);
     void (*const states[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>, lk_lce_fused_kernel<true, LK_LCE_STATES>};
     void (*const keep[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>, lk_lce_fused_kernel<true, LK_LCE_KEEP>};
     status = lk_lce_launch_tiles(job, (kept ? keep : states)[plain], p.items, p);
@@ -2847,7 +2850,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
     const lk_lce_plan &plan = job->plan;
     lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
     q.cols = a.vocab;
-    lk_status status = lk_lce_gather<T>(job, q);
+    lk_status status = lk_lce_compact<T>(job, q);
     if (!status && c.gives_loss) status = lk_lce_fused_forward<T>(job, q);
     if (!c.gradient || status) return status;
     const lk_lce_workspace &w = job->p.w;
@@ -2860,14 +2863,14 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
         const bool kept = q.first_col < plan.kept_vocab;
         q.w = w; /* then the arrays of these columns */
         q.cols = kept ? plan.kept_vocab - q.first_col : lk_lce_min(plan.panel_vocab, a.vocab - q.first_col);
-        for (const lk_lce_loan &loan : w.loans)
-            if (loan.cols && q.first_col == loan.first) q.cols = loan.cols, q.w.logits = loan.at, q.w.logits_stride = loan.cols;
+        for (const lk_lce_dweight_part &part : w.dweight_parts)
+            if (part.cols && q.first_col == part.first) q.cols = part.cols, q.w.logits = part.at, q.w.logits_stride = part.cols;
         if (!kept) q.w.scale = NULL, q.w.scaled_x = NULL;
         q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
         if (!kept) status = lk_lce_fused_dz<T>(job, q);
         if (!status) status = lk_lce_dbias<T>(job, q);
         if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, q, sums);
-        if (!status && q.last) status = lk_lce_hand_over(job, q);
+        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
         if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, q);
     }
     return status;
@@ -2902,7 +2905,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     if (status) return status;
     lk_lce_work rest = job->p;
     if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* no output is left to write */
-    if (c.split) rest.c.a.dx = NULL; /* lk_lce_hand_over has completed it */
+    if (c.split) rest.c.a.dx = NULL; /* lk_lce_reduce_dx has completed it */
     return lk_lce_write_rest(job, rest);
 }
 
@@ -2997,39 +3000,39 @@ LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward,
 
 /* Divides the workspace. */
 template <class T>
-LK_HOST lk_status lk_lce_divide(const char *op, const lk_lce_args *args, int direction, lk_lce_ranks *r)
+LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, int direction, lk_lce_ranks *r)
 {
     const bool both = direction == LK_LCE_FORWARD_BACKWARD;
     const int64_t tokens = args->tokens;
     lk_lce_call c;
     lk_lce_workspace w;
     size_t terms = 0, least = 0;
-    lk_room room = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
+    lk_arena arena = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
     *r = {};
     lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &least);
     if (status) return status;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
     if (!both) f.dentropy = NULL; /* forward has none */
-    if (both && !f.lse) lk_take(&f.lse, &room, true, tokens);
-    if (both && !f.others) lk_take(&f.others, &room, true, tokens);
-    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, &room, true, tokens);
+    if (both && !f.lse) lk_take(&f.lse, &arena, true, tokens);
+    if (both && !f.others) lk_take(&f.others, &arena, true, tokens);
+    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, &arena, true, tokens);
     b.lse = f.lse, b.others = f.others, b.entropy = f.entropy;
     const int64_t bytes = tokens * lk_ce_state_bytes(&f);
-    lk_take(&r->states, &room, true, bytes);
-    lk_take(&r->all_states, &room, true, bytes * f.parallel.ranks);
+    lk_take(&r->states, &arena, true, bytes);
+    lk_take(&r->all_states, &arena, true, bytes * f.parallel.ranks);
     r->finish = lk_lce_finish_args(&f);
     status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &terms);
-    r->finish.workspace = lk_take_bytes(&room, terms > 0, (int64_t)terms), r->finish.workspace_bytes = terms;
+    r->finish.workspace = lk_take_bytes(&arena, terms > 0, (int64_t)terms), r->finish.workspace_bytes = terms;
     r->finish.all_states = r->all_states, f.states = r->states, b.bad_targets = NULL;
     f.saved = both ? NULL : args->saved, b.saved = NULL;
-    r->fixed = room.used ? room.used + 256 : 0;
+    r->fixed = arena.used ? arena.used + 256 : 0;
     if (!status) status = lk_lce_steps_least<T>(op, &f, both && c.gradient ? &b : NULL, &least);
     r->least = r->fixed + least;
     if (status || !both || !c.fused || !lk_lce_keeps(&c) || args->vocab == 0 || tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
     r->saved = lk_lce_lay_out_saved(&c, NULL, &w);
-    kept_f.saved = kept_b.saved = (void *)(room.base + room.used);
+    kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
     status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, &least);
     r->least_saving = r->fixed + r->saved + least;
     return status;
@@ -3056,7 +3059,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, stream);
     const lk_vocab_parallel &v = args->parallel;
     lk_status status = lk_lce_check<T>(op, args, direction, false, &c, &least);
-    if (!status) status = lk_lce_divide<T>(op, args, direction, &r);
+    if (!status) status = lk_lce_split_workspace<T>(op, args, direction, &r);
     if (!status) status = lk_check_workspace(op, args->workspace, args->workspace_bytes, r.least);
     if (status) return status;
     lk_lce_share(args, args->workspace_bytes, &r);
@@ -3094,7 +3097,7 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
     lk_lce_call c;
     lk_lce_plan of[2] = {};
     size_t each[2] = {0, 0};
-    lk_status status = lk_lce_divide<T>(op, args, direction, &r);
+    lk_status status = lk_lce_split_workspace<T>(op, args, direction, &r);
     if (status) return status;
     if (budget < r.least && !least)
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r.least);

@@ -509,20 +509,20 @@ LK_HOST lk_status lk_check_workspace(const char *op, const void *workspace, size
 typedef struct {
     uintptr_t base;
     size_t used, align;
-} lk_room;
+} lk_arena;
 
 /* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
-LK_HOST void *lk_take_bytes(lk_room *room, bool wanted, int64_t bytes)
+LK_HOST void *lk_take_bytes(lk_arena *arena, bool wanted, int64_t bytes)
 {
     if (!wanted) return NULL;
-    void *const array = (void *)(room->base + room->used);
-    const size_t most = (size_t)1 << 62, whole = (size_t)lk_ceil_div(bytes, (int64_t)room->align) * room->align;
-    room->used = whole > most - room->used ? most : room->used + whole;
+    void *const array = (void *)(arena->base + arena->used);
+    const size_t most = (size_t)1 << 62, whole = (size_t)lk_ceil_div(bytes, (int64_t)arena->align) * arena->align;
+    arena->used = whole > most - arena->used ? most : arena->used + whole;
     return array;
 }
-template <class E> LK_HOST void lk_take(E **array, lk_room *room, bool wanted, int64_t elements)
+template <class E> LK_HOST void lk_take(E **array, lk_arena *arena, bool wanted, int64_t elements)
 {
-    *array = (E *)lk_take_bytes(room, wanted, elements * (int64_t)sizeof(E));
+    *array = (E *)lk_take_bytes(arena, wanted, elements * (int64_t)sizeof(E));
 }
 
 /* Compiled with -DLK_CHECK every launcher calls this before it launches, to find wrong pointers where they are made; otherwise

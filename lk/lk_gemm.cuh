@@ -210,13 +210,13 @@ LK_DEVICE uint4 lk_gemm_transpose(const uint32_t (&pair)[4])
     return high ? make_uint4(far[0], far[1], u[2], u[3]) : make_uint4(u[0], u[1], far[0], far[1]);
 }
 
-/* Writes eight of a row's values per lane, of a block of 32 columns. room: the columns from the tile's first to the padded
+/* Writes eight of a row's values per lane, of a block of 32 columns. cols_left: the columns from the tile's first to the padded
  * end, a multiple of 64. out: the tile's first column; NULL: no such row, or not wanted. */
-LK_DEVICE void lk_gemm_put_block(lk_bf16 *out, int block, int room, const uint32_t (&pair)[4])
+LK_DEVICE void lk_gemm_put_block(lk_bf16 *out, int block, int cols_left, const uint32_t (&pair)[4])
 {
     const uint4 group = lk_gemm_transpose(pair);
     const int col = block * 32 + (int)threadIdx.x % 4 * 8;
-    if (out && col < room) *(uint4 *)(out + col) = group;
+    if (out && col < cols_left) *(uint4 *)(out + col) = group;
 }
 
 /* Eight neighbours of a row, read and written. Behind the row's end zeros are read and nothing is written. wide: by one access
