@@ -1,14 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-<<<<<<< HEAD
 """summary.py RESULTS.csv COMPARE.csv README.md PAGE.md: writes between the marks of both files what the CSVs say.
-=======
-"""summary.py RESULTS.csv COMPARE.csv README.md: writes README's table of ops, its line on xopes and its plot of
-linear_cross_entropy's time against memory, where those were measured, and its list of losses between their marks.
->>>>>>> 933d165 (compare: xopes beside lk, upstreams that are not 1, lk in place)
 
 README.md   table     an op a line: what it computes; time and share of the limit of the largest case that was compared, forward
                       and backward; how many times as long the next best library takes
+            reference where lk stands beside xopes, where its ops come from
             frontier  the plot of linear_cross_entropy's time against its memory, where that was measured
             losses    in how many cases another library is faster
 PAGE.md     table     an op and direction a line, with the range of all cases compared
@@ -30,13 +26,13 @@ XOPES, XOPES_PAGE = "bench/results/*-reference.csv", "bench/results/reference.md
 H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
 # What an op computes, for someone who has not met it, and how README writes its sizes. An op that is not here: its header's sentence.
 OPS = {
-    "cross_entropy": ("the loss of a classifier, from its logits: PyTorch's `F.cross_entropy`, and the options that language "
-                      "models use", "{rows} x {vocab}"),
-    "linear_cross_entropy": ("a language model's last layer and its loss in one call, without memory for all logits",
+    "cross_entropy": ("a classifier's loss from its logits: PyTorch's `F.cross_entropy`, with options of language models such as "
+                      "z-loss and softcap", "{rows} x {vocab}"),
+    "linear_cross_entropy": ("a language model's last layer (LM head) and its cross entropy, fused: never stores all logits",
                              "{tokens} tokens, hidden {hidden}, vocabulary {vocab}"),
     "logsumexp": ("the log of a sum of exponentials, over any one dimension of a tensor", "{rows} x {cols}"),
-    "md_lrpe_cosine": ("positions for attention without softmax, similar to rotary embeddings: multiplies features by the cosine and the "
-                       "sine of an angle. Tokens are on a grid of 1 to 8 axes: text, images, video", "{batch} x {heads} x {shape} x {dim}"),
+    "md_lrpe_cosine": ("position encoding for linear attention, similar to RoPE: multiplies features by the cosine and sine of a "
+                       "position's angle. Tokens lie on a grid of 1 to 8 axes: text, images, video", "{batch} x {heads} x {shape} x {dim}"),
     "srms_norm": ("RMSNorm with weight, bias and residual; each of the three can be left out", "{rows} x {cols}"),
 }
 EXTRAS = re.compile(r" (workspace|path|lse_low|target_prob|offset|bias|groups|weights)=")  # no plain case
@@ -97,7 +93,7 @@ def card_of(row):
 
 
 def readme_table(results, groups, card):
-    yield f"| op | what it computes | largest case on an {card}: time, share of the limit | times the next best |"
+    yield f"| op | what it computes | largest case on an {card}: time, share of the limit | next best: its time / lk's |"
     yield "|---|---|---|---|"
     for op in sorted(results):
         cases = both(results[op])
@@ -131,8 +127,8 @@ def page_table(results, older, groups, card):
 def frontier(path):
     stem = path.replace("-compare.csv", "-frontier")
     if os.path.exists(f"{stem}.svg"):
-        yield "linear_cross_entropy can also run in little memory, and then takes longer. In the plot, each point of lk is one size of the"
-        yield "workspace. *lk*: one call. *lk separate*: forward, then backward, which computes the logits a second time."
+        yield "linear_cross_entropy also runs in less memory, and is slower then. In the plot, each point of lk is one size of the workspace (its"
+        yield "scratch memory). *lk*: one call. *lk separate*: a forward call, then a backward call that recomputes the logits."
         yield ""
         yield plot.picture(stem, "linear_cross_entropy: time against memory, lk with workspaces of several sizes, and others")
 
@@ -146,8 +142,8 @@ def readme_losses(groups, older):
         return
     (op, most), = collections.Counter(key[0] for key in slow).most_common(1)
     yield (f"In [{len(slow)} of {len(found)} cases](bench/results/README.md#where-another-library-is-faster) another library is more "
-           f"than {plot.SLOWER - 1:.0%} faster; in the worst one lk takes {1 / min(slow.values()):.2f} times as long. {most} of them are cases of {op}."
-           + older * " The comparison is of an earlier version of lk.")
+           f"than {plot.SLOWER - 1:.0%} faster, {most} of them {op}. In the worst, lk takes {1 / min(slow.values()):.2f} times the other's time."
+           + older * " These cases, and the last column of the table, compare an earlier version of lk: the page says which.")
 
 
 def page_losses(rows, newer, path):
@@ -181,14 +177,15 @@ def put(text, mark, lines):
 def main():
     if len(sys.argv) != 5:
         sys.exit(__doc__)
-<<<<<<< HEAD
     results, compare, readme, page = sys.argv[1:]
     rows = plot.with_calls(compare)
     ops = {row["op"] for row in rows}
     newer = [row for row in plot.read(H100_COMPARE) if row["op"] not in ops]
     groups, measured, older = plot.grouped(rows + newer), read_results(results), read_results(H100)
     card, commit = card_of(rows[0]), plot.commits_of(plot.read(results))
+    beside = max(map(str, pathlib.Path().glob(XOPES)), default="")  # an H200's before an H100's
     for path, parts in ((readme, {"table": readme_table(measured, groups, card), "frontier": frontier(H100_COMPARE),
+                                  "reference": plot.reference_line(beside, XOPES_PAGE),
                                   "losses": readme_losses(groups, plot.commits_of(rows) != commit)}),
                         (page, {"table": page_table(measured, older, groups, card), "losses": page_losses(rows, newer, compare)})):
         text = pathlib.Path(path).read_text()
@@ -196,19 +193,6 @@ def main():
             text = put(text, mark, lines)
         pathlib.Path(path).write_text(text)
         print(f"wrote {path}")
-=======
-    results, compare, path = sys.argv[1:]
-    rows, newer = plot.with_calls(compare), plot.read(H100_COMPARE)
-    ops = {row["op"] for row in newer}
-    readme = pathlib.Path(path)
-    compared = plot.grouped([row for row in rows if row["op"] not in ops] + newer)
-    text = put(readme.read_text(), "table", table(results, compared))
-    measured = max(map(str, pathlib.Path().glob(XOPES)), default="")  # an H200's before an H100's
-    text = put(text, "reference", plot.reference_line(measured, XOPES_PAGE))
-    text = put(text, "frontier", plot.frontier_lines(H100_COMPARE))
-    readme.write_text(put(text, "losses", losses(rows, newer, compare)))
-    print(f"wrote {path}")
->>>>>>> 933d165 (compare: xopes beside lk, upstreams that are not 1, lk in place)
 
 
 if __name__ == "__main__":
