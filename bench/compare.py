@@ -802,7 +802,7 @@ def measure(env, subject, direction, right):
         row["call_ms"] = f"{call_ms:.5g}"
         if env.cuda:
             with env.timed("kernels"):
-                time.sleep(REST if subject.case.flops else 0)
+                time.sleep(REST * (3 if env.options.reference and subject.case.flops > 2e12 else 1) if subject.case.flops else 0)
                 fill = subject.refill if subject.provider.destroys else None
                 # The power limit is on a mean over time, so a graph's calls without gaps are slower. xopes' head synchronises.
                 graph = not (env.options.reference and subject.case.flops)
