@@ -2109,7 +2109,7 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char 
 {
     const lk_vocab_parallel &v = a->parallel;
     if (!v.vocab_total && (v.ranks > 1 || v.all_gather))
-        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0, but parallel.%s is backward",
+        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0, but parallel.%s is given",
                        v.ranks > 1 ? "ranks" : "all_gather");
     if (!v.vocab_total) return LK_OK;
     lk_status status = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
@@ -2171,7 +2171,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool leaves_states = split && direction == LK_CE_FORWARD && !a->parallel.all_gather;
     if (finish && !split) return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0; finish is for columns split over ranks");
     if (split && direction == LK_CE_BOTH && !a->parallel.all_gather)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it direction forward, finish and backward");
+        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
         a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
         a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
@@ -2228,7 +2228,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!status && split && a->target_prob)
         status = lk_fail(LK_ERR_VALUE, op, "target_prob is not for columns that are split over ranks");
     if (!status && !query && a->target_prob && a->target)
-        status = lk_fail(LK_ERR_VALUE, op, "target_prob is backward, so target must be NULL");
+        status = lk_fail(LK_ERR_VALUE, op, "target_prob is given, so target must be NULL");
     if (status) return status;
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;

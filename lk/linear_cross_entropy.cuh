@@ -127,7 +127,7 @@ typedef struct {
     int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; the others are made again */
-    int64_t in_dweight_vocab;     /* of those, the ones that are kept in dweight's memory */
+    int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
     int exact;              /* not 0: no 16-bit logits */
@@ -1857,14 +1857,14 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_dweight_part (&dweigh
 LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
 {
     const lk_lce_args &a = c->a;
-    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->in_dweight_vocab;
+    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
     const int64_t width = kept < a.vocab && plan->panel_vocab > own ? plan->panel_vocab : own;
     const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
     const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
     const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
     const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
     const bool keeps = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
-    const bool panels = c->gradient && (plan->in_dweight_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
+    const bool panels = c->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
     lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
     lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &arena);
     if (c->saves) (void)lk_lce_lay_out_saved(c, a.saved, &w);
@@ -1885,7 +1885,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce
     lk_take(&w.low_dx, &arena, a.dx && panels, pairs * cols * pair);
     if (!c->saves) w.logits_stride = lk_lce_round_up(width, 64);
     if (!c->saves) w.logits = lk_take_bytes(&arena, c->gradient, chunk * w.logits_stride * 2);
-    if (plan->in_dweight_vocab) (void)lk_lce_borrow(c, w.dweight_parts);
+    if (plan->lent_vocab) (void)lk_lce_borrow(c, w.dweight_parts);
     w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
     return w;
 }
@@ -1974,7 +1974,7 @@ LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t in_dw
 {
     lk_lce_plan plan = {};
     plan.path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan.chunk_tokens = chunk;
-    plan.kept_vocab = kept, plan.in_dweight_vocab = in_dweight, plan.panel_vocab = panel;
+    plan.kept_vocab = kept, plan.lent_vocab = in_dweight, plan.panel_vocab = panel;
     return plan;
 }
 
@@ -2185,9 +2185,9 @@ LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk
     else if (w.slice)
         snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
                  (void *)w.slice == c->a.dweight ? " in dweight" : "");
-    if (plan->in_dweight_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
+    if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
         snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
-                 (long long)plan->in_dweight_vocab);
+                 (long long)plan->lent_vocab);
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
@@ -2820,7 +2820,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const
     if (kept) status = lk_lce_sample<T>(job, q);
     if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
     if (status) return status;
-    p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.in_dweight_vocab / LK_GEMM_COLS);
+    p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
     void (*const states[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>, lk_lce_fused_kernel<true, LK_LCE_STATES>};
     void (*const keep[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>, lk_lce_fused_kernel<true, LK_LCE_KEEP>};
     status = lk_lce_launch_tiles(job, (kept ? keep : states)[plain], p.items, p);
