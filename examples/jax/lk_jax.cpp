@@ -57,8 +57,8 @@ template <class Args> struct Fields;
         static constexpr Field list[] = {__VA_ARGS__};    \
     };
 
-FIELDS(logsumexp, FIELD(x) FIELD(lse) FIELD(lse_low) FIELD(lse_rounded) FIELD(dlse) FIELD(dx)
-       FIELD(outer) FIELD(cols) FIELD(inner) FIELD(scale))
+FIELDS(logsumexp, FIELD(x) FIELD(lse) FIELD(lse_low) FIELD(lse_rounded) FIELD(dlse) FIELD(dlse_rounded)
+       FIELD(dx) FIELD(outer) FIELD(cols) FIELD(inner) FIELD(scale))
 FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(upstream) FIELD(dlse) FIELD(dentropy)
        FIELD(denominator) FIELD(loss) FIELD(z_loss_out) FIELD(lse) FIELD(lse_low) FIELD(entropy) FIELD(argmax)
        FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows) FIELD(vocab)
@@ -198,28 +198,31 @@ static Error handle(cudaStream_t stream, int32_t device, ffi::RemainingArgs in, 
 }
 #endif
 
-/* lk_scale: x and the factor; the result is x itself, as input_output_aliases of the call demands. */
-template <lk_status (*scale)(void *, int64_t, const float *, cudaStream_t)>
-static Error run_scale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, ffi::Result<AnyBuffer> y)
+/* lk_rescale: x, factor and divisor; the result is x itself, as input_output_aliases of the call demands. */
+template <lk_status (*rescale)(const lk_rescale_args *, cudaStream_t)>
+static Error run_rescale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, AnyBuffer divisor, ffi::Result<AnyBuffer> y)
 {
-    if (y->untyped_data() != x.untyped_data()) return Error(ErrorCode::kInternal, "lk_jax: scale is not in place");
-    const lk_status status = scale(y->untyped_data(), (int64_t)x.element_count(), (const float *)factor.untyped_data(), stream);
+    if (y->untyped_data() != x.untyped_data()) return Error(ErrorCode::kInternal, "lk_jax: rescale is not in place");
+    lk_rescale_args args = {};
+    args.x = x.untyped_data(), args.y = y->untyped_data(), args.count = (int64_t)x.element_count();
+    args.factor = (const float *)factor.untyped_data(), args.divisor = (const float *)divisor.untyped_data();
+    const lk_status status = rescale(&args, stream);
     return status ? failed(status) : Error::Success();
 }
 #ifdef LK_JAX_CPU
-template <lk_status (*scale)(void *, int64_t, const float *, cudaStream_t)>
-static Error handle_scale(AnyBuffer x, AnyBuffer factor, ffi::Result<AnyBuffer> y)
+template <lk_status (*rescale)(const lk_rescale_args *, cudaStream_t)>
+static Error handle_rescale(AnyBuffer x, AnyBuffer factor, AnyBuffer divisor, ffi::Result<AnyBuffer> y)
 {
-    return run_scale<scale>(nullptr, x, factor, y);
+    return run_rescale<rescale>(nullptr, x, factor, divisor, y);
 }
-#define BIND_SCALE ffi::Ffi::Bind()
+#define BIND_RESCALE ffi::Ffi::Bind()
 #else
-template <lk_status (*scale)(void *, int64_t, const float *, cudaStream_t)>
-static Error handle_scale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, ffi::Result<AnyBuffer> y)
+template <lk_status (*rescale)(const lk_rescale_args *, cudaStream_t)>
+static Error handle_rescale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, AnyBuffer divisor, ffi::Result<AnyBuffer> y)
 {
-    return run_scale<scale>(stream, x, factor, y);
+    return run_rescale<rescale>(stream, x, factor, divisor, y);
 }
-#define BIND_SCALE ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()
+#define BIND_RESCALE ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>()
 #endif
 
 /* ---- The workspace ------------------------------------------------------------------------------------------------------- */
@@ -265,8 +268,9 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
     LK_DECLARE_SCALE(T)                                                                                              \
-    XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_scale_##T, handle_scale<lk_scale_##T>,                                      \
-                                  BIND_SCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(), TRAITS);            \
+    XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_rescale_##T, handle_rescale<lk_rescale_##T>,                                \
+                                  BIND_RESCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(),  \
+                                  TRAITS);                                                                           \
     FUNCTION(logsumexp, forward, T, nullptr)                                                                         \
     FUNCTION(logsumexp, backward, T, nullptr)                                                                        \
     FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \

@@ -94,6 +94,27 @@ def calls_in(f, *args):
     return re.findall(r'custom_call_target="lk_(\w+)".*?inputs ?= ?"([^"]*)".*?outputs ?= ?"([^"]*)"', text)
 
 
+def kernels_in(f, *args):
+    """What a compiled function runs: the functions of lk, and XLA's own instructions, of which a fusion is one. Both sorted."""
+    bodies, lk_, others = {}, [], []
+    for line in jax.jit(f).lower(*args).compile().as_text().splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.-]+) .*{$", line):
+            body = bodies["ENTRY" if head[1] else head[2]] = []
+        elif found := re.match(r"\s+(?:ROOT )?%?[\w.-]+ = (?:\((?:[^()]|\([^()]*\))*\)|\S+) ([a-z][\w-]*)\(", line):
+            body.append((found[1], line))
+
+    def walk(body):
+        for opcode, line in body:
+            if opcode == "call":  # of a part of the program: XLA makes these of what is one graph, or one loop of threads
+                walk(bodies[re.search(r"to_apply=%?([\w.-]+)", line)[1]])
+            elif mine := re.search(r'custom_call_target="lk_(\w+)_(?:f32|f16|bf16)"', line):
+                lk_.append(mine[1])
+            elif opcode not in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast"):
+                others.append(opcode)
+    walk(bodies["ENTRY"])
+    return sorted(lk_), sorted(others)
+
+
 # ---- The formulas ------------------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +316,8 @@ def linear_cross_entropy():
             if not options:
                 for i in (1, 2):
                     compare(f"{dtype} aux {i} alone", lambda *a: ours(*a)[i], lambda *a: exact(*a)[i], arrays, ups[i], 3)
+                    rows = lambda v, m: with_aux(lk.linear_cross_entropy(v, m, t, reduction="none", aux=("lse", "entropy")))
+                    compare(f"{dtype} aux {i} alone, none", lambda *a: rows(*a)[i], lambda *a: exact(*a)[i], arrays, ups[i], 3)
             ours = lambda v, m: lk.linear_cross_entropy(v, m, t, **options, denominator=jnp.float32(11))
             exact = lambda v, m: exact_entropy(v @ m.T, np.asarray(t), **options, denominator=11.0)[0]
             compare(f"{dtype} {options} denominator", ours, exact, arrays, 4096 * jnp.float32(1), 3)
@@ -416,6 +439,77 @@ def programs(f, values):
     return compiled[0]
 
 
+def launches():
+    """A call runs the kernels that the calls of C run, and no other: in forward, in loss and gradient, with given upstreams.
+
+    What stays of XLA's, at most, beside each case (a GPU may make one kernel of several):
+    SCALE  A reduced loss whose upstream gradient is an operand: one product for each gradient, where C calls lk_scale. XLA
+           removes it where the upstream gradient is 1, as in jax.grad, and fuses it with what reads the gradient; a call of lk
+           would stay in both. With grad_scale it is lk_rescale.
+    TWICE  x and residual have one gradient, and here jit must return it as two arrays. Inside a program nothing is copied.
+    ROUND  lk's dtheta is float32, in C too, while JAX demands a gradient of theta's own type.
+    """
+    SCALE, TWICE, ROUND = ["fusion"], ["copy"], ["fusion"]
+    for dtype in DTYPES:
+        a = lambda seed, *shape, dtype=dtype: normal(seed, *shape, dtype=dtype)
+        x, x3, w, r, m, theta, q = a(1, 6, 64), a(2, 3, 64, 5), a(3, 64), a(4, 6, 64), a(5, 40, 64), a(6, 2, 16), a(7, 1, 2, 6, 16)
+        t, th, g = integers(1, 64, 6), integers(2, 40, 6), jnp.float32(4)
+        b, theta32 = a(8, 40), theta.astype("float32")
+        half, low = dtype == "float16", dtype != "float32"
+        fb = lambda op, late=SCALE: ([f"{op}_forward", f"{op}_backward"], []) if half else ([f"{op}_forward_backward"], late)
+        each = lambda op: ([f"{op}_forward", f"{op}_backward"], [])
+        ce, lce, norm, lrpe = "cross_entropy", "linear_cross_entropy", "srms_norm", "md_lrpe_cosine"
+        rescaled = lambda op, n: ([f"{op}_forward_backward", *["rescale"] * n], [])
+        # name, function, arrays that have a gradient, other arrays, calls and others of loss and gradient
+        for name, f, arrays, others, (calls, stays) in [
+                ("logsumexp", lambda x: lk.logsumexp(x, 1), [x], [], each("logsumexp")),
+                ("logsumexp of columns", lambda x: lk.logsumexp(x, 1), [x3], [], each("logsumexp")),
+                ("logsumexp of all", lk.logsumexp, [x3], [], each("logsumexp")),
+                ("logsumexp float32", lambda x: lk.logsumexp(x, 1, dtype="float32"), [x], [], each("logsumexp")),
+                ("rms_norm", lk.rms_norm, [x, w], [], each(norm)),
+                ("rms_norm bias", lambda x, w, b: lk.rms_norm(x, w, bias=b), [x, w, w], [], each(norm)),
+                ("rms_norm float32 weight", lk.rms_norm, [x, w.astype("float32")], [], each(norm)),
+                ("srms_norm", lk.srms_norm, [x], [], each(norm)),
+                ("add_rms_norm", lk.add_rms_norm, [x, r, w], [], (each(norm)[0], TWICE)),
+                ("add_rms_norm float32", lk.add_rms_norm, [x, r.astype("float32"), w], [], (each(norm)[0], [] if low else TWICE)),
+                ("cross_entropy", lk.cross_entropy, [x], [t], fb(ce)),
+                ("cross_entropy sum", lambda x, t: lk.cross_entropy(x, t, reduction="sum"), [x], [t], fb(ce)),
+                ("cross_entropy none", lambda x, t: lk.cross_entropy(x, t, reduction="none"), [x], [t], each(ce)),
+                ("cross_entropy grad_scale", lambda x, t, g: lk.cross_entropy(x, t, grad_scale=g), [x], [t, g], rescaled(ce, 1)),
+                ("cross_entropy lse alone", lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse",))[1]["lse"], [x],
+                 [t], each(ce)),
+                ("cross_entropy lse and entropy", lambda x, t: with_aux(lk.cross_entropy(x, t, aux=("lse", "entropy"))), [x], [t],
+                 each(ce)),
+                ("linear_cross_entropy", lk.linear_cross_entropy, [x, m], [th], fb(lce, 2 * SCALE)),
+                ("linear_cross_entropy bias", lambda x, m, b, t: lk.linear_cross_entropy(x, m, t, bias=b), [x, m, b], [th],
+                 fb(lce, 3 * SCALE)),
+                ("linear_cross_entropy none", lambda x, m, t: lk.linear_cross_entropy(x, m, t, reduction="none"), [x, m], [th],
+                 each(lce)),
+                ("linear_cross_entropy grad_scale", lambda x, m, t, g: lk.linear_cross_entropy(x, m, t, grad_scale=g), [x, m],
+                 [th, g], rescaled(lce, 2)),
+                ("linear_cross_entropy lse alone", lambda x, m, t: lk.linear_cross_entropy(x, m, t, reduction="none", aux=(
+                    "lse",))[1]["lse"], [x, m], [th], each(lce)),
+                ("md_lrpe_cosine", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6), [q, theta32], [], each(lrpe)),
+                ("md_lrpe_cosine silu", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6, activation="silu"), [q, theta32], [],
+                 each(lrpe)),
+                ("md_lrpe_cosine theta of x's type", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6), [q, theta], [],
+                 (each(lrpe)[0], ROUND if low else [])),
+                ("md_lrpe_cosine offset", lambda x, theta, o: lk.md_lrpe_cosine(x, theta, 6, offset=o), [q, theta32],
+                 [jnp.array([7])], each(lrpe))]:
+            found = kernels_in(f, *arrays, *others)
+            check(f"{dtype} {name}: forward", found == ([calls[0].replace("_backward", "")], []), found)
+
+            def whole(arrays, others, ups):
+                results, pull = jax.vjp(lambda *a: f(*a, *others), *arrays)
+                return results, pull(ups)
+            ups = jax.tree.map(lambda u: jnp.full(u.shape, 0.3, u.dtype), jax.eval_shape(f, *arrays, *others))
+            found = kernels_in(whole, arrays, others, ups)
+            check(f"{dtype} {name}: gradient", found[0] == sorted(calls) and len(found[1]) <= len(stays), found)
+            if calls == [f"{ce}_forward_backward"] or calls == [f"{lce}_forward_backward"]:
+                found = kernels_in(jax.value_and_grad(f, tuple(range(len(arrays)))), *arrays, *others)
+                check(f"{dtype} {name}: an upstream gradient of 1", found == (calls, []), found)
+
+
 def numbers():
     """Options that are operands of the compiled program, and have gradients."""
     t, ignored, vocab, hidden = integers(3, 40, 6), integers(3, 40, 6), 40, 24
@@ -526,7 +620,7 @@ def scales():
     check("float16 in one call", calls == [("cross_entropy_forward_backward_f16", "logits target upstream",
                                             "loss dlogits workspace")], calls)
     text = jax.jit(f).lower(x, jnp.float32(8)).compile().as_text()
-    check("its gradients are scaled in place", 'custom_call_target="lk_scale_f16"' in text and " copy(" not in text and
+    check("its gradients are scaled in place", 'custom_call_target="lk_rescale_f16"' in text and " copy(" not in text and
           " conditional(" not in text and "output_to_operand_aliasing={{}: (0, {})}" in text, text)
     loss, pull = jax.vjp(lambda x: lk.cross_entropy(x, t, grad_scale=2.0), x.astype(jnp.float32))
     first, second, third = (pull(jnp.float32(u))[0] for u in (2, 6, 2))
@@ -548,11 +642,14 @@ def functions():
         "logsumexp axis 0": (lambda x: lk.logsumexp(x, 0), (x,), ()),
         "cross_entropy none": (lambda x, t: lk.cross_entropy(x, t, reduction="none"), (x, t), ()),
         "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
+        "cross_entropy lse alone": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse",))[1]["lse"], (x, t), ()),
         "cross_entropy mean": (lambda x, t: lk.cross_entropy(x, t, label_smoothing=0.1), (x, t), ()),
         "cross_entropy mean denominator": (lambda x, t, d: lk.cross_entropy(x, t, denominator=d), (x, t), (jnp.int32(5),)),
         "cross_entropy mean grad_scale": (lambda x, t, g: lk.cross_entropy(x, t, grad_scale=g), (x, t), (jnp.int32(3),)),
         "linear entropy": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy", "argmax")),
                            (x, t), (m,)),
+        "linear entropy alone": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy",))[1][
+            "entropy"], (x, t), (m,)),
         "linear none": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none"), (x, t), (m,)),
         "linear none logit_scale": (lambda x, t, m, s: lk.linear_cross_entropy(x, m, t, reduction="none", logit_scale=s), (x, t),
                                     (m, jnp.int32(2))),  # whole: a gradient's sum depends on what XLA fuses
@@ -563,6 +660,7 @@ def functions():
                                   (theta, jnp.int32(1000))),
         "rms_norm heads": (lambda x, w, b: lk.rms_norm(x, w, bias=b), (x,), (normal(6, 6, 16), normal(7, 6, 16))),
         "rms_norm": (lambda x, w: lk.rms_norm(x, w), (x,), (w,)),
+        "add_rms_norm sum alone": (lambda x, r: lk.add_rms_norm(x, r)[1], (x, x[::-1]), ()),
         "add_rms_norm": (lambda x, r, w: lk.add_rms_norm(x, r, w), (x, x[::-1]), (w,)),
     }
 
@@ -856,7 +954,7 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "linear_cross_entropy", "numbers", "md_lrpe_cosine", "logsumexp", "rms_norm", "scales",
-              "transforms", "mistakes", "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
+              "launches", "transforms", "mistakes", "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from ._ffi import TYPES, call, platform, same_axes, scale as _scale
+from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
 __all__ = ["logsumexp", "cross_entropy", "linear_cross_entropy", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm",
            "platform"]
@@ -159,12 +159,13 @@ def _saved(saved, dentropy):
 
 
 def _scaled(gradients, factor, grad_scale):
-    """Gradients {name: array} times the upstream gradient of a reduced loss. Where that is the constant 1 XLA removes all of it.
+    """Gradients {name: array} times the upstream gradient of a reduced loss. Where that is the constant 1 XLA removes all of it,
+    and else fuses it with what reads the gradient; so this is not a call of lk, which would stay.
     With a grad_scale they have that factor already: they are multiplied in place by the quotient, which is 1 where it was right.
     Not by lax.cond: its branch that changes nothing copies, and on a GPU the host waits for the condition."""
     if grad_scale is None:
         return {name: _times(a, factor) for name, a in gradients.items()}
-    return {name: _scale(a, factor / grad_scale) for name, a in gradients.items()}
+    return {name: _rescale(a, factor, grad_scale) for name, a in gradients.items()}
 
 
 # ---- logsumexp ---------------------------------------------------------------------------------------------------------------
@@ -193,14 +194,15 @@ def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     if not sizes[2]:  # an empty result; lk takes inner = 0 for 1
         sizes[0], sizes[2] = 0, 1
     shape = tuple(1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes)
-    return _logsumexp(scale, dtype.name)(a.reshape(sizes)).reshape(shape)
+    return _logsumexp(scale, dtype.name, *sizes, shape)(a)
 
 
 @functools.lru_cache(None)
-def _logsumexp(scale, dtype):
+def _logsumexp(scale, dtype, outer, cols, inner, row):
+    """row: the shape of the result. x is not reshaped: XLA may copy what gets a dimension of one element."""
+    fields = dict(outer=outer, cols=cols, inner=inner, scale=scale)
+
     def forward(x, save):
-        fields = dict(zip(("outer", "cols", "inner"), x.shape), scale=scale)
-        row = (x.shape[0], x.shape[2])
         low = dtype != "float32"
         found = call(f"logsumexp_forward_{TYPES[x.dtype.name]}", {"x": x}, {
             "lse": _of(row, _f32) if save or not low else None, "lse_low": _of(row, _f32) if save else None,
@@ -218,10 +220,10 @@ def _logsumexp(scale, dtype):
     def bwd(kept, dlse):
         x, lse, lse_low = kept
         if _given(dlse) is None:
-            return jnp.zeros(x.shape, x.dtype),
+            return None,
+        upstream = "dlse" if dlse.dtype == _f32 else "dlse_rounded"
         found = call(f"logsumexp_backward_{TYPES[x.dtype.name]}",
-                     {"x": x, "lse": lse, "lse_low": lse_low, "dlse": dlse.astype(_f32)}, {"dx": _like(x)},
-                     dict(zip(("outer", "cols", "inner"), x.shape), scale=scale), "outer")
+                     {"x": x, "lse": lse, "lse_low": lse_low, upstream: dlse}, {"dx": _like(x)}, fields, "outer")
         return found["dx"],
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
@@ -296,10 +298,16 @@ def _loss_outputs(aux, known, reduced, shape):
     return {"z_loss_out" if name == "z_loss" else name: all_[name] for name in ("loss", *aux)}
 
 
-def _shared(reduced):
+def _shared(reduced, upstream_per_row=0):
     """The inputs and outputs that have no rows."""
     return ("weight", "bias", "class_weight", "denominator", "valid_rows", "weight_sum", "dweight", "dbias",
-            *(("loss", "z_loss_out", "upstream") if reduced else ()))
+            *(() if upstream_per_row else ("upstream",)), *(("loss", "z_loss_out") if reduced else ()))
+
+
+def _upstream_of_loss(dloss, reduced):
+    """upstream, and whether it is one per row. A loss that is not used has one 0 for all rows: None would be 1, and an array
+    would have to be filled."""
+    return (jnp.zeros((), _f32), 0) if dloss is None else (dloss, int(not reduced))
 
 
 def _loss_result(aux, loss, found):
@@ -381,14 +389,13 @@ def _cross_entropy(options, in_place, aux):
     reduced = bool(options["reduction"])
     smooth = [n for n in _SMOOTH if n in aux]
 
-    def run(direction, arrays, inputs, outputs):
+    def run(direction, arrays, inputs, outputs, upstream_per_row=0):
         logits, targets, class_weight, denominator, _ = arrays
-        fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32))
-        if direction == "backward":
-            fields["upstream_per_row"] = int(not reduced)
+        fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32),
+                      upstream_per_row=upstream_per_row)
         return call(f"cross_entropy_{direction}_{TYPES[logits.dtype.name]}",
                     {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator, **inputs},
-                    outputs, fields, "rows", _shared(reduced),
+                    outputs, fields, "rows", _shared(reduced, upstream_per_row),
                     [("logits", "dlogits")] if in_place and "dlogits" in outputs else [])
 
     def outputs(targets, more=()):
@@ -421,10 +428,10 @@ def _cross_entropy(options, in_place, aux):
             return (None,) * 5
         if "made" in kept:
             return _scaled(kept["made"], dloss, kept["grad_scale"])["dlogits"], None, None, None, None
-        logits, targets, *_ = kept["arrays"]
-        dloss = jnp.zeros(() if reduced else targets.shape, _f32) if dloss is None else dloss
+        logits = kept["arrays"][0]
+        dloss, each = _upstream_of_loss(dloss, reduced)
         found = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
-                                                 "dentropy": dentropy}, {"dlogits": _like(logits)})
+                                                 "dentropy": dentropy}, {"dlogits": _like(logits)}, each)
         return found["dlogits"], None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
@@ -440,8 +447,9 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     The other options are those of cross_entropy; aux may have them all.
     weight and bias may be float32 beside 16-bit x. The matmuls then have x's type; the gradients are float32, rounded never.
     max_counted: no more targets than this count, and the matmuls are as much smaller. fast_logits: chunks of logits are stored
-    in x's type. tf32: float32 matmuls may use TF32. workspace_mib: the most scratch memory to use; None: what lk's query says,
-    up to 1 GiB. An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
+    in x's type. tf32: float32 matmuls may use TF32. workspace_mib: the most scratch memory to use; None: what the
+    fastest plan takes, at most a sixteenth of the device's memory. An array as logit_scale or temperature multiplies x; one
+    number per token is not for use with a bias.
     batch_invariant: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a; gradients are then
     made in backward.
     """
@@ -486,17 +494,17 @@ def _linear_cross_entropy(options, aux):
     reduced = bool(options["reduction"])
     smooth = [n for n in _SMOOTH if n in aux]
 
-    def run(direction, arrays, inputs, outputs):
+    def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, targets, bias, class_weight, denominator, _ = arrays
         fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=weight.shape[0],
-                      target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype))
-        if direction == "backward":
-            fields["upstream_per_token"] = int(not reduced)
+                      target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype),
+                      upstream_per_token=upstream_per_token)
         for name in ("dweight", "dbias"):
             fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
         return call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
                     {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
-                     "denominator": denominator, **inputs}, outputs, fields, "tokens", _shared(reduced))
+                     "denominator": denominator, **inputs}, outputs, fields, "tokens",
+                    _shared(reduced, upstream_per_token))
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
@@ -526,11 +534,11 @@ def _linear_cross_entropy(options, aux):
         if "made" in kept:
             made = _scaled(kept["made"], dloss, kept["grad_scale"])
         else:
-            x, weight, targets, bias, *_ = kept["arrays"]
-            dloss = jnp.zeros(() if reduced else targets.shape, _f32) if dloss is None else dloss
+            x, weight, _, bias, *_ = kept["arrays"]
+            dloss, each = _upstream_of_loss(dloss, reduced)
             likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
             made = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
-                                                    "dentropy": dentropy}, likes)
+                                                    "dentropy": dentropy}, likes, each)
         return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
@@ -700,8 +708,9 @@ def _rms_norm(eps, weight_offset):
         # rstd is not saved: backward finds it in the pass that it makes anyway, and a forward call whose y nobody reads goes.
         x, s, weight, bias, wanted = kept
         dy, ds = cotangents[0], None if s is None else _given(cotangents[1])
-        if _given(dy) is None:
-            dy = jnp.zeros(dy.shape, dy.dtype)
+        if _given(dy) is None:  # y is not used; s is the sum of x and residual
+            return (None if ds is None or "dx" not in wanted else ds.astype(dy.dtype),
+                    None if "dresidual" not in wanted else ds, None, None)
         two = s is not None and s.dtype != dy.dtype  # else dx and dresidual are the same array
         outputs = {"dx": _like(dy) if "dx" in wanted or ("dresidual" in wanted and not two) else None,
                    "dresidual": _like(s) if "dresidual" in wanted and two else None,

@@ -129,17 +129,17 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=()):
 
 
 @jax.custom_batching.custom_vmap
-def scale(x, factor):
-    """x times a number in device memory, in x's own memory. Where the factor is 1 nothing is read or written."""
-    function = f"scale_{TYPES[x.dtype.name]}"
+def rescale(x, factor, divisor):
+    """x times factor / divisor, numbers in device memory, in x's own memory. Where they are equal x is not read or written."""
+    function = f"rescale_{TYPES[x.dtype.name]}"
     _register(function)
-    return jax.ffi.ffi_call(f"lk_{function}", _struct(jax.ShapeDtypeStruct(x.shape, x.dtype), (x, factor)),
-                            input_output_aliases={0: 0})(x, factor)
+    return jax.ffi.ffi_call(f"lk_{function}", _struct(jax.ShapeDtypeStruct(x.shape, x.dtype), (x, factor, divisor)),
+                            input_output_aliases={0: 0})(x, factor, divisor)
 
 
-@scale.def_vmap
-def _scale_rule(size, batched, x, factor):
-    if not batched[1]:
-        return scale(x, factor), True
+@rescale.def_vmap
+def _rescale_rule(size, batched, x, factor, divisor):
+    if not (batched[1] or batched[2]):
+        return rescale(x, factor, divisor), True
     x = x if batched[0] else x[None]
-    return (x.astype(jnp.float32) * factor.reshape(-1, *(1,) * (x.ndim - 1))).astype(x.dtype), True
+    return (x.astype(jnp.float32) * (factor / divisor).reshape(-1, *(1,) * (x.ndim - 1))).astype(x.dtype), True
