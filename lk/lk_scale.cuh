@@ -11,12 +11,13 @@
  *                lk_status status = lk_scale_bf16(dlogits, rows * vocab, upstream, stream);
  *            2. It is known beforehand: 1 / the steps of gradient accumulation, or a loss scale. Pass it to forward_backward as
  *               upstream. Where it may still turn out to be another number, rescale:
- *                lk_rescale_args r = {.x = dlogits, .y = dlogits, .count = n, .factor = upstream, .divisor = passed};
- *                status = lk_rescale_bf16(&r, stream);
+ *                lk_rescale_args args = {};
+ *                args.x = args.y = dlogits, args.count = rows * vocab, args.factor = upstream, args.divisor = expected;
+ *                status = lk_rescale_bf16(&args, stream);
  *            3. It is most likely what it was last time. Keep two floats {1, 1} in device memory as `history`. Before
  *               forward_backward copy history[0] (4 bytes, cudaMemcpyAsync) to memory of this call, and pass that as upstream,
- *               later as divisor. lk_rescale with .history = history notes the factor: history[0] becomes a factor that came
- *               twice in a row. Not in f16, whose gradients for a wrong upstream may be too small.
+ *               later as divisor. lk_rescale with args.history = history notes the factor: history[0] becomes one that came twice
+ *               in a row. Not in f16, whose gradients for a wrong upstream may be too small.
  * Needs      lk_base.cuh, lk_ptx.cuh.
  * Numerics   The quotient and the product are float; the result is rounded to T once. Gradients that were made for another
  *            upstream have been rounded before, so a product with anything but a power of two rounds them twice. 0 times an
