@@ -466,9 +466,10 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
- * later takes more registers. */
+ * later takes more registers, and where these numbers are smaller for another architecture, more blocks would spill. */
 #define LK_LRPE_FORWARD_BLOCKS 8
-#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
+#define LK_LRPE_WALK_BLOCKS (LK_ARCH < 1200 ? LK_LRPE_FORWARD_BLOCKS : 5) /* of forward's walks */
+#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 900 ? 7 : LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
 #define LK_LRPE_DTHETA_BLOCKS (LK_ARCH < 1000 ? 3 : 2)
 
 typedef struct {
@@ -656,7 +657,9 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, c
  * after it has used U. The launch of dependents comes directly after the wait: after the first loads, the compiler may move it
  * behind their first use. */
 template <class T, bool BACKWARD, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) : LK_LRPE_FORWARD_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BLOCKS(ACT, WALK)
+                                                  : WALK   ? LK_LRPE_WALK_BLOCKS
+                                                           : LK_LRPE_FORWARD_BLOCKS)
     lk_lrpe_kernel(const __grid_constant__ lk_lrpe_plan p)
 {
     constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - (BACKWARD && ACT);
