@@ -472,6 +472,7 @@ static int case_host_threads(void) {
     return bad[0] + bad[1] + bad[2] + bad[3];
 }
 
+#if !defined(__SANITIZE_THREAD__)
 /* A child that is forked when the simulator has run launches too, and so does the parent after it. */
 static int case_fork(void) {
     if (case_ticket()) return 1;
@@ -483,6 +484,7 @@ static int case_fork(void) {
     }
     return child < 0 || waitpid(child, &status, 0) != child || status || case_ticket();
 }
+#endif
 
 /* ---- kernels that are wrong ------------------------------------------------------------------------------------------ */
 
