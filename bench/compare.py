@@ -22,8 +22,7 @@ Upstream   Random normal numbers for rows, norms and encodings. A mean loss has 
            upstream=random in the name, a number in device memory that is not 1, the same in every call of a case, as the loss
            scale, 1 / the steps of gradient accumulation or the weight of a loss is. Some libraries ask whether it is 1 and
            leave out a pass where it is. lk_torch expects what came twice in a row, so its warm-up meets a wrong guess and its
-           timed calls do not; with another number in each call lk's cross_entropy would take a pass more (0.5 ms of 1.06 at
-           4096 x 131072). A forward does not see its upstream, so that case has no forward of its own.
+           timed calls do not; with another number in each call lk's cross_entropy would take a pass more, as long as itself. A forward does not see its upstream, so that case has no forward of its own.
            lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16.
 Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again
            before each provider, since some overwrite them. Before each call of a provider that does so, too, outside its time;

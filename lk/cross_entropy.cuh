@@ -29,7 +29,8 @@
  *                LK_DEFINE_CROSS_ENTROPY(bf16)             LK_DECLARE_CROSS_ENTROPY(bf16)
  *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
  *                lk_cross_entropy_args args = {};
- *                args.logits = logits, args.target = target, args.loss = loss, args.lse = lse, args.rows = rows, args.vocab = vocab;
+ *                args.logits = logits, args.target = target, args.rows = rows, args.vocab = vocab;
+ *                args.loss = loss, args.lse = lse;
  *                lk_status status = lk_cross_entropy_forward_bf16(&args, stream);
  *                args.dlogits = dlogits;
  *                status = lk_cross_entropy_backward_bf16(&args, stream);    // reads the lse of forward
@@ -1121,8 +1122,8 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
     lk_ce_store<T>(call.a, lk_ce_at<T>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
-/* call: LK_CE_FORWARD, LK_CE_BACKWARD, or LK_CE_BOTH, which has no ranks: their forward_backward is forward, then backward.
- * plain: no softcap, no dentropy, and no class weights under smoothing; but for backward also no smoothing, entropy or argmax. */
+/* direction: LK_CE_FORWARD, LK_CE_BACKWARD or LK_CE_BOTH. Ranks do not use LK_CE_BOTH: they call forward, then backward.
+ * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_CE_BOTH no smoothing, entropy or argmax. */
 template <class T, bool plain, int direction>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)

@@ -41,7 +41,7 @@
  *            that of forward.
  * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
  *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0; an offset in device memory. The
- *            struct says how. A stride of 0 means packed, so an expanded tensor, whose stride is 0, must be made contiguous first.
+ *            struct says how. A stride of 0 means packed, so copy an expanded tensor, whose stride is 0, first.
  * Repeatable The same bits every time on the same device and path: fixed order, no atomics. AUTO chooses by alignment too.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  * Read on    lk/md_lrpe_cosine.md: how exact results are, and what is read and written.
@@ -300,27 +300,33 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
     }
 }
 
-/* A position, moved by offset_device. After the wait only: the kernel before may write it. */
-LK_DEVICE int lk_lrpe_moved(const lk_lrpe_plan &p, int position, int axis)
-{
-    return p.offset_device ? (int)((uint32_t)position + (uint32_t)p.offset_device[axis]) : position;
-}
-
-/* The positions of those features at a cell of the grid. MOVED: by offset_device. */
-template <int STEP, bool MOVED, int N>
-LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
+/* The positions of those features at a cell of the grid, without offset_device. */
+template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
 {
     int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)), here = lk_lrpe_position(p.grid, cell, axis);
-    if (MOVED) here = lk_lrpe_moved(p, here, axis);
     const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
 #pragma unroll
     for (int j = 0; j < N; j++) s[j] = here;
 #pragma unroll 1
     while (N > 1 && axis < last) {
         here = lk_lrpe_position(p.grid, cell, ++axis);
-        if (MOVED) here = lk_lrpe_moved(p, here, axis);
 #pragma unroll
         for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
+    }
+}
+
+/* Adds offset_device to them. After the wait only: the kernel before may write it. */
+template <int STEP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_plan &p, int feature)
+{
+    if (!p.offset_device) return; /* one branch, so that calls without it pay for nothing else */
+    const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
+#pragma unroll 1
+    for (int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)); axis <= last; axis++) {
+        const uint32_t offset = (uint32_t)p.offset_device[axis];
+        const int begin = axis * p.e - feature;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if ((unsigned)(STEP * j - begin) < (unsigned)p.e) s[j] = (int)((uint32_t)s[j] + offset);
     }
 }
 
@@ -349,7 +355,8 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<
                                  int feature)
 {
     uint32_t phase[N];
-    lk_lrpe_positions<STEP, true>(angles->s, p, token - p.grid.prefix, feature);
+    lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
+    lk_lrpe_move<STEP>(angles->s, p, feature);
 #pragma unroll
     for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
     lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < p.grid.prefix);
@@ -466,10 +473,10 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
 #define LK_LRPE_GROUPS 4
 #define LK_LRPE_BATCH_U 3
 /* Blocks per SM, which limit a thread's registers. Walks wait for their loads, so more blocks are faster. Code for sm_100 and
- * later takes more registers, and where these numbers are smaller for another architecture, more blocks would spill. */
+ * later takes more registers. */
 #define LK_LRPE_FORWARD_BLOCKS 8
-#define LK_LRPE_WALK_BLOCKS (LK_ARCH < 1200 ? LK_LRPE_FORWARD_BLOCKS : 5) /* of forward's walks */
-#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 900 ? 7 : LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
+#define LK_LRPE_WALK_BLOCKS (LK_ARCH < 1200 ? LK_LRPE_FORWARD_BLOCKS : 7) /* forward's walks: as many as do not spill */
+#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
 #define LK_LRPE_DTHETA_BLOCKS (LK_ARCH < 1000 ? 3 : 2)
 
 typedef struct {
@@ -535,7 +542,7 @@ template <class T, bool WALK> struct lk_lrpe_own {
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-/* Finds their positions, but for offset_device. This reads no memory, so it is done before the wait. */
+/* Finds their positions, without offset_device. This reads no memory, so it is done before the wait. */
 template <class T, bool WALK>
 LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item)
 {
@@ -543,7 +550,7 @@ LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p
     own->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_own<T, WALK>::N);
     own->prefix = WALK || token >= p.grid.prefix ? 0 : INT32_MAX;
     for (; WALK && token < p.grid.prefix && own->prefix < item.tokens; own->prefix++) token += p.token_step;
-    lk_lrpe_positions<1, false>(own->s, p, token - p.grid.prefix, own->feature);
+    lk_lrpe_positions<1>(own->s, p, token - p.grid.prefix, own->feature);
 }
 
 /* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
@@ -555,11 +562,10 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     lk_lrpe_turns<N> turns;
     lk_lrpe_load_turns<T, 1>(&turns, p, item.head, own->feature);
     own->not_finite = turns.not_finite;
+    lk_lrpe_move<1>(own->s, p, own->feature);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const int axis = lk_lrpe_axis(p, own->feature + j);
-        const bool along = WALK && axis == p.walk_axis;
-        own->s[j] = lk_lrpe_moved(p, own->s[j], axis);
+        const bool along = WALK && lk_lrpe_axis(p, own->feature + j) == p.walk_axis;
         own->step[j] = along ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
         own->phase[j] = lk_lrpe_phase(turns.of[j], own->s[j]) - (uint32_t)own->prefix * own->step[j];
     }

@@ -2121,7 +2121,7 @@ def in_a_child(name, file=__file__):
                             stderr=subprocess.STDOUT, text=True, timeout=900)
     lines = result.stdout.rstrip().splitlines() or [""]
     counts = re.fullmatch(r"(\d+) passed, (\d+) failed", lines[-1])
-    for line in lines if not counts or VERBOSE else [s for s in lines if s.lstrip().startswith(("FAIL  ", "skipped", "rank "))]:
+    for line in lines if not counts or VERBOSE else [s for s in lines if s.lstrip().startswith(("FAIL  ", "skipped"))]:
         print(line if line.startswith("  ") else "  " + line)
     if counts:
         totals[0] += int(counts[1])

@@ -332,8 +332,9 @@ def main():
                 words = last[0].split()
                 passed, failed = passed + int(words[0]), failed + int(words[2])
                 lines.remove(last[0])
-                if process.returncode < 0:  # gloo's threads, once, on a busy machine
-                    lines.append(f"  rank {rank} of {ranks} left with {process.returncode} when all its checks were made")
+                if process.returncode < 0:
+                    failed += 1
+                    lines.append(f"  FAIL  rank {rank} of {ranks} ended with {process.returncode} behind its last line: {lines[-1:]}")
             else:
                 failed += 1
                 lines.append(f"  FAIL  rank {rank} of {ranks} ended with {process.returncode} before its last line")

@@ -49,26 +49,26 @@ Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_hea
         TORCH_CHECK_VALUE(grad_scale->numel() == 1, "lk: grad_scale has shape ", grad_scale->sizes(), "; it must be one number");
         TORCH_CHECK_VALUE(!wants_gradient(*grad_scale), "lk: grad_scale requires a gradient, and gets none; detach it");
         const Below below;
-        if (grad_scale->device() == x.device()) return {grad_scale->to(at::kFloat), {}, true};
-        if (traced(x)) return {grad_scale->to(x.device(), at::kFloat), {}, true};
+        if (grad_scale->device() == x.device()) return {grad_scale->to(at::kFloat), {}};
+        if (traced(x)) return {grad_scale->to(x.device(), at::kFloat), {}};
         TORCH_CHECK_VALUE(grad_scale->device().is_cpu(), "lk: grad_scale is on ", grad_scale->device().str(), ", but ",
                           x.device().str(), " is needed");
         const float value = grad_scale->item<float>();
         TORCH_CHECK_VALUE(std::isfinite(value) && value != 0, "lk: grad_scale is ", value, "; it must be finite and not 0");
-        return {value == 1 ? Tensor() : at::full({}, value, x.options().dtype(at::kFloat)), {}, true};
+        return {value == 1 ? Tensor() : at::full({}, value, x.options().dtype(at::kFloat)), {}};
     }
     // What was expected may round gradients twice or once: where bits must not depend on earlier calls, 1 is expected.
-    if (traced(x) || x.scalar_type() == at::kHalf || at::globalContext().deterministicAlgorithms()) return {{}, {}, false};
+    if (traced(x) || x.scalar_type() == at::kHalf || at::globalContext().deterministicAlgorithms()) return {};
     const Stream stream(x);
     const Tensor history = history_of(x, is_head);
-    if (!history.defined()) return {{}, {}, false};
+    if (!history.defined()) return {};
     const Tensor now = make({}, x, at::kFloat);
 #ifdef LK_TORCH_CPU
     std::memcpy(now.mutable_data_ptr(), history.const_data_ptr(), 4);
 #else
     C10_CUDA_CHECK(cudaMemcpyAsync(now.mutable_data_ptr(), history.const_data_ptr(), 4, cudaMemcpyDeviceToDevice, stream));
 #endif
-    return {now, history, false};
+    return {now, history};
 }
 
 // The upstream gradient as lk reads it. PyTorch may keep a sign or a zero aside.

@@ -269,7 +269,6 @@ variable_list once(variable_list gradients, const char *op);
 struct Expected {
     Tensor upstream; // float32, one number on the device; undefined: 1
     Tensor history;  // lk_rescale's, to be told what backward got; undefined: it is not told
-    bool given;      // by the caller
 };
 Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_head);
 

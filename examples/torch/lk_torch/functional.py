@@ -257,11 +257,7 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
         input = input.movedim(1, -1)
         if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
             target = target.movedim(1, -1)
-    factor = None
-    plain = type(label_smoothing) is type(z_loss) is type(softcap) is type(logit_scale) is type(temperature) is float
-    if not plain or temperature != 1.0:
-        label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale,
-                                                                         temperature)
+    label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int:
         ignore_index = _integer("ignore_index", ignore_index)
     if factor is not None and input.dtype in _TYPES and input.dim():  # rounded to float32 alone
@@ -328,11 +324,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
                  group, shards, temperature, *more):
     if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, linear_weight=linear_weight, target=target)
-    factor = None
-    plain = type(label_smoothing) is type(z_loss) is type(softcap) is type(logit_scale) is type(temperature) is float
-    if not plain or temperature != 1.0:
-        label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale,
-                                                                         temperature)
+    label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int:
         ignore_index = _integer("ignore_index", ignore_index)
     if type(max_counted) is not int:
