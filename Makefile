@@ -137,15 +137,15 @@ engine: $(engine) # the simulator's objects, for tests/mutate
 	@rm -f $(filter-out $(engine),$(wildcard $(out)/simt/*.o)) # of sources that are gone
 test-torch: $(library) | backend ## the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
-test-packages: | backend ## CMake, pkg-config, make install, make dist, one-file headers
-	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/packages
+test-install: | backend ## CMake, pkg-config, make install, make dist, one-file headers
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/install
 torch: | backend ## builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
-	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) examples/torch/setup.py build_ext --inplace)
-	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/test.py $(ARGS)
-	@PYTHONPATH=examples/torch $(PYTHON) examples/torch/grpo.py
+	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
+	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
+	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 jax: | backend ## builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
-	$(call quiet,$(PYTHON) examples/jax/build.py $(BACKEND))
-	@$(PYTHON) examples/jax/test.py $(ARGS)
+	$(call quiet,$(PYTHON) packages/jax/build.py $(BACKEND))
+	@$(PYTHON) packages/jax/test.py $(ARGS)
 test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 lib: ## one shared library with every op and type, liblk.so by nvcc, no GPU needed; BACKEND=cpu makes liblk_simt.so
@@ -153,18 +153,18 @@ install: ## copies the headers and that library below PREFIX, with what CMake an
 install-headers: ## copies the headers alone, with what CMake reads
 	install -d $(into)/include/lk $(into)/lib/cmake/lk
 	install -m 644 lk/*.cuh lk/LICENSE $(into)/include/lk
-	install -m 644 packages/*.cmake $(into)/lib/cmake/lk
+	install -m 644 packages/cmake/*.cmake $(into)/lib/cmake/lk
 uninstall: ## removes what install puts there; a library of another version stays
 	cd $(into) && for link in lib/liblk.so lib/$(soname); do \
 	test "$$(readlink -f $$link)" != "$$(readlink -f lib/liblk.so.$(version))" || rm -f $$link; done
 	cd $(into) && rm -f lib/liblk.so.$(version) lib/liblk_simt.so lib/pkgconfig/lk.pc include/lk/LICENSE \
-	$(patsubst lk/%,include/lk/%,$(wildcard lk/*.cuh)) $(patsubst packages/%,lib/cmake/lk/%,$(wildcard packages/*.cmake))
+	$(patsubst lk/%,include/lk/%,$(wildcard lk/*.cuh)) $(patsubst packages/cmake/%,lib/cmake/lk/%,$(wildcard packages/cmake/*.cmake))
 	cd $(into) && for folder in include/lk lib/cmake/lk; do test ! -d $$folder || rmdir --ignore-fail-on-non-empty $$folder; done
 dist: ## makes a tarball of the sources and each op as one header that needs no other file, in build/dist
 	@rm -rf build/dist && mkdir -p build/dist
 	@{ git ls-files 2>/dev/null | grep . || find . -name build -prune -o -name .git -prune -o -type f -print; } > build/dist/files
 	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' -T build/dist/files
-	@rm build/dist/files; for op in $(ops) lk_scale; do packages/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
+	@rm build/dist/files; for op in $(ops) lk_scale; do packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
 	@echo "lk: build/dist has" $$(ls build/dist)
 ifeq ($(lib_backend),$(BACKEND))
 lib: $(library) | backend
@@ -172,7 +172,7 @@ lib: $(library) | backend
 install: lib install-headers
 	install $(library) $(into)/lib/$(if $(simt),,liblk.so.$(version))
 	$(if $(simt),,cd $(into)/lib && ln -sf liblk.so.$(version) $(soname) && ln -sf $(soname) liblk.so)
-	$(if $(simt),,install -d $(into)/lib/pkgconfig && sed 's/@version@/$(version)/' packages/lk.pc.in > $(into)/lib/pkgconfig/lk.pc)
+	$(if $(simt),,install -d $(into)/lib/pkgconfig && sed 's/@version@/$(version)/' packages/cmake/lk.pc.in > $(into)/lib/pkgconfig/lk.pc)
 else ifeq ($(lib_backend),gpu)
 lib install:
 	@$(MAKE) --no-print-directory $@ BACKEND=gpu why="nvcc is here; a library needs no GPU"
@@ -337,5 +337,5 @@ $(out)/%.o: %.c
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 .PHONY: bench-ladder ladder-plots scaling-plots bench-parallel bench-parallel-peers engine help backend examples test test-parts test-full bench check sanitize sanitize-gpu sanitize-asan sanitize-tsan test-mutants test-torch test-fastmath lib install install-headers readme clean always
-.PHONY: reference frontier compare compare-calls compare-smoke compare-plots uninstall dist test-packages torch jax
+.PHONY: reference frontier compare compare-calls compare-smoke compare-plots uninstall dist test-install torch jax
 .SECONDARY:

@@ -6,7 +6,7 @@ linear_cross_entropy at several sizes of workspace, its time against its memory:
     compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider NAME]...
                [--reference [--compile PROCESSES]] [--list] [--device cpu --smoke]
 
-Providers  lk, through its PyTorch extension lk_torch (examples/torch); PyTorch eager and torch.compile; Liger-Kernel,
+Providers  lk, through its PyTorch extension lk_torch (packages/torch); PyTorch eager and torch.compile; Liger-Kernel,
            flash-linear-attention, cut-cross-entropy and quack-kernels where they import (bench/requirements.txt pins what was
            measured), and xopes, where lk's ops come from (bench/fetch_xopes), in both variants that its benchmarks name. One
            that does not import is named as missing. Each is called as its own documentation calls it. "lk inplace" makes
@@ -84,7 +84,7 @@ except ImportError as error:
     sys.exit(f"{sys.executable}: {error}; `make compare` needs PyTorch, PYTHON= says which Python has it")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.append(f"{ROOT}/examples/torch")  # lk_torch where it was built in the tree, unless one is installed
+sys.path.append(f"{ROOT}/packages/torch")  # lk_torch where it was built in the tree, unless one is installed
 import plot  # noqa: E402: beside this file; its plots are not made here
 
 OPS = ("logsumexp", "cross_entropy", "srms_norm", "md_lrpe_cosine", "linear_cross_entropy")
@@ -927,7 +927,7 @@ class Environment:
             import lk_torch
         except Exception as error:
             raise SystemExit(f"lk_torch: {type(error).__name__}: {error}\n"
-                             "`pip install --no-build-isolation ./examples/torch` builds it for this GPU; with LK_BACKEND=cpu "
+                             "`pip install --no-build-isolation ./packages/torch` builds it for this GPU; with LK_BACKEND=cpu "
                              "before it, for --device cpu") from error
         if lk_torch.BACKEND != self.device:
             raise SystemExit(f"{lk_torch.__file__} was built for {lk_torch.BACKEND}, and --device is {self.device}")

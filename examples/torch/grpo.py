@@ -3,7 +3,7 @@
 """GRPO with lk_torch: log-probabilities and entropies of a language model's head, and their gradients, without its logits in
 memory. Checked against plain PyTorch in float64, which makes all logits.
 
-    PYTHONPATH=examples/torch python3 examples/torch/grpo.py [--device cpu|cuda]
+    PYTHONPATH=packages/torch python3 examples/torch/grpo.py [--device cpu|cuda]
 
 The log-probability of a token is minus its cross entropy: reduction "none", and a temperature. What the loss
 does with it (a ratio, clipping, a KL term) is PyTorch's; autograd brings one upstream gradient per token back to lk. Tokens of

@@ -376,7 +376,7 @@ def complete(parser, options, lk, **defaults):
     if options.precision == "f64" and lk:
         parser.error("--precision f64 needs --ops torch: lk has no float64")
     if lk and not LF:
-        parser.error(f"lk_torch cannot be imported ({MISSING}); README.md beside this file says how to build it")
+        parser.error(f"lk_torch cannot be imported ({MISSING}); packages/torch/README.md says how to build it")
     if lk and BACKEND != options.device:
         parser.error(f"lk_torch was built for {BACKEND}, but the device is {options.device}: choose --device {BACKEND}")
     options.began, options.shares = time.perf_counter(), True

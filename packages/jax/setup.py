@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""pip install --no-build-isolation ./examples/jax    from a checkout of lk; LK_BACKEND=cpu or gpu chooses, see build.py."""
+"""pip install --no-build-isolation ./packages/jax    from a checkout of lk; LK_BACKEND=cpu or gpu chooses, see build.py."""
 import os
 import shutil
 import subprocess

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a call costs from Python: lk_torch beside PyTorch, bf16, in one process, on the same inputs, in turns.
 
-    python examples/torch/bench_calls.py [--csv FILE]
+    python packages/torch/bench_calls.py [--csv FILE]
 
 host   us that Python's thread needs per call, while the GPU works behind it (20 calls in a row, the GPU idle before)
 wall   us per call of many in a row, the GPU waited for at the end

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """lk_torch against PyTorch in float64, and against what PyTorch asks of an operator.
 
-    python examples/torch/test.py               # all groups; V=1 in the environment prints each check
-    python examples/torch/test.py cross_entropy compile
-    python examples/torch/test.py --list
+    python packages/torch/test.py               # all groups; V=1 in the environment prints each check
+    python packages/torch/test.py cross_entropy compile
+    python packages/torch/test.py --list
 
 A check compares outputs and gradients with what PyTorch computes in float64 from the same inputs. Each number has a bound of
 its own, derived from the manuals in lk/<op>.cuh: half a unit of the type for each rounding to it, and some units of U = 2^-24

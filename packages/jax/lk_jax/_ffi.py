@@ -16,7 +16,7 @@ def _library():
     """The handlers. They are loaded by the first call, and after JAX's own CUDA libraries, which lk then shares."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "liblk_jax.so")
     if not os.path.exists(path):
-        raise ImportError(f"lk_jax is not built: {path} is missing. Run examples/jax/build.py.")
+        raise ImportError(f"lk_jax is not built: {path} is missing. Run packages/jax/build.py.")
     jax.default_backend()  # loads JAX's
     library = ctypes.CDLL(path)
     library.lk_jax_platform.restype = library.lk_jax_last_error.restype = ctypes.c_char_p

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """linear_cross_entropy with its classes split over the ranks of a group, against the call of one rank.
 
-    python examples/torch/test_parallel.py      # 2 and 3 processes: gloo on the simulator, nccl where there are as many GPUs
+    python packages/torch/test_parallel.py      # 2 and 3 processes: gloo on the simulator, nccl where there are as many GPUs
 
 test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each also makes the call of all classes."""
 import glob
