@@ -150,20 +150,21 @@ test-fastmath: ## the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 lib: ## one shared library with every op and type, liblk.so by nvcc, no GPU needed; BACKEND=cpu makes liblk_simt.so
 install: ## copies the headers and that library below PREFIX, with what CMake and pkg-config read
-install-headers: ## copies the headers alone, with what CMake reads
+install-headers: ## copies the headers and their pages alone, with what CMake reads
 	install -d $(into)/include/lk $(into)/lib/cmake/lk
-	install -m 644 lk/*.cuh lk/LICENSE $(into)/include/lk
+	install -m 644 lk/*.cuh lk/*.md lk/LICENSE $(into)/include/lk
 	install -m 644 packages/cmake/*.cmake $(into)/lib/cmake/lk
 uninstall: ## removes what install puts there; a library of another version stays
 	cd $(into) && for link in lib/liblk.so lib/$(soname); do \
 	test "$$(readlink -f $$link)" != "$$(readlink -f lib/liblk.so.$(version))" || rm -f $$link; done
 	cd $(into) && rm -f lib/liblk.so.$(version) lib/liblk_simt.so lib/pkgconfig/lk.pc include/lk/LICENSE \
-	$(patsubst lk/%,include/lk/%,$(wildcard lk/*.cuh)) $(patsubst packages/cmake/%,lib/cmake/lk/%,$(wildcard packages/cmake/*.cmake))
+	$(patsubst lk/%,include/lk/%,$(wildcard lk/*.cuh lk/*.md)) $(patsubst packages/cmake/%,lib/cmake/lk/%,$(wildcard packages/cmake/*.cmake))
 	cd $(into) && for folder in include/lk lib/cmake/lk; do test ! -d $$folder || rmdir --ignore-fail-on-non-empty $$folder; done
 dist: ## makes a tarball of the sources and each op as one header that needs no other file, in build/dist
 	@rm -rf build/dist && mkdir -p build/dist
 	@{ git ls-files 2>/dev/null | grep . || find . -name build -prune -o -name .git -prune -o -type f -print; } > build/dist/files
 	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' -T build/dist/files
+	@mkdir build/dist/lk && cp lk/*.md build/dist/lk
 	@rm build/dist/files; for op in $(ops) lk_scale; do packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
 	@echo "lk: build/dist has" $$(ls build/dist)
 ifeq ($(lib_backend),$(BACKEND))
