@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The other .cu file: its lk is of another version, a copy of ours that the Makefile changes, so its functions are static. It
+/* The other .cu file: its lk is of another version, a copy of ours that other_version changes, so its functions are static. It
  * makes f32 again. */
 #define LK_API static
 #include "lk/logsumexp.cuh"
@@ -9,7 +9,7 @@ LK_DEFINE_LOGSUMEXP(bf16)
 
 #include "runs.h"
 
-static_assert(offsetof(lk_logsumexp_args, of_another_version) == 0, "the Makefile's copy is another version");
+static_assert(offsetof(lk_logsumexp_args, of_another_version) == 0, "other_version's copy is another version");
 
 /* Calls all of them with wrong arguments; returns how many said so. */
 extern "C" int second_errors(void)

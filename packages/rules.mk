@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+# The forms in which others take lk (README.md): the library, make install, make dist, and the bindings. Part of the Makefile.
+
+# The library: where no GPU tells, machine code of these three. Of several, the last one's PTX too, without the letter, since
+# PTX of compute_100a runs on nothing but 10.0 and that of compute_100 on all that is newer: 10.3 and 12.0, say, which none of
+# the three's machine code runs on. 8.6 and 8.9 run that of 80.
+lib_arches := $(if $(filter native,$(or $(capability),$(ARCH))),80 90a 100a,$(arches))
+lib_ptx := $(if $(word 2,$(lib_arches)),$(patsubst %a,%,$(patsubst %f,%,$(lastword $(lib_arches)))))
+lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)) \
+	$(foreach a,$(lib_ptx),-gencode arch=compute_$(a),code=compute_$(a))
+
+# The library's name has the minor version, since a new one may change the structs: lk/README.md.
+version := $(subst $() ,.,$(shell sed -n 's/^\#define LK_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' lk/lk_base.cuh))
+soname := liblk.so.$(basename $(version))
+ifdef simt
+library := $(out)/liblk_simt.so
+lib_is := runs on the CPU and is for tests
+exports := -Wl,--version-script=$(out)/lib/exports
+else
+library := $(out)/liblk.so
+lib_is := has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx))
+# It looks for cublasLt where nvcc found it too, so that gcc links a program with liblk.so alone.
+exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) -Xlinker -rpath=$(CUDA_HOME)/lib64
+endif
+into = $(DESTDIR)$(PREFIX)
+headers := $(wildcard lk/*.cuh lk/*.md) lk/LICENSE # with the pages that the headers name
+cmake_files := $(wildcard packages/cmake/*.cmake)
+
+lib: ## use: builds liblk.so, every op and type, by nvcc; no GPU needed; BACKEND=cpu: liblk_simt.so
+install: ## use: copies the headers and that library below PREFIX, with what CMake and pkg-config read
+install-headers: ## use: copies the headers, their pages and what CMake reads
+	install -d $(into)/include/lk $(into)/lib/cmake/lk
+	install -m 644 lk/*.cuh lk/*.md lk/LICENSE $(into)/include/lk
+	install -m 644 packages/cmake/*.cmake $(into)/lib/cmake/lk
+uninstall: ## use: removes what install puts there; a library of another version stays
+	cd $(into) && for link in lib/liblk.so lib/$(soname); do \
+	test "$$(readlink -f $$link)" != "$$(readlink -f lib/liblk.so.$(version))" || rm -f $$link; done
+	cd $(into) && rm -f lib/liblk.so.$(version) lib/liblk_simt.so lib/pkgconfig/lk.pc \
+	$(headers:%=include/%) $(cmake_files:packages/cmake/%=lib/cmake/lk/%)
+	cd $(into) && for folder in include/lk lib/cmake/lk; do test ! -d $$folder || rmdir --ignore-fail-on-non-empty $$folder; done
+ifeq ($(lib_backend),$(BACKEND))
+lib: $(library) | backend
+	@echo "lk: $< $(lib_is)"
+install: lib install-headers
+	install $(library) $(into)/lib/$(if $(simt),,liblk.so.$(version))
+ifndef simt
+	cd $(into)/lib && ln -sf liblk.so.$(version) $(soname) && ln -sf $(soname) liblk.so
+	install -d $(into)/lib/pkgconfig && sed 's/@version@/$(version)/' packages/cmake/lk.pc.in > $(into)/lib/pkgconfig/lk.pc
+endif
+else ifeq ($(lib_backend),gpu)
+lib install:
+	@$(MAKE) --no-print-directory $@ BACKEND=gpu why="nvcc is here; a library needs no GPU"
+else
+lib install:
+	@echo "lk: make $@ needs nvcc, no GPU; $(NVCC) is not there. make install-headers copies the headers alone;" \
+	"make $@ BACKEND=cpu takes the CPU simulator's liblk_simt.so, which is for tests." >&2; exit 1
+endif
+dist: ## use: makes a tarball of the sources and each op as one header that needs no other file, in build/dist
+	@rm -rf build/dist && mkdir -p build/dist/lk && cp lk/*.md build/dist/lk
+	@{ git ls-files 2>/dev/null | grep . || find . -name build -prune -o -name .git -prune -o -type f -print; } > build/dist/files
+	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' \
+	-T build/dist/files
+	@rm build/dist/files
+	@for op in $(ops) lk_scale; do packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
+	@echo "lk: build/dist has" $$(ls build/dist)
+
+# A build by another tool, whose output is only shown when it fails, or with V=1; a warning about lk's own files always.
+log = $(out)/$@.log
+hidden = > $(log) 2>&1 || { cat $(log); exit 1; }; grep -E '^[^ ]*(lk|simt|csrc|jax)/[^ /]*: warning:' $(log) || true
+quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),$(hidden))
+torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
+	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
+	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
+	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
+jax: | backend ## use: builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
+	$(call quiet,$(PYTHON) packages/jax/build.py $(BACKEND))
+	@$(PYTHON) packages/jax/test.py $(ARGS)
+
+# A library exports lk's functions and nothing else: the simulator has CUDA functions of its own, which nobody must take for
+# CUDA's.
+lib_parts := $(addprefix $(out)/lib/,lk_scale $(ops))
+$(library) $(lib_parts:=.o): gencode := $(lib_gencode)
+$(library): $(lib_parts:=.o) $(engine) | $(out)/lib/exports
+	$(Q)$(link) -shared $(exports) $^ $(libs) -o $@
+$(out)/lib/exports: packages/rules.mk
+	@mkdir -p $(@D)
+	@echo '{ global: lk_*; local: *; };' > $@
+$(lib_parts:=.cu): $(out)/lib/%.cu: packages/rules.mk
+	@mkdir -p $(@D)
+	@{ printf '\043include "lk/%s.cuh"\n' $*; for t in f32 f16 bf16; do \
+	printf 'LK_DEFINE_%s(%s)\n' $$(echo $* | sed 's/^lk_//' | tr a-z A-Z) $$t; done; } > $@
+$(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
+	@mkdir -p $(@D)
+	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@
+$(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
+	$(call say,$(compiler),$<)
+	$(Q)$(compile) -c $< -o $@
+.PHONY: lib install install-headers uninstall dist torch jax

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+# How the tests run: README.md says what they print. Part of the Makefile.
+
+# What the command line may set.
+asan_schedules ?= forward random:3
+tsan_args ?= # --without f16, say
+check_archs ?= # those of `make check`; all where it is empty
+mutate_args ?= # --part 0/4, say: every fourth mutant
+full_args ?= # of make test-full: --part 0/2, say
+
+# Tests of what all ops share. lk_check has -DLK_CHECK: nothing that threads see.
+shared := lk $(if $(filter tsan,$(SAN)),,lk_check)
+longest := linear_cross_entropy cross_entropy $(shared) # first, so that the others fill the gaps at the end
+programs = $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(ops)
+ifdef simt
+schedules ?= forward$(if $(FULL), reverse random:1 random:2)
+small := $(if $(filter plain,$(SAN)),$(if $(FULL),,--small),--small)
+sm_80 := $(if $(FULL),$(if $(filter plain,$(SAN)),sm_80))
+simt_tests := test_simt test_cublaslt $(if $(filter plain,$(SAN)),test_convert)
+beside := -b
+# Tests run side by side on all cores, unless -j says otherwise. On a GPU they would disturb one another.
+jobs = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 1))
+# `make test` runs every third case of the three longest; make test-full the others too.
+quick_cross_entropy := --part 0/3
+quick_linear_cross_entropy := --part 0/3
+quick_lk_check := --part 0/3
+quick = $(if $(filter plain,$(SAN)),$(if $(or $(FULL),$(strip $(ARGS))),,$(quick_$*)))
+else
+schedules := device
+endif
+# Minutes, measured on two cores.
+minutes_plain := $(if $(FULL),$(if $(word 2,$(schedules)),14,6),3)
+minutes_asan := $(if $(word 2,$(schedules)),6,4)
+minutes_tsan := 8
+under := $(patsubst %,under %,$(filter-out plain,$(SAN)))
+left_out := $(if $(FULL)$(under),,Not in it: all shapes and schedules, sm_80, two thirds of the cases of the cross entropies and \
+	of lk_check (make test-full); make sanitize; make test-mutants.)
+plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedules) $(sm_80) $(under)):" \
+	"about $(minutes_$(SAN)) minutes on two cores that nothing else uses. $(left_out)"
+
+test-parts: $(addprefix test-,$(longest) $(filter-out $(longest),$(shared) $(ops))) $(if $(simt),test-simt) test-link
+test-%: $(out)/tests/% | backend
+	@tests/run $(beside) -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(quick) $(ARGS)
+test-link: $(out)/tests/link/program | backend
+	@tests/run $(beside) -o $(out)/counts -n link $<
+sample := $(if $(FULL),,SIMT_CONVERT_SAMPLE=1)
+test-simt: $(addprefix $(out)/tests/simt/,$(simt_tests)) | backend
+	@for t in $^; do $(sample) tests/run $(beside) -o $(out)/counts $$t || failed=1; done; CXX="$(CXX) $(san_$(SAN))" \
+	NVCC="$(have_nvcc)" tests/run $(beside) -o $(out)/counts -n test_rewrite tests/simt/test_rewrite $(out) $(SAN) || failed=1; \
+	test -z "$$failed"
+test-full: ## test: the whole suites on the simulator too, in all schedules
+	@$(MAKE) --no-print-directory -k test FULL=1 ARGS="$(ARGS) $(full_args)"
+test-fastmath: ## test: the tests, compiled with --use_fast_math -DNDEBUG
+	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
+test-mutants: | backend ## test: breaks each op on purpose, on the simulator: its tests must fail
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) lk
+test-install: | backend ## test: CMake, pkg-config, make install, make dist, one-file headers
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/install
+test-torch: $(library) | backend ## test: the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
+	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
+sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## test: sanitize-gpu, or -asan and -tsan
+sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend ## test: compute-sanitizer's four tools
+	@for op in $^; do for tool in "memcheck --report-api-errors no" racecheck initcheck synccheck; do \
+	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
+sanitize-asan: | backend ## test: ASan and UBSan, on the simulator
+	@$(MAKE) --no-print-directory -k test SAN=asan schedules="$(asan_schedules)" BACKEND=cpu
+sanitize-tsan: | backend ## test: TSan, on the simulator; linear_cross_entropy takes a quarter of an hour
+	@TEST_TIMEOUT=2400 $(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
+
+# The engine is never instrumented: it tells the sanitizers about its fibers instead.
+engine_asan := -DSIMT_ASAN
+engine_tsan := -DSIMT_TSAN
+engine: $(engine) # the simulator's objects, for tests/mutate
+	@rm -f $(filter-out $(engine),$(wildcard $(out)/simt/*.o)) # of sources that are gone
+$(out)/simt/%.o: tests/simt/%.cpp
+	@mkdir -p $(@D)
+	$(call say,CXX,$<)
+	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -fPIC -Itests/simt $(engine_$(SAN)) -MMD -MP -MF $@.d -c $< -o $@
+# Every float against CUDA's own conversions where there is a toolkit, else a sample against a slow reference.
+$(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16.h tests/simt/cuda_fp16.h
+	@mkdir -p $(@D)
+	$(call say,CXX,$<)
+	$(if $(have_nvcc),$(Q)$(CXX) -std=c++17 -O2 -DSIMT_CONVERT_CUDA -I$(CUDA_HOME)/include -c $< -o $@.cuda.o)
+	$(Q)$(CXX) -std=c++17 -O2 $(if $(have_nvcc),-DSIMT_CONVERT_ALL) -Itests/simt -c $< -o $@.o
+	$(Q)$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
+$(out)/tests/lk_check.o: tests/lk.cu
+	@mkdir -p $(@D)
+	$(call say,$(compiler),$< -DLK_CHECK)
+	$(Q)$(compile) -DLK_CHECK -c $< -o $@
+$(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
+	$(Q)$(link) $^ $(libs) -o $@
+# Its second .cu file has another version of lk, a changed copy.
+$(out)/tests/link/second.o: tests/link/second.cu tests/link/other_version $(wildcard lk/*.cuh)
+	@mkdir -p $(@D)
+	$(call say,$(compiler),$<)
+	$(Q)tests/link/other_version $(@D)/other
+	$(Q)$(subst -I$(LK_DIR) -I.,-I$(@D)/other,$(compile)) -c $< -o $@
+.PHONY: test-parts test-full test-fastmath test-mutants test-install test-torch engine
+.PHONY: sanitize sanitize-gpu sanitize-asan sanitize-tsan
