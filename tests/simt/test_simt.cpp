@@ -1568,7 +1568,7 @@ static const negative negatives[] = {
     {"cluster wait without arrive", "without an arrive", [] { return launch_cluster(wait_alone_kernel, 2, 32, 2, 0, out); }, 1},
     {"global address mapped to a peer", "not in this block's shared memory", [] { return launch_cluster(map_global_kernel, 2, 32, 2, 0, out); }, 1},
     {"rank out of range", "no rank 2", [] { return launch_cluster(map_rank_kernel, 2, 32, 2, 0, out); }, 1},
-    {"all spin", "deadlock", [] { out[0] = 0; return launch(spin_kernel, 3, 64, (unsigned *)out); }, 1},
+    {"all spin", "deadlock", [] { out[0] = 0; return launch(spin_kernel, 3, 64, (unsigned *)out); }, 2}, // slow under TSan
     {"one spins, the rest wait", "deadlock", [] { out[0] = 0; return launch(spin_on_one_kernel, 3, 64, (unsigned *)out); }, 1},
     {"trap", "__trap", [] { return launch(trap_kernel, 1, 32, out); }, 1},
     {"wrong parity, a round later", "wrong parity|deadlock", launch_ring<WRONG_PARITY>, 0},

@@ -138,25 +138,30 @@ PLAIN_LOOP static void unpack(const operand *o, const uint64_t *raw, float *to, 
     }
 }
 
-typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float eight_floats __attribute__((vector_size(32), aligned(4), may_alias));
+#if defined(__x86_64__) && !defined(__clang__)
+#define FOR_EACH_CPU __attribute__((target_clones("avx2", "default"))) // not fma: a product is rounded before it is added
+#else
+#define FOR_EACH_CPU
+#endif
 
 /* tile += a b over 16 values of k in their order, or tile = a b; rows of n. */
-static void multiply(float *tile, const float *a, const float *b, int n, int accumulate) {
+FOR_EACH_CPU static void multiply(float *tile, const float *a, const float *b, int n, int accumulate) {
     for (int column = 0; column < n; column += 16)
         for (int row = 0; row < 64; row += 2) {
-            four_floats sum[2][4];
+            eight_floats sum[2][2];
             for (int r = 0; r < 2; r++)
-                for (int c = 0; c < 4; c++)
-                    sum[r][c] = accumulate ? *(const four_floats *)(tile + (row + r) * n + column + 4 * c) : four_floats{};
+                for (int c = 0; c < 2; c++)
+                    sum[r][c] = accumulate ? *(const eight_floats *)(tile + (row + r) * n + column + 8 * c) : eight_floats{};
             for (int k = 0; k < 16; k++) {
                 const float *right = b + k * n + column;
                 for (int r = 0; r < 2; r++) {
                     const float left = a[(row + r) * 16 + k];
-                    for (int c = 0; c < 4; c++) sum[r][c] += left * *(const four_floats *)(right + 4 * c);
+                    for (int c = 0; c < 2; c++) sum[r][c] += left * *(const eight_floats *)(right + 8 * c);
                 }
             }
             for (int r = 0; r < 2; r++)
-                for (int c = 0; c < 4; c++) *(four_floats *)(tile + (row + r) * n + column + 4 * c) = sum[r][c];
+                for (int c = 0; c < 2; c++) *(eight_floats *)(tile + (row + r) * n + column + 8 * c) = sum[r][c];
         }
 }
 
