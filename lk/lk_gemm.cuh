@@ -151,8 +151,7 @@ LK_DEVICE void lk_gemm_multiply(float (&d)[LK_GEMM_SUMS], lk_gemm_ring *ring, un
         const uint64_t a = first_a + stage * (sizeof ring->a[0] / 16), b = first_b + stage * (sizeof ring->b[0] / 16);
         lk_mbarrier_wait_parity(&ring->full[stage], parity);
         lk_wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < LK_GEMM_DEPTH / 16; j++)
+        LK_UNROLL for (int j = 0; j < LK_GEMM_DEPTH / 16; j++)
             lk_wgmma_m64k16_bf16<LK_GEMM_COLS, transpose_a, transpose_b>(d, a + next_a * j, b + next_b * j, k + j > 0);
         lk_wgmma_commit_group();
         lk_wgmma_wait_group<1>();
@@ -226,8 +225,7 @@ LK_DEVICE uint4 lk_gemm_get8(const lk_bf16 *from, int left, bool wide)
     lk_bf16 x[8];
     uint4 group = {};
     if (wide && left > 0) return *(const uint4 *)from;
-#pragma unroll
-    for (int i = 0; i < 8; i++) lk_put(x + i, i < left ? lk_to_float(from[i]) : 0.0f);
+    LK_UNROLL for (int i = 0; i < 8; i++) lk_put(x + i, i < left ? lk_to_float(from[i]) : 0.0f);
     memcpy(&group, x, sizeof group);
     return group;
 }
@@ -239,8 +237,7 @@ LK_DEVICE void lk_gemm_put8(lk_bf16 *to, uint4 group, int left, bool wide)
         return;
     }
     memcpy(x, &group, sizeof group);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
+    LK_UNROLL for (int i = 0; i < 8; i++)
         if (i < left) to[i] = x[i];
 }
 
@@ -277,31 +274,25 @@ LK_DEVICE void lk_gemm_pairs(uint32_t (&pair)[4], uint4 group)
 template <int AHEAD> LK_DEVICE void lk_gemm_put_sums(const lk_gemm_out &o, const float (&d)[LK_GEMM_SUMS])
 {
     const bool adds = __any_sync(0xffffffffu, o.more[0] || o.more[1]);
-#pragma unroll
-    for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, loaded together */
+    LK_UNROLL for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, loaded together */
         uint4 high[AHEAD][2], beyond[AHEAD], more[AHEAD][2];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
+        LK_UNROLL for (int i = 0; i < AHEAD; i++) {
             const int at = (begin + i) * 32;
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
+            LK_UNROLL for (int r = 0; r < 2; r++) {
                 high[i][r] = more[i][r] = make_uint4(0, 0, 0, 0);
                 if (o.old && o.out[r]) high[i][r] = lk_gemm_get8(o.out[r] + at, o.left - at, o.wide);
                 if (o.more[r]) more[i][r] = lk_gemm_get8(o.more[r] + at, o.left - at, o.wide_more);
             }
             beyond[i] = o.read_low ? o.low[(begin + i) * 256] : make_uint4(0, 0, 0, 0);
         }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
+        LK_UNROLL for (int i = 0; i < AHEAD; i++) {
             const int block = begin + i;
             uint32_t bytes[4] = {beyond[i].x, beyond[i].y, beyond[i].z, beyond[i].w};
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
+            LK_UNROLL for (int r = 0; r < 2; r++) {
                 uint32_t pair[4] = {}, extra[4] = {};
                 if (o.old) lk_gemm_pairs(pair, high[i][r]);
                 if (adds) lk_gemm_pairs(extra, more[i][r]);
-#pragma unroll
-                for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
+                LK_UNROLL for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
                     const float *const two = d + block * 16 + g * 4 + 2 * r;
                     uint32_t &four = bytes[r * 2 + g / 2];
                     const int at = g % 2 * 16;

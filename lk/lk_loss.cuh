@@ -109,13 +109,11 @@ template <bool skip = false, int n>
 LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
 {
     float max = s.max;
-#pragma unroll
-    for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
+    LK_UNROLL for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
     s = lk_ce_row_raise(s, max, scale);
     const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
     float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
-#pragma unroll
-    for (int j = 0; j < n; j++) {
+    LK_UNROLL for (int j = 0; j < n; j++) {
         const float d = v[j] - reference, e = lk_ex2(rate * d);
         sum += e;
         weights += w[j];
@@ -147,12 +145,10 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_add_top(lk_ce_row s, const float (&x)
 {
     float most = x[0];
     bool nan = false;
-#pragma unroll
-    for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
+    LK_UNROLL for (int j = 0; j < n; j++) most = fmaxf(most, x[j]), nan |= x[j] != x[j];
     if (nan || lk_ce_order(most) >= (int32_t)(s.top >> 32)) {
         int first = 0;
-#pragma unroll
-        for (int j = n - 1; j >= 0; j--) first = (nan ? x[j] != x[j] : x[j] == most) ? j : first;
+        LK_UNROLL for (int j = n - 1; j >= 0; j--) first = (nan ? x[j] != x[j] : x[j] == most) ? j : first;
         s = lk_ce_row_top(s, nan ? NAN : most, col + first);
     }
     return s;
@@ -205,8 +201,7 @@ template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce
         s.weights = lk_sum_warp(s.weights, team);
         s.weighted = lk_sum_warp(s.weighted, team);
         s.entropic = lk_sum_warp(s.entropic, team);
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
+        LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
             if (offset >= team) continue;
             const int64_t top = __shfl_xor_sync(0xffffffffu, s.top, offset);
             if (top > s.top) s.top = top;
@@ -254,8 +249,7 @@ LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slop
 template <int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
 {
     const float steep = __fdiv_rn(logit_scale, softcap);
-#pragma unroll
-    for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
+    LK_UNROLL for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
 }
 
 /* ---- The state with all options ------------------------------------------------------------------------------------------ */
@@ -265,12 +259,10 @@ template <bool plain, class Args, int n>
 LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
 {
     float v[n], w[n], slope[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
     if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
     if (a.class_weight && a.label_smoothing > 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
+        LK_UNROLL for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (a.argmax) s = lk_ce_add_top(s, x, col);
     if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
@@ -412,28 +404,22 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
                                    float *sum)
 {
     float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, w_factor[n], e[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) w_factor[j] = g.w_factor;
+    LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] = g.w_factor;
     if (!plain && a.class_weight && g.w_factor != 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[a.parallel.vocab_start + col + j];
+        LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
-#pragma unroll
-    for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
+    LK_UNROLL for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
     if (!plain && a.dentropy) {
-#pragma unroll
+        LK_UNROLL
         for (int j = 0; j < n; j++) w_factor[j] -= lk_ce_entropy_term(g, e[j], x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale);
     }
     if (backward && (unsigned)target_offset < (unsigned)n) {
-#pragma unroll
-        for (int j = 0; j < n; j++) e[j] = j == target_offset ? 0.0f : e[j];
+        LK_UNROLL for (int j = 0; j < n; j++) e[j] = j == target_offset ? 0.0f : e[j];
     }
-#pragma unroll
-    for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.p_factor, e[j], -w_factor[j]);
+    LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.p_factor, e[j], -w_factor[j]);
     if (!plain && a.softcap > 0.0f) {
-#pragma unroll
-        for (int j = 0; j < n; j++) x[j] *= slope[j];
+        LK_UNROLL for (int j = 0; j < n; j++) x[j] *= slope[j];
     }
     if (backward) *sum += part[0] + part[1];
 }

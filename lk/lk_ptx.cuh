@@ -42,6 +42,11 @@
 #define LK_DEVICE static __device__ __forceinline__
 /* For code that rarely runs: it stays out of the caller's registers and instruction cache. */
 #define LK_NOINLINE static __device__ __attribute__((noinline))
+/* Before a loop: unroll it, n times, or not at all. Only nvcc knows the pragmas; on the simulator these are nothing. */
+#define LK_UNROLL _Pragma("unroll")
+#define LK_UNROLL_BY(n) LK_PRAGMA(unroll n)
+#define LK_NO_UNROLL _Pragma("unroll 1")
+#define LK_PRAGMA(text) _Pragma(#text)
 
 /* ex2.approx.ftz.f32 (9.7.3.21): 2^x with a relative error of at most 2^-22.5; 2^-inf is 0, 2^+inf is +inf, NaN stays. */
 LK_DEVICE float lk_ex2(float x)
@@ -321,8 +326,7 @@ template <int groups> LK_DEVICE void lk_wgmma_wait_group(void)
 /* No instruction. The compiler does not know that wgmma writes the sums until the wait: what reads them stays after this. */
 template <int n> LK_DEVICE void lk_wgmma_hold(float (&d)[n])
 {
-#pragma unroll
-    for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
+    LK_UNROLL for (int i = 0; i < n; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 /* The 128 registers of a thread's sums, as text and as operands. */

@@ -140,11 +140,10 @@ template <bool cached = false, class T, int U> LK_DEVICE void lk_row_load(lk_vec
 {
     const int step = LK_VEC<T> << row.size_log2;
     if (row.count >= U) {
-#pragma unroll
+        LK_UNROLL
         for (int u = 0; u < U; u++) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
     } else {
-#pragma unroll
-        for (int u = 0; u < U; u++)
+        LK_UNROLL for (int u = 0; u < U; u++)
             if (u < row.count) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
     }
 }
@@ -152,8 +151,7 @@ template <bool cached = false, class T, int U> LK_DEVICE void lk_row_load(lk_vec
 /* Prefetches the thread's first n vectors into the L2, before loads are allowed. */
 template <int n, class T> LK_DEVICE void lk_row_prefetch(const lk_row<T> &row)
 {
-#pragma unroll
-    for (int u = 0; u < n; u++)
+    LK_UNROLL for (int u = 0; u < n; u++)
         if (u < row.count) lk_prefetch_l2(row.first + (u * LK_VEC<T> << row.size_log2));
 }
 
@@ -162,8 +160,7 @@ template <int n, class T> LK_DEVICE void lk_row_prefetch(const lk_row<T> &row)
 /* The sum over `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets its team's sum. */
 LK_DEVICE float lk_sum_warp(float x, int team = 32)
 {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
@@ -171,8 +168,7 @@ LK_DEVICE float lk_sum_warp(float x, int team = 32)
 /* The largest of x, likewise. */
 LK_DEVICE float lk_max_warp(float x, int team = 32)
 {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
@@ -219,28 +215,23 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
     const int blocks = ALONE ? 1 : (int)lk_cluster_nctarank(), rank = ALONE ? 0 : (int)lk_cluster_ctarank();
     const int warps = (int)blockDim.x / 32;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
+    LK_UNROLL for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
     if (blocks * warps == 1) return;
     float *box = inbox + (number & 1) * HALF, *slot = box + (rank * warps + warp) * N;
     if (lane < blocks) {
         if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)lane);
-#pragma unroll
-        for (int n = 0; n < N; n++) slot[n] = v[n];
+        LK_UNROLL for (int n = 0; n < N; n++) slot[n] = v[n];
     }
     if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
     else __syncthreads();              /* likewise */
     const int count = blocks * warps;
     if (count <= 8 && !ALONE) { /* a few broadcasts are faster here than five shuffles */
-#pragma unroll
-        for (int n = 0; n < N; n++) v[n] = box[n];
+        LK_UNROLL for (int n = 0; n < N; n++) v[n] = box[n];
         for (int i = 1; i < count; i++)
-#pragma unroll
-            for (int n = 0; n < N; n++) v[n] += box[i * N + n];
+            LK_UNROLL for (int n = 0; n < N; n++) v[n] += box[i * N + n];
         return;
     }
-#pragma unroll
-    for (int n = 0; n < N; n++) {
+    LK_UNROLL for (int n = 0; n < N; n++) {
         v[n] = lane < count ? box[lane * N + n] : 0.0f;
         for (int i = lane + 32; i < count && !ALONE; i += 32) v[n] += box[i * N + n];
         v[n] = lk_sum_warp(v[n]);
@@ -297,14 +288,12 @@ LK_DEVICE bool lk_inbox_gather(lk_inbox<State, THREADS> *inbox, State s)
     uint64_t *slot = inbox->word[rank * (THREADS / 32) + warp], word[WORDS];
     memcpy(word, &s, sizeof s);
     if (KIND == LK_TEAM_CLUSTER || blocks > 1) {
-#pragma unroll
-        for (int i = 0; i < WORDS && lane < (ALL ? blocks : 1); i++) /* a lane for each reader */
+        LK_UNROLL for (int i = 0; i < WORDS && lane < (ALL ? blocks : 1); i++) /* a lane for each reader */
             lk_st_async_b64(lk_mapa_shared(slot + i, lane), word[i], lk_mapa_shared(&inbox->full, lane));
         if (!ALL && (rank != 0 || warp != 0)) return false;
         lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
     } else {
-#pragma unroll
-        for (int i = 0; i < WORDS && lane == 0; i++) slot[i] = word[i];
+        LK_UNROLL for (int i = 0; i < WORDS && lane == 0; i++) slot[i] = word[i];
         __syncthreads(); /* orders the writes into the inbox before its reads */
     }
     return ALL || warp == 0;
@@ -382,11 +371,10 @@ LK_DEVICE lk_lse lk_lse_add(lk_lse s, const float (&value)[n], float scale = 1.0
 {
     const float rate = scale * LK_LOG2E;
     float most[4] = {s.max, -INFINITY, -INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < n; i++) most[i % 4] = fmaxf(most[i % 4], value[i]);
+    LK_UNROLL for (int i = 0; i < n; i++) most[i % 4] = fmaxf(most[i % 4], value[i]);
     const float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])), reference = lk_lse_reference(max);
     float sum[4] = {s.sum * lk_ex2(rate * (s.max - reference)), 0.0f, 0.0f, 0.0f};
-#pragma unroll
+    LK_UNROLL
     for (int i = 0; i < n; i++) sum[i % 4] += lk_ex2(rate * (low ? (value[i] - reference) + low[i] : value[i] - reference));
     return {max, (sum[0] + sum[1]) + (sum[2] + sum[3])};
 }
@@ -460,12 +448,9 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
-#pragma unroll
-    for (int n = LK_VEC<T> / 2; n > 0; n /= 2)
-#pragma unroll
-        for (int j = 0; j < n; j++) x[j] += x[j + n];
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_ex2(fmaf(rate, x[j], -base));
+    LK_UNROLL for (int n = LK_VEC<T> / 2; n > 0; n /= 2)
+        LK_UNROLL for (int j = 0; j < n; j++) x[j] += x[j + n];
     return x[0];
 }
 
@@ -474,12 +459,10 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
 template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
 {
     lk_lse s = lk_lse_empty();
-#pragma unroll 1
-    for (int i = 0; i < count; i++, next += step) {
+    LK_NO_UNROLL for (int i = 0; i < count; i++, next += step) {
         float x[LK_VEC<T>], z[LK_VEC<T>], low[LK_VEC<T>];
         lk_unpack(x, lk_load_vec(next));
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) z[j] = scale * x[j], low[j] = lk_lse_product_low(scale, x[j], z[j]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) z[j] = scale * x[j], low[j] = lk_lse_product_low(scale, x[j], z[j]);
         s = unscaled ? lk_lse_add(s, x, scale) : lk_lse_add(s, z, 1.0f, low);
     }
     return s;
@@ -503,8 +486,7 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
     if (row.count > 0) {
         float x[LK_VEC<T>];
         lk_unpack(x, raw[0]);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, sign * x[j]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, sign * x[j]);
     }
     const float reference = sign * lk_max_warp(most, row.lanes);
     const float base = rate * reference;
@@ -512,10 +494,8 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
     const T *next = row.first + U * step;
     int left = row.count;
     while (left > U) {
-#pragma unroll 1
-        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += step) {
+        LK_NO_UNROLL for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
+            LK_UNROLL for (int u = 0; u < U; u++, next += step) {
                 part += lk_lse_terms(raw[u], rate, base);
                 if (U + u < left) raw[u] = lk_load_vec(next);
             }
@@ -523,19 +503,17 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
         lk_kahan_add(&sum, &lost, part); /* every 16 rounds: it keeps what the additions of a long row round off */
         part = 0.0f;
     }
-#pragma unroll
-    for (int u = 0; u < U; u++)
+    LK_UNROLL for (int u = 0; u < U; u++)
         if (u < left) part += lk_lse_terms(raw[u], rate, base);
     sum += part - lost;
-#pragma unroll 1
+    LK_NO_UNROLL
     for (int i = row.rank + (1 << row.size_log2); i < row.split.edge; i += 1 << row.size_log2) /* more than threads */
         sum += lk_ex2(fmaf(rate, lk_to_float(row.data[lk_edge_col<T>(row.split, i)]), -base));
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row.there;
     if (__all_sync(0xffffffffu, fast)) return lk_lse_against(reference, base, lk_sum_warp(sum, row.lanes), scale);
     lk_lse s = lk_lse_read_slowly<false>(row.first, row.count, step, scale);
-#pragma unroll 1
-    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
+    LK_NO_UNROLL for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
         const float value = lk_to_float(row.data[lk_edge_col<T>(row.split, i)]);
         single[0] = scale * value;
         const float low = lk_lse_product_low(scale, value, single[0]);
@@ -556,15 +534,14 @@ LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float s
     constexpr int MOST = ((KIND == LK_TEAM_BLOCK ? 1 : 8) * THREADS / 32 + 31) / 32; /* states that a lane reads */
     lk_lse part[MOST];
     s.max = -INFINITY;
-#pragma unroll
-    for (int k = 0; k < MOST; k++) {
+    LK_UNROLL for (int k = 0; k < MOST; k++) {
         const int i = (int)threadIdx.x % 32 + 32 * k;
         part[k] = i < lk_inbox_count<KIND>(inbox) ? lk_inbox_state(inbox, i) : lk_lse_empty();
         s.max = fmaxf(s.max, part[k].max);
     }
     const int team = ALL || KIND == LK_TEAM_CLUSTER || lk_team_blocks<KIND>() > 1 ? 32 : THREADS / 32;
     s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
-#pragma unroll
+    LK_UNROLL
     for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
     return {s.max, lk_sum_warp(s.sum, team)};
 }

@@ -74,8 +74,7 @@ template <class T> LK_KERNEL void __launch_bounds__(256) lk_scale_kernel(lk_resc
         float v[LK_VEC<T>];
         lk_vec<T> raw = lk_load_vec(x + at);
         lk_unpack(v, raw);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) v[j] *= factor;
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) v[j] *= factor;
         if (!equal) lk_pack(&raw, v);
         lk_store_vec(y + at, raw);
     }

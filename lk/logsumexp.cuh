@@ -133,44 +133,35 @@ LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, in
     const float rate = scale * LK_LOG2E, nothing = lk_lse_nothing(scale);
     float reference[N], base[N], sum[N], most = 0.0f; /* most: INFINITY once something is out of range */
     bool set = false;                                  /* every row has its reference */
-#pragma unroll
-    for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
+    LK_UNROLL for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
     for (int64_t i = 0; i < count && most < LK_LSE_LIMIT; i += U) {
         lk_vec<T> raw[U];
         const int here = count - i < U ? (int)(count - i) : U;
         if (here == U) { /* loads without predicates all start before the first is waited for */
-#pragma unroll
-            for (int u = 0; u < U; u++, next += jump) raw[u] = lk_load_n<N>(next);
+            LK_UNROLL for (int u = 0; u < U; u++, next += jump) raw[u] = lk_load_n<N>(next);
         } else {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += jump)
+            LK_UNROLL for (int u = 0; u < U; u++, next += jump)
                 if (u < here) raw[u] = lk_load_n<N>(next);
         }
         float part[N] = {};
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             if (u >= here) break;
             float x[N];
             lk_unpack_n(x, raw[u]);
             if (!set) {
                 set = true;
-#pragma unroll
-                for (int j = 0; j < N; j++) {
+                LK_UNROLL for (int j = 0; j < N; j++) {
                     if (reference[j] == nothing) reference[j] = x[j], base[j] = x[j] == nothing ? 0.0f : rate * x[j];
                     if (reference[j] == nothing) set = false;
                     if (!(fabsf(base[j]) < LK_LSE_BASE)) most = INFINITY;
                 }
             }
-#pragma unroll
-            for (int j = 0; j < N; j++) part[j] += lk_ex2(fmaf(rate, x[j], -base[j]));
+            LK_UNROLL for (int j = 0; j < N; j++) part[j] += lk_ex2(fmaf(rate, x[j], -base[j]));
         }
-#pragma unroll
-        for (int j = 0; j < N; j++) sum[j] += part[j];
-#pragma unroll
-        for (int j = 0; j < N; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
+        LK_UNROLL for (int j = 0; j < N; j++) sum[j] += part[j];
+        LK_UNROLL for (int j = 0; j < N; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
     }
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < N; j++) {
         s[j] = lk_lse_against(reference[j], base[j], sum[j], scale);
         if (reference[j] == nothing) s[j] = lk_lse_empty();
     }
@@ -181,13 +172,11 @@ LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, in
 template <class T, int N>
 LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
 {
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
     for (int64_t i = 0; i < count; i++, next += jump) {
         float x[N];
         lk_unpack_n(x, lk_load_n<N>(next));
-#pragma unroll
-        for (int j = 0; j < N; j++) {
+        LK_UNROLL for (int j = 0; j < N; j++) {
             const float z[1] = {scale * x[j]}, low = lk_lse_product_low(scale, x[j], z[0]);
             s[j] = lk_lse_add(s[j], z, 1.0f, &low);
         }
@@ -216,8 +205,7 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     lk_griddepcontrol_launch_dependents();
     if (!good) lk_logsumexp_read_slowly(s, x, jump, count, a.scale);
 
-#pragma unroll
-    for (int j = 0; j < N; j++) part[(layer * N + j) * p.width + side] = s[j];
+    LK_UNROLL for (int j = 0; j < N; j++) part[(layer * N + j) * p.width + side] = s[j];
     __syncthreads(); /* the states are written before others merge them */
     for (int half = layers / 2 * N * p.width; half >= N * p.width; half /= 2) {
         for (int k = threadIdx.x; k < half; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + half]);
@@ -271,12 +259,10 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_bac
     if (!row.there) return;
     lk_row_load<U == 2>(raw, row);
     const lk_logsumexp_row own = lk_logsumexp_load_row<T>(a, row.number);
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         float x[LK_VEC<T>];
         lk_unpack(x, raw[u]);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(own, x[j]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(own, x[j]);
         if (u < row.count) lk_store_n(dx + lk_row_col(row, u), x);
     }
     lk_griddepcontrol_launch_dependents();
@@ -304,20 +290,16 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
     const T *x = (const T *)a.x + outer * a.outer_stride + inner;
     T *dx = (T *)a.dx + outer * a.dx_outer_stride + inner;
     lk_logsumexp_row row[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row<T>(a, outer * a.inner + inner + j);
+    LK_UNROLL for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row<T>(a, outer * a.inner + inner + j);
     for (int64_t col = begin + layer; col < end; col += U * layers) {
         lk_vec<T> raw[U];
-#pragma unroll
-        for (int u = 0; u < U; u++)
+        LK_UNROLL for (int u = 0; u < U; u++)
             if (col + u * layers < end) raw[u] = lk_load_n<N>(x + (col + u * layers) * a.col_stride);
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             if (col + u * layers >= end) break;
             float v[N];
             lk_unpack_n(v, raw[u]);
-#pragma unroll
-            for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
+            LK_UNROLL for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
             lk_store_n(dx + (col + u * layers) * a.dx_col_stride, v);
         }
     }

@@ -280,21 +280,17 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
     const T *const theta_t = (const T *)p.theta + head * p.theta_stride;
     int t[N];
     float theta[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < N; j++) {
         const int f = min(feature + STEP * j, p.dim - 1);
         t[j] = (f - lk_lrpe_axis(p, f) * p.e) * p.theta_step;
     }
     if (p.theta_f32) {
-#pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = theta_f32[t[j]];
+        LK_UNROLL for (int j = 0; j < N; j++) theta[j] = theta_f32[t[j]];
     } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) theta[j] = lk_to_float(theta_t[t[j]]);
+        LK_UNROLL for (int j = 0; j < N; j++) theta[j] = lk_to_float(theta_t[t[j]]);
     }
     turns->not_finite = 0;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < N; j++) {
         turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
         turns->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
     }
@@ -305,13 +301,10 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
 {
     int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)), here = lk_lrpe_position(p.grid, cell, axis);
     const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] = here;
-#pragma unroll 1
-    while (N > 1 && axis < last) {
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] = here;
+    LK_NO_UNROLL while (N > 1 && axis < last) {
         here = lk_lrpe_position(p.grid, cell, ++axis);
-#pragma unroll
-        for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
+        LK_UNROLL for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
     }
 }
 
@@ -320,12 +313,10 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrp
 {
     if (!p.offset_device) return; /* one branch, so that calls without it pay for nothing else */
     const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
-#pragma unroll 1
-    for (int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)); axis <= last; axis++) {
+    LK_NO_UNROLL for (int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)); axis <= last; axis++) {
         const uint32_t offset = (uint32_t)p.offset_device[axis];
         const int begin = axis * p.e - feature;
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < N; j++)
             if ((unsigned)(STEP * j - begin) < (unsigned)p.e) s[j] = (int)((uint32_t)s[j] + offset);
     }
 }
@@ -336,15 +327,13 @@ LK_DEVICE void lk_lrpe_cos_sin(lk_lrpe_angles<N> *angles, const uint32_t (&phase
 {
     const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
     angles->in_prefix = in_prefix;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < N; j++) {
         const float phi = (float)(int)phase[j] * unit;
         angles->cos[j] = lk_cos(phi);
         angles->sin[j] = lk_sin(phi);
     }
     if (not_finite && !in_prefix) {
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < N; j++)
             if (not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
     }
 }
@@ -357,8 +346,7 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<
     uint32_t phase[N];
     lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
     lk_lrpe_move<STEP>(angles->s, p, feature);
-#pragma unroll
-    for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
+    LK_UNROLL for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
     lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < p.grid.prefix);
 }
 
@@ -378,14 +366,11 @@ template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
 {
     float other;
     if (activation == LK_MD_LRPE_COSINE_RELU) {
-#pragma unroll
-        for (int j = 0; j < N; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
+        LK_UNROLL for (int j = 0; j < N; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
-#pragma unroll
-        for (int j = 0; j < N; j++) x[j] = lk_lrpe_sigmoid(x[j], &other);
+        LK_UNROLL for (int j = 0; j < N; j++) x[j] = lk_lrpe_sigmoid(x[j], &other);
     } else if (activation == LK_MD_LRPE_COSINE_SILU) {
-#pragma unroll
-        for (int j = 0; j < N; j++) x[j] *= lk_lrpe_sigmoid(x[j], &other);
+        LK_UNROLL for (int j = 0; j < N; j++) x[j] *= lk_lrpe_sigmoid(x[j], &other);
     }
 }
 
@@ -393,11 +378,9 @@ template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
 template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], const float (&x)[N])
 {
     if (activation == LK_MD_LRPE_COSINE_RELU) {
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
+        LK_UNROLL for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID || activation == LK_MD_LRPE_COSINE_SILU) {
-#pragma unroll
-        for (int j = 0; j < N; j++) {
+        LK_UNROLL for (int j = 0; j < N; j++) {
             float other;
             const float sigmoid = lk_lrpe_sigmoid(x[j], &other); /* other: the sigmoid of -x */
             g[j] *= sigmoid * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
@@ -409,8 +392,7 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
 template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
 {
     const float inverse = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
+    LK_UNROLL for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
 }
 
 /* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; those without `mine` have
@@ -420,15 +402,12 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, x);
     const int team = (int)p.lanes.size;
     float max = -INFINITY, partial[4] = {};
-#pragma unroll
-    for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
+    LK_UNROLL for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
     max = lk_max_warp(mine ? max : -INFINITY, team);
-#pragma unroll
-    for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
+    LK_UNROLL for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
     const float sum = lk_sum_warp(mine ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
     const float inverse = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] *= inverse;
+    LK_UNROLL for (int j = 0; j < N; j++) x[j] *= inverse;
 }
 
 /* Kahan's sum; an infinite sum stays one. */
@@ -442,8 +421,7 @@ LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
 template <int N>
 LK_DEVICE void lk_lrpe_rotate_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
 {
-#pragma unroll
-    for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
+    LK_UNROLL for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
 }
 
 /* Sums of dtheta's terms, and what their additions lost. */
@@ -457,8 +435,7 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
                                   const float (&u)[N], const float (&v)[N])
 {
     if (angles.in_prefix) return;
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < N; j++)
         lk_lrpe_add(&sums->of[j], &sums->lost[j],
                     (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
 }
@@ -563,8 +540,7 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     lk_lrpe_load_turns<T, 1>(&turns, p, item.head, own->feature);
     own->not_finite = turns.not_finite;
     lk_lrpe_move<1>(own->s, p, own->feature);
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < N; j++) {
         const bool along = WALK && lk_lrpe_axis(p, own->feature + j) == p.walk_axis;
         own->step[j] = along ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
         own->phase[j] = lk_lrpe_phase(turns.of[j], own->s[j]) - (uint32_t)own->prefix * own->step[j];
@@ -573,11 +549,10 @@ LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>
     lk_lrpe_angles<N> part;
     lk_lrpe_cos_sin(&part, own->phase, own->not_finite, own->prefix > 0);
     const int vector = threadIdx.x % S, first = threadIdx.x / S * N;
-#pragma unroll
-    for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
+    LK_UNROLL for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
     __syncthreads(); /* all groups have written their angles */
     angles->in_prefix = part.in_prefix;
-#pragma unroll
+    LK_UNROLL
     for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
@@ -604,11 +579,9 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan
         if (!in_prefix) step->second = lk_load_vec_ca(dy + p.dim);
     } else {
         float one[LK_VEC<T>];
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) one[j] = 1.0f;
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) one[j] = 1.0f;
         lk_pack(&step->first, one);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) one[j] = in_prefix ? 0.0f : 1.0f;
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) one[j] = in_prefix ? 0.0f : 1.0f;
         lk_pack(&step->second, one);
     }
     if (ACT && p.read_x) step->x = lk_load_vec_ca(x);
@@ -620,11 +593,9 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
 {
     float z[N];
     lk_vec<T> out;
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
+    LK_UNROLL for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
     lk_store_n<true>(y, z);
-#pragma unroll
-    for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
+    LK_UNROLL for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
     lk_pack(&out, z);
     if (angles.in_prefix) out = {};
     lk_store_vec_wb(y + p.dim, out);
@@ -645,11 +616,9 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, c
         lk_lrpe_activate_row(act, p, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
         if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
-#pragma unroll
-            for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
+            LK_UNROLL for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
             dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
-#pragma unroll
-            for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+            LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
         } else {
             lk_lrpe_chain(p.activation, g, x);
         }
@@ -679,16 +648,13 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     lk_lrpe_step<T, BACKWARD> ahead[U] = {};
-#pragma unroll
-    for (int u = 0; u < U; u++, in += p.in_stride[3], x += p.x_stride[3])
+    LK_UNROLL for (int u = 0; u < U; u++, in += p.in_stride[3], x += p.x_stride[3])
         if (u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, u < own.prefix);
     lk_lrpe_angles<N> angles;
     lk_lrpe_start(&own, &angles, table, p, item);
     const int steps = ACT ? p.steps : item.count;
-#pragma unroll 1
-    for (int i = 0; i < steps; i += U) {
-#pragma unroll
-        for (int u = 0; u < U; u++, out += p.out_stride[3]) {
+    LK_NO_UNROLL for (int i = 0; i < steps; i += U) {
+        LK_UNROLL for (int u = 0; u < U; u++, out += p.out_stride[3]) {
             if (!WALK && i + u >= steps) break;
             const lk_lrpe_step<T, BACKWARD> now = ahead[u];
             const bool mine = !ACT || i + u < item.count;
@@ -699,14 +665,12 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
             if (!BACKWARD && ACT) lk_lrpe_activate_row(act, p, mine);
             if constexpr (WALK) {
                 lk_lrpe_cos_sin(&angles, own.phase, own.not_finite, i < own.prefix);
-#pragma unroll
-                for (int j = 0; j < N; j++) own.phase[j] += own.step[j];
+                LK_UNROLL for (int j = 0; j < N; j++) own.phase[j] += own.step[j];
             }
             if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
             else if (mine) lk_lrpe_write_y(out, act, angles, p);
         }
-#pragma unroll
-        for (int u = 0; u < U && !WALK && i + U < steps; u++, in += p.in_stride[3], x += p.x_stride[3])
+        LK_UNROLL for (int u = 0; u < U && !WALK && i + U < steps; u++, in += p.in_stride[3], x += p.x_stride[3])
             if (i + U + u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, i + U + u < own.prefix);
     }
 }
@@ -726,8 +690,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_turns<N> turns = {};
     lk_lrpe_angles<N> angles = {};
     lk_lrpe_sums<N> sums = {};
-#pragma unroll 1
-    for (int o = 0; o < p.outers; o++) {
+    LK_NO_UNROLL for (int o = 0; o < p.outers; o++) {
         const int64_t batch = item.batch + (TOKENS ? o : 0);
         int64_t token = item.token + (TOKENS ? 0 : o * p.token_step);
         const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
@@ -740,8 +703,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         if (count > 0) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
         if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
-#pragma unroll 1
-        for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
+        LK_NO_UNROLL for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
             dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
@@ -753,8 +715,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_griddepcontrol_launch_dependents();
     if (!item.owner) return;
     float *slot = p.partial + (item.slot * p.heads + item.head) * p.dim + feature;
-#pragma unroll
-    for (int j = 0; j < N; j++) slot[j] = sums.of[j];
+    LK_UNROLL for (int j = 0; j < N; j++) slot[j] = sums.of[j];
 }
 
 /* A warp owns rows, and each lane every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once. A longer row
@@ -766,8 +727,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
 /* Features feature, feature + 32, ... of a row; `beyond` for those beyond its end. */
 template <class T> LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], const T *row, int feature, int dim, float beyond)
 {
-#pragma unroll
-    for (int j = 0; j < LK_LRPE_ROW_N; j++) v[j] = feature + 32 * j < dim ? lk_to_float(row[feature + 32 * j]) : beyond;
+    LK_UNROLL for (int j = 0; j < LK_LRPE_ROW_N; j++) v[j] = feature + 32 * j < dim ? lk_to_float(row[feature + 32 * j]) : beyond;
 }
 
 /* act of a piece of a row in v. Beyond the row's end v is -inf, and its softmax 0. */
@@ -795,8 +755,7 @@ LK_DEVICE void lk_lrpe_forward_piece(T *y, const T *x, const lk_lrpe_angles<LK_L
     lk_lse state;
     lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
     lk_lrpe_activate_piece(v, &state, p, x);
-#pragma unroll
-    for (int j = 0; j < LK_LRPE_ROW_N; j++) {
+    LK_UNROLL for (int j = 0; j < LK_LRPE_ROW_N; j++) {
         const int f = feature + 32 * j;
         if (f >= p.dim) break;
         lk_put(y + f, v[j] * angles.cos[j]);
@@ -809,8 +768,7 @@ template <class T>
 LK_DEVICE void lk_lrpe_load_dy(float (&u)[LK_LRPE_ROW_N], float (&v)[LK_LRPE_ROW_N], const lk_lrpe_plan &p, const T *dy,
                                int feature, bool in_prefix)
 {
-#pragma unroll
-    for (int j = 0; j < LK_LRPE_ROW_N; j++) {
+    LK_UNROLL for (int j = 0; j < LK_LRPE_ROW_N; j++) {
         const int f = feature + 32 * j;
         u[j] = v[j] = f < p.dim && !p.read_dy ? 1.0f : 0.0f;
         if (f < p.dim && p.read_dy) u[j] = lk_to_float(dy[f]);
@@ -835,8 +793,7 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
         lk_lrpe_normalize(act, state);
         lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
         lk_lrpe_rotate_back(g, angles, u, v);
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < N; j++)
             if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
     }
     return lk_sum_warp(dot);
@@ -853,24 +810,20 @@ LK_DEVICE void lk_lrpe_backward_piece(T *dx, const T *dy, const T *x, const lk_l
     lk_lse state = lk_lse_empty();
     lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
     if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
-#pragma unroll
-    for (int j = 0; j < N; j++) act[j] = raw[j];
+    LK_UNROLL for (int j = 0; j < N; j++) act[j] = raw[j];
     lk_lrpe_activate_piece(act, &state, p, x);
     lk_lrpe_rotate_back(g, angles, u, v);
     if (p.partial) lk_lrpe_add_dtheta(sums, angles, act, u, v);
     if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
         float dot = 0.0f;
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < N; j++)
             if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
         dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, head, token);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+        LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
     } else {
         lk_lrpe_chain(p.activation, g, raw);
     }
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < N; j++)
         if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
 }
 
@@ -898,8 +851,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOC
                 else lk_lrpe_forward_piece(out, x, angles, p, feature);
             }
         }
-#pragma unroll
-        for (int j = 0; j < N; j++) {
+        LK_UNROLL for (int j = 0; j < N; j++) {
             const int f = feature + 32 * j;
             if (BACKWARD && p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
         }
@@ -931,8 +883,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
     for (int64_t head = row < p.rows && p.slots > 0 ? row : p.heads; head < p.heads; head += p.rows)
         for (int64_t f = at - row * p.columns; f < p.dim; f += p.columns) {
             const float *term = p.partial + (rank * p.heads + head) * p.dim + f;
-#pragma unroll 8
-            for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS, term += step)
+            LK_UNROLL_BY(8) for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS, term += step)
                 lk_lrpe_add(&sum, &lost, *term);
         }
     partial[threadIdx.x] = sum;
@@ -972,8 +923,7 @@ LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], co
                                  const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
 {
     lk_unpack_n(u, step.first), lk_unpack_n(v, step.second);
-#pragma unroll
-    for (int j = 0; j < N && !p.read_dy; j++) u[j] = v[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < N && !p.read_dy; j++) u[j] = v[j] = 1.0f;
     lk_lrpe_rotate_back(g, angles, u, v);
 }
 
@@ -982,15 +932,12 @@ template <bool BACKWARD, int U, int N>
 LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost)[N], const float (&x)[U][N],
                                   const float (&g)[U][N])
 {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < N; j++) {
         float most = x[0][j], sum = 0.0f, dot = 0.0f;
-#pragma unroll
-        for (int u = 1; u < U; u++) most = fmaxf(most, x[u][j]);
+        LK_UNROLL for (int u = 1; u < U; u++) most = fmaxf(most, x[u][j]);
         const float max = most > to[j].max + LK_LRPE_LAZY ? most : to[j].max, reference = lk_lse_reference(max);
         const float factor = lk_exp(to[j].max - reference); /* 1, unless max is raised */
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             const float e = lk_exp(x[u][j] - reference);
             sum += e;
             if (BACKWARD) dot = fmaf(g[u][j], e, dot);
@@ -1009,17 +956,14 @@ LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T, 
                                    const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_plan &p)
 {
     float u[N], v[N], g[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] = of[j].sum * lk_exp(x[j] - of[j].max);
+    LK_UNROLL for (int j = 0; j < N; j++) x[j] = of[j].sum * lk_exp(x[j] - of[j].max);
     if (BACKWARD) {
         lk_lrpe_unpack_dy(u, v, g, step, angles, p);
         if (p.partial) lk_lrpe_add_dtheta(sums, angles, x, u, v);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] = x[j] * (g[j] - of[j].dot);
+        LK_UNROLL for (int j = 0; j < N; j++) g[j] = x[j] * (g[j] - of[j].dot);
         if (p.write_dx) lk_store_n<true>(out, g);
     } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
+        LK_UNROLL for (int j = 0; j < N; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
         lk_store_n<true>(out, u), lk_store_n<true>(out + p.dim, v);
     }
 }
@@ -1040,46 +984,39 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DT
     lk_lrpe_angles<N> angles;
     lk_lrpe_sums<N> sums = {};
     if (BACKWARD || WRITE) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
-#pragma unroll 1
-    for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
+    LK_NO_UNROLL for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
         const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, item.token) + feature, *x = in;
         if (BACKWARD) x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, item.token) + feature;
         T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, item.token) + feature;
         const int64_t row = (batch * c.splits + (WRITE ? 0 : item.token)) * p.heads + item.head;
         lk_lrpe_column column[N], lost[N] = {};
-#pragma unroll
+        LK_UNROLL
         for (int j = 0; j < N; j++) column[j] = WRITE ? c.columns[row * p.dim + feature + j] : lk_lrpe_column{-INFINITY, 0, 0};
         int64_t token = item.token;
-#pragma unroll 1
-        for (int i = 0; i < item.tokens; i += U) {
+        LK_NO_UNROLL for (int i = 0; i < item.tokens; i += U) {
             lk_lrpe_step<T, true> step[U] = {};
             float value[U][N], g[U][N] = {};
-#pragma unroll
-            for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
+            LK_UNROLL for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
                 if (i + u >= item.tokens) continue;
                 step[u].x = lk_load_n<N, true>(x);
                 if (!BACKWARD || !p.read_dy) continue;
                 step[u].first = lk_load_n<N, true>(in);
                 if (token + u * p.token_step >= p.grid.prefix) step[u].second = lk_load_n<N, true>(in + p.dim);
             }
-#pragma unroll
-            for (int u = 0; u < U; u++, token += p.token_step, out += p.out_stride[3]) {
+            LK_UNROLL for (int u = 0; u < U; u++, token += p.token_step, out += p.out_stride[3]) {
                 const bool there = i + u < item.tokens;
                 float first[N], second[N];
                 lk_unpack_n(value[u], step[u].x);
                 if ((BACKWARD || WRITE) && there) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
                 if (WRITE && there) lk_lrpe_write_token<BACKWARD>(out, value[u], step[u], column, angles, &sums, p);
                 if (BACKWARD && !WRITE && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, p);
-#pragma unroll
-                for (int j = 0; j < N; j++) value[u][j] = there ? value[u][j] : -INFINITY;
+                LK_UNROLL for (int j = 0; j < N; j++) value[u][j] = there ? value[u][j] : -INFINITY;
             }
             if (!WRITE) lk_lrpe_add_tokens<BACKWARD>(column, lost, value, g);
         }
-#pragma unroll
-        for (int j = 0; j < N && !WRITE; j++) c.columns[row * p.dim + feature + j] = column[j];
+        LK_UNROLL for (int j = 0; j < N && !WRITE; j++) c.columns[row * p.dim + feature + j] = column[j];
     }
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < N; j++)
         if (BACKWARD && WRITE && p.partial) p.partial[(item.slot * p.heads + item.head) * p.dim + feature + j] = sums.of[j];
 }
 

@@ -122,18 +122,15 @@ typedef struct {
  * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
 template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
 {
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) {
+    LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) {
         float v[LK_VEC<E>];
         lk_unpack(v, raw[i]);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<E>; j++) x[i * LK_VEC<E> + j] = v[j];
+        LK_UNROLL for (int j = 0; j < LK_VEC<E>; j++) x[i * LK_VEC<E> + j] = v[j];
     }
 }
 template <class E, int N> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[N], const E *from)
 {
-#pragma unroll
-    for (int i = 0; i < N; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<E>);
+    LK_UNROLL for (int i = 0; i < N; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<E>);
 }
 template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
@@ -145,11 +142,9 @@ template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const 
 template <class E> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[1]) { lk_put(to, x[0]); }
 template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[N])
 {
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) {
+    LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) {
         float v[LK_VEC<E>];
-#pragma unroll
-        for (int j = 0; j < LK_VEC<E>; j++) v[j] = x[i * LK_VEC<E> + j];
+        LK_UNROLL for (int j = 0; j < LK_VEC<E>; j++) v[j] = x[i * LK_VEC<E> + j];
         lk_vec<E> raw;
         lk_pack(&raw, v);
         lk_store_vec_wb(to + i * LK_VEC<E>, raw);
@@ -168,16 +163,13 @@ template <bool PLUS, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x
         if ((uintptr_t)columns % 16 == 0) {
             lk_vec<E> raw[N / LK_VEC<E>];
             float w[N];
-#pragma unroll
-            for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
+            LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
             lk_srms_norm_unpack<E, N>(w, raw);
-#pragma unroll
-            for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
+            LK_UNROLL for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
             return;
         }
     }
-#pragma unroll
-    for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], lk_to_float(columns[j]), offset);
+    LK_UNROLL for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], lk_to_float(columns[j]), offset);
 }
 /* The same with columns that the thread holds. */
 template <bool PLUS, class T> LK_DEVICE void lk_srms_norm_apply(float (&x)[LK_VEC<T>], lk_vec<T> columns, float offset)
@@ -185,8 +177,7 @@ template <bool PLUS, class T> LK_DEVICE void lk_srms_norm_apply(float (&x)[LK_VE
     float w[LK_VEC<T>];
     lk_forget(&columns.raw); /* or its floats stay in registers too */
     lk_unpack(w, columns);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
 }
 
 /* A tensor that a kernel reads; data NULL: there is none. part: the number of 16-byte parts of a vector before its own, where a
@@ -237,8 +228,7 @@ template <bool PLUS = false, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)
 }
 template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms_norm_plan &p, int at)
 {
-#pragma unroll
-    for (int j = 0; j < N; j++) w[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f;
     lk_srms_norm_apply(w, p, at);
 }
 
@@ -309,14 +299,12 @@ template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_few_thread(int col
 template <class T, class R, int N>
 LK_DEVICE void lk_srms_norm_load_s(float (&s)[N], const lk_srms_norm_input &in, int64_t row, int col)
 {
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] = 0.0f;
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] = 0.0f;
     if (in.x.data) lk_srms_norm_load(s, (const T *)in.x.data + row * in.x.stride + col);
     if (!in.r.data) return;
     float r[N];
     lk_srms_norm_load(r, (const R *)in.r.data + row * in.r.stride + col);
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] += r[j];
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] += r[j];
 }
 
 /* A vector of s in a thread's registers, from the sum to the scaling. PACKED: s is one tensor of T, and the vector stays as it
@@ -334,8 +322,7 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
 }
 template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srms_norm_held<T, false> *held)
 {
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) s[j] = held->s[j];
 }
 
 /* Prefetches the first vector of a thread's first row into the L2, before loads are allowed. */
@@ -350,8 +337,7 @@ LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[U][PARTS], const lk_srms_n
 {
     if (!t.data) return;
     const E *from = (const E *)t.data + row * t.stride + col;
-#pragma unroll
-    for (int u = 0; u < U; u++)
+    LK_UNROLL for (int u = 0; u < U; u++)
         if (u * 32 < count) lk_srms_norm_load_raw(raw[u], from + u * 32 * PARTS * LK_VEC<E>);
 }
 /* s = x + r; either may be NULL. */
@@ -361,12 +347,10 @@ LK_DEVICE void lk_srms_norm_add(float (&s)[LK_VEC<T>], const lk_srms_norm_input 
 {
     constexpr int N = LK_VEC<T>;
     float add[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] = 0.0f;
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] = 0.0f;
     if (in.x.data) lk_unpack(s, x[0]);
     lk_srms_norm_unpack<R, N>(add, r);
-#pragma unroll
-    for (int j = 0; j < N && in.r.data; j++) s[j] += add[j];
+    LK_UNROLL for (int j = 0; j < N && in.r.data; j++) s[j] += add[j];
 }
 /* The first U vectors of s of a thread. */
 template <class T, class R, int U>
@@ -374,8 +358,7 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk
                                  int count)
 {
     const T *x = (const T *)in.x.data + row * in.x.stride + col;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= count) break; /* loads under predicates start later, each with its own address; sm_80 spills */
         held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
     }
@@ -388,8 +371,7 @@ LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const l
     lk_vec<R> r[U][LK_VEC<T> / LK_VEC<R>];
     lk_srms_norm_load_raw(x, in.x, row, col, count);
     lk_srms_norm_load_raw(r, in.r, row, col, count);
-#pragma unroll
-    for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(held[u].s, in, x[u], r[u]);
+    LK_UNROLL for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(held[u].s, in, x[u], r[u]);
 }
 
 /* The sums over a row's team; number: as in lk_sum_cluster. alone: the first of two alone. */
@@ -400,8 +382,7 @@ template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, f
         if (alone) return lk_srms_norm_sum(in, first, number), (void)(v[0] = first[0]);
     }
     if (in.team_log2 < 0) return lk_sum_cluster(v, number);
-#pragma unroll
-    for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
+    LK_UNROLL for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
 }
 
 /* A sum in short chains: in a long chain of similar terms, such as squares, rounding errors have one sign. */
@@ -419,8 +400,7 @@ LK_DEVICE void lk_srms_norm_add(lk_srms_norm_total *total, float x)
 template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const float (&b)[N])
 {
     float sum[2] = {0.0f, 0.0f}; /* two chains for vectors of 8, to hide latency */
-#pragma unroll
-    for (int j = 0; j < N; j++) sum[j / 4 % 2] = fmaf(a[j], b[j], sum[j / 4 % 2]);
+    LK_UNROLL for (int j = 0; j < N; j++) sum[j / 4 % 2] = fmaf(a[j], b[j], sum[j / 4 % 2]);
     return sum[0] + sum[1];
 }
 
@@ -450,8 +430,7 @@ LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, 
 {
     if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
     if (!p.a.y) return;
-#pragma unroll
-    for (int j = 0; j < N; j++) s[j] *= rstd;
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] *= rstd;
     if constexpr (KIND == LK_SRMS_NORM_GENERAL) {
         lk_srms_norm_apply(s, p, group + col);
         lk_srms_norm_apply<true>(s, p, group + col);
@@ -494,14 +473,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
     lk_srms_norm_total total = {};
     float s[N], one[1];
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (!FEW && u * 32 >= count) break; /* FEW takes fewer registers without it, the others more */
         lk_srms_norm_get<T>(s, &held[u]);
         if (u * 32 < count) total.sum += lk_srms_norm_dot(s, s);
     }
-#pragma unroll 1
-    for (int i = U * 32; !FEW && i < count; i += 32) {
+    LK_NO_UNROLL for (int i = U * 32; !FEW && i < count; i += 32) {
         lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
         lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
     }
@@ -518,19 +495,16 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, p.a.eps));
     const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group_start(p, at.row) : 0;
     if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[at.row] = rstd;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
         lk_srms_norm_forward_put<T, R, KIND>(p, rstd, s, at.row, at.first + u * 32 * N, group, weight[u][0]);
     }
-#pragma unroll 1
-    for (int i = U * 32; !FEW && i < count; i += 32) {
+    LK_NO_UNROLL for (int i = U * 32; !FEW && i < count; i += 32) {
         lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
         lk_srms_norm_forward_put<T, R, REST>(p, rstd, s, at.row, at.first + i * N, group, {});
     }
-#pragma unroll 1
-    for (int i = at.rank; !FEW && i < edge; i += at.size) {
+    LK_NO_UNROLL for (int i = at.rank; !FEW && i < edge; i += at.size) {
         const int col = lk_srms_norm_edge(at, i);
         lk_srms_norm_load_s<T, R>(one, in, at.row, col);
         lk_srms_norm_forward_put<T, R, REST>(p, rstd, one, at.row, col, group, {});
@@ -573,11 +547,9 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS;
     if (!t.data) return;
     const E *from = (const E *)t.data + row * t.stride + at.first;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= at.count) break;
-#pragma unroll
-        for (int i = 0; i < N / LK_VEC<E>; i++)
+        LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++)
             lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
     }
 }
@@ -600,8 +572,7 @@ template <class E, int N>
 LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<true> where)
 {
     lk_vec<E> raw[N / LK_VEC<E>];
-#pragma unroll
-    for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
+    LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
     lk_srms_norm_unpack<E, N>(x, raw);
 }
 
@@ -618,13 +589,11 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
         else lk_srms_norm_get<R>(s, in.r, where);
     } else {
         float x[N];
-#pragma unroll
-        for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
+        LK_UNROLL for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
         if (in.dy.data) lk_srms_norm_get<T>(dy, in.dy, where);
         if (in.r.data) lk_srms_norm_get<R>(s, in.r, where);
         if (in.x.data) lk_srms_norm_get<T>(x, in.x, where);
-#pragma unroll
-        for (int j = 0; j < N; j++) s[j] += x[j];
+        LK_UNROLL for (int j = 0; j < N; j++) s[j] += x[j];
     }
 }
 
@@ -635,8 +604,7 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_pla
     if constexpr (TWICE) {
         lk_srms_norm_apply(g, p, at);
     } else {
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] *= w[j];
+        LK_UNROLL for (int j = 0; j < N; j++) g[j] *= w[j];
     }
 }
 
@@ -668,16 +636,13 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_nor
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, TWICE>(s, g, p.in, where);
     if (WEIGHT) {
-#pragma unroll
-        for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
+        LK_UNROLL for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
         lk_srms_norm_backward_weigh<TWICE>(g, p, w, where.group + where.col);
     }
-#pragma unroll
-    for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
+    LK_UNROLL for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
     if (p.in.dr.data) {
         lk_srms_norm_get<R>(s, p.in.dr, where);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[j] += s[j];
+        LK_UNROLL for (int j = 0; j < N; j++) g[j] += s[j];
     }
     lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
 }
@@ -712,22 +677,18 @@ LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_ro
     const bool has_sums = WEIGHT && p.a.dweight;
     float sums[N];
     partial += where.col;
-#pragma unroll
-    for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
+    LK_UNROLL for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
     lk_srms_norm_backward_put<T, R, WEIGHT, true, N>(p, row, sums, {}, where);
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < N; j++)
         if (has_sums) partial[j] = sums[j];
 }
 
 /* Writes the sums of a thread's vectors. */
 template <int U, int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sums)[U][N], int count)
 {
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= count) break;
-#pragma unroll
-        for (int j = 0; j < N; j += 4)
+        LK_UNROLL for (int j = 0; j < N; j += 4)
             *(float4 *)(to + u * 32 * N + j) = make_float4(sums[u][j], sums[u][j + 1], sums[u][j + 2], sums[u][j + 3]);
     }
 }
@@ -777,8 +738,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), TWICE ? 
     if (WEIGHT && TWICE && p.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(p, at.row, N), at);
     if (at.row < p.a.rows) lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
     lk_cp_async_commit_group();
-#pragma unroll
-    for (int u = 0; WEIGHT && !TWICE && u < U; u++)
+    LK_UNROLL for (int u = 0; WEIGHT && !TWICE && u < U; u++)
         if (u * 32 < at.count) lk_srms_norm_load_w(w[u], p, group + at.first + u * 32 * N);
     const bool single = !TWICE && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
@@ -811,8 +771,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), TWICE ? 
         lk_srms_norm_single one = {}; /* its line is in the L2 with the copies of this row */
         if (single && owner) one = lk_srms_norm_load_single<T, R>(p.in, row, column->col);
         lk_cp_async_wait_group<STAGES - 1>();
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
             lk_srms_norm_backward_sums<T, R, WEIGHT, TWICE, N>(p, more, w[WEIGHT ? u : 0], where);
@@ -828,8 +787,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), TWICE ? 
             const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * column->w[0]) + one.dr};
             lk_srms_norm_backward_store<T, R>(p, row, column->col, ds);
         }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
             lk_srms_norm_backward_put<T, R, WEIGHT, TWICE>(p, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
@@ -877,11 +835,9 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_load_raw(r, in.r, row, at.first, at.count);
     lk_srms_norm_load_raw(dr, in.dr, row, at.first, at.count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[u][j] = 1.0f;
+        LK_UNROLL for (int j = 0; j < N; j++) g[u][j] = 1.0f;
         if (in.dy.data) lk_unpack(g[u], dy[u][0]);
         if (p.a.weight) lk_srms_norm_apply<false>(g[u], weight[u][0], p.a.weight_offset);
         if (u * 32 < at.count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
@@ -890,13 +846,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
 
     if (!p.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, p.a.eps));
     const float slope = sum[0] * rstd * in.inverse_cols * rstd;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= at.count) break;
         float add[N] = {};
         if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
-#pragma unroll
-        for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
+        LK_UNROLL for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
         lk_srms_norm_backward_store<T, R>(p, row, at.first + u * 32 * N, g[u]);
     }
 }
@@ -918,8 +872,7 @@ LK_DEVICE float lk_srms_norm_sum_column(const lk_srms_norm_row_sum &p, int64_t a
     const From *from = (const From *)p.from + at;
     const int64_t step = 32 * p.groups * p.stride;
     float sum = 0.0f;
-#pragma unroll 8
-    for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
+    LK_UNROLL_BY(8) for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
     return sum;
 }
 
@@ -945,8 +898,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_
     __syncthreads(); /* all sums are written before the first warp adds them */
     if (warp > 0 || col >= p.cols) return;
     float quarter[4] = {};
-#pragma unroll
-    for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
+    LK_UNROLL for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
     const int64_t out = group * p.cols + col;
     lk_put_as(p.to, p.to_dtype, out, p.accumulate ? lk_get_as(p.to, p.to_dtype, out) + sum : sum);

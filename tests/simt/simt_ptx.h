@@ -23,6 +23,9 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 #define LK_SM90A 1
 #define LK_DEVICE static __device__ __forceinline__
 #define LK_NOINLINE static __device__ __attribute__((noinline))
+#define LK_UNROLL       // for nvcc: g++ does not know the pragmas, and clang says where it could not unroll
+#define LK_UNROLL_BY(n)
+#define LK_NO_UNROLL
 
 /* LK_SHARED(float, tile, [32][33]); LK_SHARED(int, flag, );  LK_DYN_SMEM(struct my_smem, smem) makes `smem` a reference to
    it. */
