@@ -23,6 +23,19 @@
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
  * Source     The online form: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
  * Read on    lk/logsumexp.md: how exact results are, and what is read and written.
+ *
+ * The kernels, in the order of the file, and when they run unless `path` says otherwise. Contiguous: inner and the columns'
+ * strides are 1.
+ *   forward, contiguous                   lk_logsumexp_forward_row_kernel: up to 2 KiB per row 1 to 32 threads, a power of two,
+ *                                         each with at most 4 vectors of 16 bytes; up to 16 KiB a warp; longer a block of 256
+ *                                         threads, or a cluster of 2 to 8 such blocks where there are fewer rows than two per SM
+ *   backward, contiguous, rows of x and   lk_logsumexp_backward_row_kernel: up to 128 threads with 4 vectors each, above 2 KiB
+ *   dx at the same address modulo 16      with 2; a longer row is in pieces, each with threads of its own
+ *   all other rows                        lk_logsumexp_forward_column_kernel, in clusters where there are few rows, and
+ *                                         lk_logsumexp_backward_column_kernel: neighbouring threads take neighbouring rows, 16
+ *                                         bytes of them where all are aligned
+ * For example 4096 rows of 50257 columns in bf16, 6282 vectors: in forward a block of 256 threads has a row, 24 or 25 vectors
+ * per thread; in backward a row is in 25 pieces of 128 threads. The checks of arguments and the calls come last.
  */
 #ifndef LK_LOGSUMEXP_CUH
 #define LK_LOGSUMEXP_CUH
@@ -78,17 +91,23 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* A kernel's arguments: the caller's with every default filled in, and how the rows are divided. */
+/* What every kernel gets: the caller's arguments with all defaults filled in, and how the rows are divided. */
 typedef struct {
     lk_logsumexp_args a;
     lk_team team;           /* of the kernels for contiguous rows */
     int width;              /* column kernels: threads side by side, each with a group of N rows; a power of two up to 32 */
-    int64_t tiles, stretch; /* backward's column kernel: tiles of `width` groups of rows, and the columns that a warp has */
-} lk_logsumexp_plan;
+    int64_t tiles, span;    /* backward's column kernel: tiles of `width` groups of rows, and the columns that a warp has */
+} lk_logsumexp_call;
 
 #define LK_LOGSUMEXP_THREADS 256
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------------- */
+/* A row's columns, for choices by length. More than 2^50 count as 2^50, so that no product overflows. */
+LK_HOST int64_t lk_logsumexp_length(const lk_logsumexp_args *a)
+{
+    return a->cols < (int64_t)1 << 50 ? a->cols : (int64_t)1 << 50;
+}
+
+/* ---- Forward of contiguous rows ------------------------------------------------------------------------------------------ */
 
 template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_args &a, int64_t at, lk_lse s)
 {
@@ -106,11 +125,11 @@ template <int KIND> constexpr int LK_LOGSUMEXP_LOADS = KIND == LK_TEAM_BLOCK ? 8
 /* A team owns a row. LANES is for rows of up to 2048 bytes, WARP for longer ones. */
 template <class T, int KIND>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, KIND == LK_TEAM_CLUSTER ? 5 : 4)
-    lk_logsumexp_forward_row_kernel(lk_logsumexp_plan p)
+    lk_logsumexp_forward_row_kernel(lk_logsumexp_call call)
 {
-    const lk_logsumexp_args &a = p.a;
+    const lk_logsumexp_args &a = call.a;
     constexpr bool early = KIND != LK_TEAM_BLOCK; /* the next kernel may start early */
-    const lk_row<T> row = lk_row_of<KIND, LK_LOGSUMEXP_THREADS>(p.team, (const T *)a.x, a.outer_stride, a.outer, a.cols);
+    const lk_row<T> row = lk_row_of<KIND, LK_LOGSUMEXP_THREADS>(call.team, (const T *)a.x, a.outer_stride, a.outer, a.cols);
     LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
     lk_vec<T> raw[LK_LOGSUMEXP_LOADS<KIND>];
     lk_inbox_begin<KIND>(inbox);
@@ -123,6 +142,89 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, KIND == LK_TEAM_CLUSTER ?
     s = lk_lse_team<KIND>(inbox, s);
     if (row.there && row.rank == 0) lk_logsumexp_put<T>(a, row.number, s);
 }
+
+/* kind: WARP, BLOCK or CLUSTER of LK_TEAM_*. */
+template <class T>
+LK_HOST lk_status lk_logsumexp_forward_rows(const char *op, const lk_device *device, lk_logsumexp_call call, int kind,
+                                            cudaStream_t stream)
+{
+    const lk_logsumexp_args &a = call.a;
+    if (kind == LK_TEAM_WARP && lk_logsumexp_length(&a) * (int64_t)sizeof(T) <= 2048) kind = LK_TEAM_LANES;
+    const int cluster = kind == LK_TEAM_CLUSTER ? lk_team_cluster(device, a.outer) : 1;
+    const int64_t wanted = kind < LK_TEAM_BLOCK ? lk_ceil_div(a.cols, 2 * LK_VEC<T>) : LK_LOGSUMEXP_THREADS * cluster;
+    call.team = lk_team_of(a.outer, wanted, kind < LK_TEAM_BLOCK ? 32 : wanted, LK_LOGSUMEXP_THREADS);
+    void (*const kernels[])(lk_logsumexp_call) = {
+        lk_logsumexp_forward_row_kernel<T, LK_TEAM_LANES>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_WARP>,
+        lk_logsumexp_forward_row_kernel<T, LK_TEAM_BLOCK>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_CLUSTER>};
+    return lk_launch_pdl(op, device, kernels[kind], call.team.grid, call.team.cluster, call.team.threads, 0, stream, call);
+}
+
+/* ---- Backward of contiguous rows ----------------------------------------------------------------------------------------- */
+
+/* The row's values in dx = scale dlse exp(scale x - lse - lse_low). They are only loaded here: a product would wait for one of
+ * these loads, and ptxas would put the loads of x behind it. */
+typedef struct {
+    float scale, lse, dlse, lse_low;
+} lk_logsumexp_row;
+
+template <class T> LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int64_t at)
+{
+    const T *const rounded = (const T *)a.dlse_rounded;
+    return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : rounded ? lk_to_float(rounded[at]) : 1.0f,
+            a.lse_low ? a.lse_low[at] : 0.0f};
+}
+
+LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
+{
+    /* In a row of -inf, scale x - lse would be -inf + inf = NaN. So +inf is taken for that lse, and the gradient is 0. */
+    const float t = fmaf(row.scale, x, row.lse == -INFINITY ? -INFINITY : -row.lse);
+    return row.scale * row.dlse * lk_ex2(fmaf(t, LK_LOG2E, -LK_LOG2E * row.lse_low)); /* lse_low costs no instruction here */
+}
+
+/* A team owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. Rows of x and dx
+ * start at the same offset modulo 16 bytes. U = 4 streams its loads. U = 2 keeps them in the caches: then the distance of x and
+ * dx in memory matters less, and least to small blocks. */
+#define LK_LOGSUMEXP_BACKWARD_THREADS 128
+template <class T, int U>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_call call)
+{
+    const lk_logsumexp_args &a = call.a;
+    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_LOGSUMEXP_BACKWARD_THREADS, U>(call.team, (const T *)a.x, a.outer_stride,
+                                                                                   a.outer, a.cols);
+    T *dx = (T *)a.dx + row.number * a.dx_outer_stride;
+    lk_vec<T> raw[U];
+    lk_griddepcontrol_wait();
+    if (!row.there) return;
+    lk_row_load<U == 2>(raw, row);
+    const lk_logsumexp_row values = lk_logsumexp_load_row<T>(a, row.number);
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        float x[LK_VEC<T>];
+        lk_unpack(x, raw[u]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(values, x[j]);
+        if (u < row.count) lk_store_n(dx + lk_row_col(row, u), x);
+    }
+    lk_griddepcontrol_launch_dependents();
+    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
+        const int64_t col = lk_edge_col<T>(row.split, i);
+        lk_put(dx + col, lk_logsumexp_gradient(values, lk_to_float(row.data[col])));
+    }
+}
+
+template <class T>
+LK_HOST lk_status lk_logsumexp_backward_rows(const char *op, const lk_device *device, lk_logsumexp_call call, cudaStream_t stream)
+{
+    const lk_logsumexp_args &a = call.a;
+    const bool narrow = lk_logsumexp_length(&a) * (int64_t)sizeof(T) <= 2048;
+    const int64_t most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_BACKWARD_THREADS;
+    const int64_t wanted = lk_ceil_div(lk_ceil_div(a.cols, LK_VEC<T>), narrow ? 4 : 2);
+    call.team = lk_team_in_pieces(a.outer, a.path == LK_LOGSUMEXP_BLOCK && wanted < most ? most : wanted, most,
+                                  LK_LOGSUMEXP_BACKWARD_THREADS);
+    return lk_launch_pdl(op, device,
+                         narrow ? lk_logsumexp_backward_row_kernel<T, 4> : lk_logsumexp_backward_row_kernel<T, 2>,
+                         call.team.grid, 1, call.team.threads, 0, stream, call);
+}
+
+/* ---- Any rows: inner > 1, strided columns, rows of dx that lie otherwise ------------------------------------------------- */
 
 /* The states of `count` columns of N neighbouring rows, `jump` elements apart. A row's reference is its first value that is not
  * -inf. False where a sum or a base is out of range. */
@@ -187,13 +289,13 @@ LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], const T *next, int64_t j
  * neighbouring rows are a layer; the THREADS / width layers of a block, and the blocks of a cluster, read the columns
  * alternately. Then the block merges the states of its layers pairwise, and the block with rank 0 those of its peers. */
 template <class T, int N>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_plan p)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_call call)
 {
     LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [layer][n][side] */
-    const lk_logsumexp_args &a = p.a;
+    const lk_logsumexp_args &a = call.a;
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
-    const int side = threadIdx.x % p.width, layer = threadIdx.x / p.width, layers = LK_LOGSUMEXP_THREADS / p.width;
-    const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * p.width, group = tile + side;
+    const int side = threadIdx.x % call.width, layer = threadIdx.x / call.width, layers = LK_LOGSUMEXP_THREADS / call.width;
+    const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * call.width, group = tile + side;
     const int step = layers * blocks, start = rank * layers + layer;
     const bool owner = group < a.outer * groups;
     const T *x = (const T *)a.x + start * a.col_stride;
@@ -205,84 +307,54 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_colu
     lk_griddepcontrol_launch_dependents();
     if (!good) lk_logsumexp_read_slowly(s, x, jump, count, a.scale);
 
-    LK_UNROLL for (int j = 0; j < N; j++) part[(layer * N + j) * p.width + side] = s[j];
+    LK_UNROLL for (int j = 0; j < N; j++) part[(layer * N + j) * call.width + side] = s[j];
     __syncthreads(); /* the states are written before others merge them */
-    for (int half = layers / 2 * N * p.width; half >= N * p.width; half /= 2) {
+    for (int half = layers / 2 * N * call.width; half >= N * call.width; half /= 2) {
         for (int k = threadIdx.x; k < half; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + half]);
         __syncthreads(); /* this half is merged before it is halved again */
     }
     if (blocks > 1) lk_cluster_sync(); /* orders each block's states before rank 0 reads them */
-    for (int k = threadIdx.x; rank == 0 && k < N * p.width; k += LK_LOGSUMEXP_THREADS) {
+    for (int k = threadIdx.x; rank == 0 && k < N * call.width; k += LK_LOGSUMEXP_THREADS) {
         lk_lse total = part[k];
         for (int peer = 1; peer < blocks; peer++) total = lk_lse_merge(total, *(const lk_lse *)lk_mapa(&part[k], peer));
-        const int64_t merged = tile + k % p.width;
-        if (merged < a.outer * groups) lk_logsumexp_put<T>(a, merged * N + k / p.width, total);
+        const int64_t merged = tile + k % call.width;
+        if (merged < a.outer * groups) lk_logsumexp_put<T>(a, merged * N + k / call.width, total);
     }
     if (blocks > 1) lk_cluster_sync(); /* no block ends while rank 0 reads its shared memory */
 }
 
-/* ---- Backward ------------------------------------------------------------------------------------------------------------ */
-
-/* The row's values in dx = scale dlse exp(scale x - lse - lse_low). They are only loaded here: a product would wait for one of
- * these loads, and ptxas would put the loads of x behind it. */
-typedef struct {
-    float scale, lse, dlse, lse_low;
-} lk_logsumexp_row;
-
-template <class T> LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int64_t at)
+template <class T> LK_HOST bool lk_logsumexp_aligned(const void *x, int64_t outer_stride, int64_t col_stride, int64_t inner)
 {
-    const T *const rounded = (const T *)a.dlse_rounded;
-    return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : rounded ? lk_to_float(rounded[at]) : 1.0f,
-            a.lse_low ? a.lse_low[at] : 0.0f};
+    return ((uintptr_t)x % 16 | (uint64_t)(outer_stride | col_stride | inner) % LK_VEC<T>) == 0;
 }
 
-LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
+template <class T>
+LK_HOST lk_status lk_logsumexp_forward_columns(const char *op, const lk_device *device, lk_logsumexp_call call,
+                                               cudaStream_t stream)
 {
-    /* In a row of -inf, scale x - lse would be -inf + inf = NaN. So +inf is taken for that lse, and the gradient is 0. */
-    const float t = fmaf(row.scale, x, row.lse == -INFINITY ? -INFINITY : -row.lse);
-    return row.scale * row.dlse * lk_ex2(fmaf(t, LK_LOG2E, -LK_LOG2E * row.lse_low)); /* lse_low costs no instruction here */
+    const lk_logsumexp_args &a = call.a;
+    const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner);
+    const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
+    while (call.width > 4 && lk_ceil_div(groups, call.width) < 2 * device->sms) call.width /= 2;
+    const int64_t tiles = lk_ceil_div(groups, call.width), slots = lk_logsumexp_length(&a) * call.width; /* columns x threads */
+    int cluster = 1; /* doubled while there are few blocks and each thread has more than 4 columns, so it keeps more than 2 */
+    while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < slots) cluster *= 2;
+    return lk_launch_pdl(op, device,
+                         wide ? lk_logsumexp_forward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_forward_column_kernel<T, 1>,
+                         tiles * cluster, cluster, LK_LOGSUMEXP_THREADS, 0, stream, call);
 }
 
-/* A team owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. Rows of x and dx
- * start at the same offset modulo 16 bytes. U = 4 streams its loads. U = 2 keeps them in the caches: then the distance of x and
- * dx in memory matters less, and least to small blocks. */
-#define LK_LOGSUMEXP_BACKWARD_THREADS 128
-template <class T, int U>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_plan p)
-{
-    const lk_logsumexp_args &a = p.a;
-    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_LOGSUMEXP_BACKWARD_THREADS, U>(p.team, (const T *)a.x, a.outer_stride,
-                                                                                   a.outer, a.cols);
-    T *dx = (T *)a.dx + row.number * a.dx_outer_stride;
-    lk_vec<T> raw[U];
-    lk_griddepcontrol_wait();
-    if (!row.there) return;
-    lk_row_load<U == 2>(raw, row);
-    const lk_logsumexp_row own = lk_logsumexp_load_row<T>(a, row.number);
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        float x[LK_VEC<T>];
-        lk_unpack(x, raw[u]);
-        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(own, x[j]);
-        if (u < row.count) lk_store_n(dx + lk_row_col(row, u), x);
-    }
-    lk_griddepcontrol_launch_dependents();
-    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
-        const int64_t col = lk_edge_col<T>(row.split, i);
-        lk_put(dx + col, lk_logsumexp_gradient(own, lk_to_float(row.data[col])));
-    }
-}
-
-/* A lane owns N neighbouring rows and some columns of a stretch: `width` lanes with neighbouring rows are a layer, and the
+/* A lane owns N neighbouring rows and some columns of a span: `width` lanes with neighbouring rows are a layer, and the
  * warp's 32 / width layers read the columns alternately. */
 template <class T, int N>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_plan p)
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_call call)
 {
     constexpr int U = 4; /* loads in flight per thread */
-    const lk_logsumexp_args &a = p.a;
-    const int lane = threadIdx.x % 32, side = lane % p.width, layer = lane / p.width, layers = 32 / p.width;
+    const lk_logsumexp_args &a = call.a;
+    const int lane = threadIdx.x % 32, side = lane % call.width, layer = lane / call.width, layers = 32 / call.width;
     const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
-    const int64_t groups = a.inner / N, group = warp % p.tiles * p.width + side;
-    const int64_t begin = warp / p.tiles * p.stretch, end = begin + p.stretch < a.cols ? begin + p.stretch : a.cols;
+    const int64_t groups = a.inner / N, group = warp % call.tiles * call.width + side;
+    const int64_t begin = warp / call.tiles * call.span, end = begin + call.span < a.cols ? begin + call.span : a.cols;
     lk_griddepcontrol_wait();
     if (group >= a.outer * groups) return;
 
@@ -305,7 +377,26 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_col
     }
 }
 
-/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
+template <class T>
+LK_HOST lk_status lk_logsumexp_backward_columns(const char *op, const lk_device *device, lk_logsumexp_call call,
+                                                cudaStream_t stream)
+{
+    const lk_logsumexp_args &a = call.a;
+    const bool row_major = a.inner == 1 && a.col_stride == 1; /* then neighbouring lanes take neighbouring columns */
+    const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner) &&
+                      lk_logsumexp_aligned<T>(a.dx, a.dx_outer_stride, a.dx_col_stride, a.inner);
+    const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
+    while (call.width > 1 && (call.width / 2 >= groups || (row_major && 32 / call.width < a.cols))) call.width /= 2;
+    call.tiles = lk_ceil_div(groups, call.width), call.span = 64;
+    /* Long spans amortise the loads of lse. Short ones fill the card: 64 warps per SM. */
+    while (call.span > 4 && call.tiles * lk_ceil_div(a.cols, call.span) < 64 * device->sms) call.span /= 2;
+    const int64_t warps = call.tiles * lk_ceil_div(a.cols, call.span);
+    return lk_launch_pdl(op, device,
+                         wide ? lk_logsumexp_backward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_backward_column_kernel<T, 1>,
+                         lk_ceil_div(warps, LK_LOGSUMEXP_THREADS / 32), 1, LK_LOGSUMEXP_THREADS, 0, stream, call);
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
 /* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
@@ -358,37 +449,12 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
     return lk_check_allocations(op, list, count);
 }
 
-template <class T> LK_HOST bool lk_logsumexp_aligned(const void *x, int64_t outer_stride, int64_t col_stride, int64_t inner)
-{
-    return ((uintptr_t)x % 16 | (uint64_t)(outer_stride | col_stride | inner) % LK_VEC<T>) == 0;
-}
-
-/* A row's columns, for choices by length. More than 2^50 count as 2^50, so that no product overflows. */
-LK_HOST int64_t lk_logsumexp_length(const lk_logsumexp_args *a)
-{
-    return a->cols < (int64_t)1 << 50 ? a->cols : (int64_t)1 << 50;
-}
-
-template <class T>
-LK_HOST lk_status lk_logsumexp_forward_columns(const char *op, const lk_device *device, lk_logsumexp_plan plan,
-                                               cudaStream_t stream)
-{
-    const lk_logsumexp_args &a = plan.a;
-    const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner);
-    const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
-    while (plan.width > 4 && lk_ceil_div(groups, plan.width) < 2 * device->sms) plan.width /= 2;
-    const int64_t tiles = lk_ceil_div(groups, plan.width), slots = lk_logsumexp_length(&a) * plan.width; /* columns x threads */
-    int cluster = 1; /* doubled while there are few blocks and each thread has more than 4 columns, so it keeps more than 2 */
-    while (device->arch >= 90 && cluster < 8 && tiles * cluster < 2 * device->sms && cluster * 1024 < slots) cluster *= 2;
-    return lk_launch_pdl(op, device,
-                         wide ? lk_logsumexp_forward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_forward_column_kernel<T, 1>,
-                         tiles * cluster, cluster, LK_LOGSUMEXP_THREADS, 0, stream, plan);
-}
+/* ---- The calls, and their workspace: none -------------------------------------------------------------------------------- */
 
 template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_plan plan = {{}, {}, 32, 0, 0};
-    lk_logsumexp_args &a = plan.a;
+    lk_logsumexp_call call = {{}, {}, 32, 0, 0};
+    lk_logsumexp_args &a = call.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_logsumexp_check<T>(op, args, false, error ? 90 : device.arch, &a);
@@ -399,40 +465,14 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
     int kind = a.path; /* then an LK_TEAM_*: WARP, BLOCK and CLUSTER have the same numbers in both, 0 and 4 do not */
     if (kind == LK_LOGSUMEXP_AUTO && (a.inner != 1 || a.col_stride != 1)) kind = LK_LOGSUMEXP_COLUMN;
     if (kind == LK_LOGSUMEXP_AUTO) kind = lk_team_path(&device, a.outer, row_bytes);
-    if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, &device, plan, stream);
-    if (kind == LK_TEAM_WARP && row_bytes <= 2048) kind = LK_TEAM_LANES;
-    const int cluster = kind == LK_TEAM_CLUSTER ? lk_team_cluster(&device, a.outer) : 1;
-    const int64_t wanted = kind < LK_TEAM_BLOCK ? lk_ceil_div(a.cols, 2 * LK_VEC<T>) : LK_LOGSUMEXP_THREADS * cluster;
-    plan.team = lk_team_of(a.outer, wanted, kind < LK_TEAM_BLOCK ? 32 : wanted, LK_LOGSUMEXP_THREADS);
-    void (*const kernels[])(lk_logsumexp_plan) = {
-        lk_logsumexp_forward_row_kernel<T, LK_TEAM_LANES>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_WARP>,
-        lk_logsumexp_forward_row_kernel<T, LK_TEAM_BLOCK>, lk_logsumexp_forward_row_kernel<T, LK_TEAM_CLUSTER>};
-    return lk_launch_pdl(op, &device, kernels[kind], plan.team.grid, plan.team.cluster, plan.team.threads, 0, stream, plan);
-}
-
-template <class T>
-LK_HOST lk_status lk_logsumexp_backward_columns(const char *op, const lk_device *device, lk_logsumexp_plan plan,
-                                                cudaStream_t stream)
-{
-    const lk_logsumexp_args &a = plan.a;
-    const bool row_major = a.inner == 1 && a.col_stride == 1; /* then neighbouring lanes take neighbouring columns */
-    const bool wide = lk_logsumexp_aligned<T>(a.x, a.outer_stride, a.col_stride, a.inner) &&
-                      lk_logsumexp_aligned<T>(a.dx, a.dx_outer_stride, a.dx_col_stride, a.inner);
-    const int64_t groups = a.outer * (a.inner / (wide ? LK_VEC<T> : 1));
-    while (plan.width > 1 && (plan.width / 2 >= groups || (row_major && 32 / plan.width < a.cols))) plan.width /= 2;
-    plan.tiles = lk_ceil_div(groups, plan.width), plan.stretch = 64;
-    /* Long stretches amortise the loads of lse. Short ones fill the card: 64 warps per SM. */
-    while (plan.stretch > 4 && plan.tiles * lk_ceil_div(a.cols, plan.stretch) < 64 * device->sms) plan.stretch /= 2;
-    const int64_t warps = plan.tiles * lk_ceil_div(a.cols, plan.stretch);
-    return lk_launch_pdl(op, device,
-                         wide ? lk_logsumexp_backward_column_kernel<T, LK_VEC<T>> : lk_logsumexp_backward_column_kernel<T, 1>,
-                         lk_ceil_div(warps, LK_LOGSUMEXP_THREADS / 32), 1, LK_LOGSUMEXP_THREADS, 0, stream, plan);
+    if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, &device, call, stream);
+    return lk_logsumexp_forward_rows<T>(op, &device, call, kind, stream);
 }
 
 template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
-    lk_logsumexp_plan plan = {{}, {}, 32, 0, 0};
-    lk_logsumexp_args &a = plan.a;
+    lk_logsumexp_call call = {{}, {}, 32, 0, 0};
+    lk_logsumexp_args &a = call.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
     lk_status status = lk_logsumexp_check<T>(op, args, true, error ? 90 : device.arch, &a);
@@ -442,18 +482,10 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
     const bool aligned = ((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 == 0 && (a.outer_stride - a.dx_outer_stride) % LK_VEC<T> == 0;
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous || !aligned)
-        return lk_logsumexp_backward_columns<T>(op, &device, plan, stream);
-    const bool narrow = lk_logsumexp_length(&a) * (int64_t)sizeof(T) <= 2048;
-    const int64_t most = a.path == LK_LOGSUMEXP_WARP ? 32 : LK_LOGSUMEXP_BACKWARD_THREADS;
-    const int64_t wanted = lk_ceil_div(lk_ceil_div(a.cols, LK_VEC<T>), narrow ? 4 : 2);
-    plan.team = lk_team_in_pieces(a.outer, a.path == LK_LOGSUMEXP_BLOCK && wanted < most ? most : wanted, most,
-                                  LK_LOGSUMEXP_BACKWARD_THREADS);
-    return lk_launch_pdl(op, &device,
-                         narrow ? lk_logsumexp_backward_row_kernel<T, 4> : lk_logsumexp_backward_row_kernel<T, 2>,
-                         plan.team.grid, 1, plan.team.threads, 0, stream, plan);
+        return lk_logsumexp_backward_columns<T>(op, &device, call, stream);
+    return lk_logsumexp_backward_rows<T>(op, &device, call, stream);
 }
 
-/* No workspace. */
 template <class T>
 LK_HOST lk_status lk_logsumexp_forward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
 {
