@@ -39,6 +39,22 @@
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
  *            2023.
  * Read on    lk/srms_norm.md: how exact results are, and what is read and written.
+ *
+ * The kernels, in the order of the file, and when they run unless `path` says otherwise. A vector is 16 bytes of T.
+ *   forward           lk_srms_norm_forward_kernel. Up to 128 vectors (256 where a thread holds 8) 1 to 32 threads have a row;
+ *                     longer rows a block of up to 512 threads, with 4 or 8 vectors each; still longer ones a cluster of 2 to 8
+ *                     blocks. It is compiled without weight and bias, with ones that the threads hold, and with any. Few rows
+ *                     of up to 1024 vectors have a block each, with 2 vectors per thread
+ *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight or dweight,
+ *                     else 512, and 4 vectors per thread in shared memory. With weight or dweight there are as many blocks as
+ *                     run at once, and a team has many rows
+ *   backward of few   lk_srms_norm_backward_few_kernel, as in forward
+ *   rows, no dweight
+ *   dweight, dbias    lk_srms_norm_row_sum_kernel: adds up dy for dbias, before the rows, and the teams' sums for dweight, after
+ * For example 4096 rows of 4096 columns in bf16 with a weight, 512 vectors, on an H200: in forward a block of 128 threads has a
+ * row, 4 vectors per thread. In backward with dweight 528 blocks of 128 threads have 7 or 8 rows each; then 128 blocks add up
+ * their 528 sums of each column. 64 such rows have a block of 256 threads each in forward.
+ * How the rows are divided comes before the kernels; the checks of arguments, the workspace and the calls come last.
  */
 #ifndef LK_SRMS_NORM_CUH
 #define LK_SRMS_NORM_CUH
@@ -116,7 +132,7 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- Both directions ----------------------------------------------------------------------------------------------------- */
+/* ---- What both directions share ------------------------------------------------------------------------------------------ */
 
 /* N elements of type E: one, or LK_VEC<T>, in one 16-byte access, or in two where E is float and T has 16 bits. The caches may
  * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
@@ -196,7 +212,7 @@ typedef struct {
     int parts;                        /* of a vector, in all tensors */
     int team_log2;                    /* 0 to 5, or -1: the team is the block or the cluster */
     int segment;                      /* columns per block, a multiple of LK_VEC<T> in a cluster */
-    int stretch;                      /* vectors per warp of a block, a multiple of 32 */
+    int warp_span;                    /* vectors per warp of a block, a multiple of 32 */
     int aligned;                      /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;          /* row r starts offset + r offset_step elements behind a boundary, modulo LK_VEC<T> */
     float inverse_cols;
@@ -209,31 +225,31 @@ typedef struct {
     int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
                          as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
     int64_t pitch;
-} lk_srms_norm_plan;
+} lk_srms_norm_call;
 
 /* The first element of a row's weight and bias. */
-LK_DEVICE int lk_srms_norm_group_start(const lk_srms_norm_plan &p, int64_t row)
+LK_DEVICE int lk_srms_norm_group_start(const lk_srms_norm_call &call, int64_t row)
 {
-    return p.a.groups > 1 ? (int)(row % p.a.groups * p.a.cols) : 0;
+    return call.a.groups > 1 ? (int)(row % call.a.groups * call.a.cols) : 0;
 }
 /* x times w, from element `at` of weight on; with PLUS, x plus bias. */
-template <bool PLUS = false, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const lk_srms_norm_plan &p, int at)
+template <bool PLUS = false, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const lk_srms_norm_call &call, int at)
 {
-    const void *columns = PLUS ? p.a.bias : p.a.weight;
-    const float offset = p.a.weight_offset;
+    const void *columns = PLUS ? call.a.bias : call.a.weight;
+    const float offset = call.a.weight_offset;
     if (!columns) return;
-    if (p.a.weight_dtype == LK_DTYPE_F32) lk_srms_norm_apply<PLUS>(x, (const float *)columns + at, offset);
-    else if (p.a.weight_dtype == LK_DTYPE_F16) lk_srms_norm_apply<PLUS>(x, (const lk_f16 *)columns + at, offset);
+    if (call.a.weight_dtype == LK_DTYPE_F32) lk_srms_norm_apply<PLUS>(x, (const float *)columns + at, offset);
+    else if (call.a.weight_dtype == LK_DTYPE_F16) lk_srms_norm_apply<PLUS>(x, (const lk_f16 *)columns + at, offset);
     else lk_srms_norm_apply<PLUS>(x, (const lk_bf16 *)columns + at, offset);
 }
-template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms_norm_plan &p, int at)
+template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms_norm_call &call, int at)
 {
     LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f;
-    lk_srms_norm_apply(w, p, at);
+    lk_srms_norm_apply(w, call, at);
 }
 
 /* A thread's part of its team's rows. The vectors and single elements of all rows that it gets are at the same columns. A warp
- * reads a stretch of the vectors, and a lane every 32nd of them: a step that the compiler knows saves registers and
+ * reads a span of the vectors, and a lane every 32nd of them: a step that the compiler knows saves registers and
  * instructions. */
 typedef struct {
     int64_t row;                /* the team's first row */
@@ -251,7 +267,7 @@ LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_input &in, int64_t row, int N
 }
 
 /* The split of a block's `cols` columns of a row into vectors and single elements. vec: the thread's first vector; stop: its
- * warp's stretch ends there. */
+ * warp's span ends there. */
 template <class T>
 LK_DEVICE lk_srms_norm_thread lk_srms_norm_split_row(lk_srms_norm_thread at, const lk_srms_norm_input &in, int cols, int vec,
                                                      int stop)
@@ -276,7 +292,7 @@ template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     at.row = blockIdx.x / blocks, at.step = (int)(gridDim.x / blocks), at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
     at.begin = min((int)lk_cluster_ctarank() * in.segment, cols), cols = min(cols - at.begin, in.segment);
-    return lk_srms_norm_split_row<T>(at, in, cols, warp * in.stretch + lane, (warp + 1) * in.stretch);
+    return lk_srms_norm_split_row<T>(at, in, cols, warp * in.warp_span + lane, (warp + 1) * in.warp_span);
 }
 /* The column of single element i. */
 LK_DEVICE int lk_srms_norm_edge(const lk_srms_norm_thread &at, int i)
@@ -415,6 +431,148 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 /* Most blocks per SM of the kernels for few rows. */
 #define LK_SRMS_NORM_FEW_BLOCKS 8
 
+/* ---- How the rows are divided -------------------------------------------------------------------------------------------- */
+
+/* The tensors of a call, for the checks and for the layout: first those of rows, and of these the inputs first. */
+#define LK_SRMS_NORM_ROW_TENSORS 8
+typedef struct {
+    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 5];
+} lk_srms_norm_table;
+
+template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
+{
+    const int bytes = sizeof(T), residual_bytes = lk_dtype_bytes<T>(a->residual_dtype);
+    const bool summed = backward && a->residual_out; /* then x and residual are ignored */
+    const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
+    const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
+    const int64_t rows = a->rows, cols = a->cols, columns = lk_count(a->groups, cols);
+    return {{
+        {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
+        {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
+        {"residual_out", a->residual_out, residual_bytes, summed ? LK_REQUIRED : backward ? LK_IN : LK_OUT, cols,
+         {{rows, &a->residual_out_stride, "residual_out_stride"}}, {backward ? NULL : "residual"}},
+        {"dy", a->dy, bytes, backward_in, cols, {{rows, &a->dy_stride, "dy_stride"}}},
+        {"dresidual_out", a->dresidual_out, residual_bytes, backward_in, cols,
+         {{rows, &a->dresidual_out_stride, "dresidual_out_stride"}}},
+        {"y", a->y, bytes, forward_out, cols, {{rows, &a->y_stride, "y_stride"}}, {"x"}},
+        {"dx", a->dx, bytes, backward_out, cols, {{rows, &a->dx_stride, "dx_stride"}},
+         {"dy", residual_bytes == bytes ? "dresidual_out" : NULL}},
+        {"dresidual", a->dresidual, residual_bytes, backward_out, cols,
+         {{rows, &a->dresidual_stride, "dresidual_stride"}}, {"dresidual_out"}},
+        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? columns : 0},
+        {"bias", a->bias, lk_dtype_bytes<T>(a->weight_dtype), backward ? LK_UNUSED : LK_IN, rows ? columns : 0},
+        {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
+        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
+        {"dbias", a->dbias, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
+    }};
+}
+
+#define LK_SRMS_NORM_ROWS ((int64_t)1 << 27) /* most rows of BLOCK and CLUSTER */
+
+/* Whether a thread can hold weight, or bias, as it holds rows: it is of T, on 16 bytes and the same for all rows, or NULL. */
+template <class T> LK_HOST bool lk_srms_norm_plain(const lk_srms_norm_args *a, const void *columns)
+{
+    return !columns || (a->weight_dtype == lk_dtype<T> && a->groups == 1 && (uintptr_t)columns % 16 == 0);
+}
+
+/* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
+ * memory per thread and part of a vector; most threads per block, and threads of a block with several teams; whether a team has
+ * a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
+typedef struct {
+    int most_vecs, preferred_vecs, part_bytes, most_threads, team_threads, singles, few_rows_limit;
+} lk_srms_norm_traits;
+
+/* A launch. Each team has one row; in backward with weight or dweight it may have many (persistent blocks). */
+typedef struct {
+    lk_srms_norm_call call;
+    int threads, cluster;
+    int64_t grid;
+    bool edges;  /* rows have single elements at their ends */
+    bool few;    /* the kernel for few rows takes them */
+    bool reread; /* backward's REREAD */
+    size_t smem, workspace;
+} lk_srms_norm_layout;
+
+/* Most bytes of dynamic shared memory per block. From sm_80 on a block may have at least 99 KiB; 7 KiB of these are static. */
+#define LK_SRMS_NORM_SMEM (92 * 1024)
+
+/* Divides the rows among teams. a: checked. */
+template <class T>
+LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srms_norm_args *a, bool backward,
+                                                 lk_srms_norm_traits traits)
+{
+    constexpr int N = LK_VEC<T>;
+    lk_srms_norm_layout layout = {};
+    layout.call.a = *a, layout.cluster = 1;
+    const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
+    lk_srms_norm_input *in = &layout.call.in;
+    lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
+    in->inverse_cols = 1.0f / (float)a->cols;
+    in->aligned = 1;
+    const lk_tensor *given[LK_SRMS_NORM_ROW_TENSORS], *base = NULL; /* base: the first of T, or else of f32 */
+    int count = 0;
+    for (int i = 0; i < LK_SRMS_NORM_ROW_TENSORS; i++) {
+        const lk_tensor *const t = &table.list[i];
+        if (!t->pointer || t->use & LK_UNUSED || lk_in_place_of(table.list, t)) continue; /* in place: the other is there */
+        given[count++] = t;
+        if (!base || t->bytes < base->bytes) base = t;
+        if (t->use & LK_OUT) continue;
+        *inputs[i] = {t->pointer, *t->dim[0].stride, in->parts};
+        in->parts += N * t->bytes / 16;
+    }
+    if (base) in->offset = (int)((uintptr_t)base->pointer / (unsigned)base->bytes % (unsigned)N);
+    if (base) in->offset_step = (int)(*base->dim[0].stride % N);
+    for (int i = 0; i < count; i++) {
+        const int vec = 16 / given[i]->bytes;
+        const int64_t offset = (int64_t)((uintptr_t)given[i]->pointer / (unsigned)given[i]->bytes);
+        if ((offset - in->offset) % vec || (*given[i]->dim[0].stride - in->offset_step) % vec) in->aligned = 0;
+    }
+    const int64_t rows = a->rows, cols = a->cols;
+    int path = a->path;
+    layout.edges = in->offset || in->offset_step || cols % N;
+    /* What threads share out: the vectors of a row, or its elements where tensors are not aligned to each other. */
+    const int64_t units = in->aligned ? lk_ceil_div(cols, N) : cols;
+    layout.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
+    if (path == LK_SRMS_NORM_AUTO && in->aligned && !layout.edges && layout.threads <= LK_SRMS_NORM_THREADS &&
+        rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * layout.threads <= (int64_t)traits.few_rows_limit * device->sms) {
+        layout.few = true, layout.grid = rows;
+        return layout;
+    }
+    /* A thread gets as many vectors as it can hold where all rows are resident together, and where rows do not start or end on
+     * 16 bytes, so that fewer warps use one line. */
+    const bool resident = rows * units <= (int64_t)traits.most_vecs * 1024 * device->sms;
+    const int thread_vecs = layout.edges || resident ? traits.most_vecs : traits.preferred_vecs;
+    const int thread_bytes = traits.part_bytes * in->parts;
+    int64_t most = traits.most_threads;
+    if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
+    if (path == LK_SRMS_NORM_AUTO) {
+        path = units <= 32 * thread_vecs || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        if (path == LK_SRMS_NORM_BLOCK && units > most * traits.most_vecs && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
+    }
+    in->segment = (int)cols;
+    if (path == LK_SRMS_NORM_WARP) {
+        const int64_t lanes = traits.singles && layout.edges && units < 2 * N - 2 ? 2 * N - 2 : units;
+        while (in->team_log2 < 5 && 1 << in->team_log2 < lanes) in->team_log2++;
+        layout.threads = traits.team_threads;
+        layout.grid = lk_ceil_div(rows, layout.threads >> in->team_log2);
+        return layout;
+    }
+    in->team_log2 = -1;
+    if (path == LK_SRMS_NORM_CLUSTER) {
+        layout.cluster = 2;
+        while (layout.cluster < 8 && lk_ceil_div(units, layout.cluster) > most * traits.most_vecs) layout.cluster *= 2;
+        in->segment = (int)(lk_ceil_div(lk_ceil_div(cols, layout.cluster), 8 * N) * 8 * N); /* whole lines of 128 bytes */
+    }
+    const int64_t block_units = lk_ceil_div(units, layout.cluster);
+    int64_t threads = lk_ceil_div(block_units, thread_vecs);
+    while (threads < block_units && rows * layout.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
+    threads = lk_ceil_div(threads < block_units ? threads : block_units, 32) * 32;
+    layout.threads = (int)(threads < most ? threads : most);
+    in->warp_span = in->aligned ? (int)lk_ceil_div(block_units, layout.threads) * 32 : 32; /* 2^30 times N is no int */
+    layout.grid = rows * layout.cluster;
+    return layout;
+}
+
 /* ---- Forward ------------------------------------------------------------------------------------------------------------- */
 
 /* BARE: no weight and no bias. WEIGHED: weight is of T and on 16 bytes as the rows of x are, and bias likewise. A thread holds
@@ -425,36 +583,36 @@ enum { LK_SRMS_NORM_BARE, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW, LK_SRMS_NORM_G
 
 /* Writes N elements of a row. weight: what the thread of WEIGHED or FEW holds of it. */
 template <class T, class R, int KIND, int N>
-LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_plan &p, float rstd, float (&s)[N], int64_t row, int col, int group,
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_call &call, float rstd, float (&s)[N], int64_t row, int col, int group,
                                         lk_vec<T> weight)
 {
-    if (p.a.residual_out) lk_srms_norm_store((R *)p.a.residual_out + row * p.a.residual_out_stride + col, s);
-    if (!p.a.y) return;
+    if (call.a.residual_out) lk_srms_norm_store((R *)call.a.residual_out + row * call.a.residual_out_stride + col, s);
+    if (!call.a.y) return;
     LK_UNROLL for (int j = 0; j < N; j++) s[j] *= rstd;
     if constexpr (KIND == LK_SRMS_NORM_GENERAL) {
-        lk_srms_norm_apply(s, p, group + col);
-        lk_srms_norm_apply<true>(s, p, group + col);
+        lk_srms_norm_apply(s, call, group + col);
+        lk_srms_norm_apply<true>(s, call, group + col);
     }
     if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW)
-        if (p.a.weight) lk_srms_norm_apply<false>(s, weight, p.a.weight_offset);
+        if (call.a.weight) lk_srms_norm_apply<false>(s, weight, call.a.weight_offset);
     if constexpr (KIND == LK_SRMS_NORM_WEIGHED)
-        if (p.a.bias) lk_srms_norm_apply<true>(s, lk_load_vec_ca((const T *)p.a.bias + col), 0.0f);
-    lk_srms_norm_store((T *)p.a.y + row * p.a.y_stride + col, s);
+        if (call.a.bias) lk_srms_norm_apply<true>(s, lk_load_vec_ca((const T *)call.a.bias + col), 0.0f);
+    lk_srms_norm_store((T *)call.a.y + row * call.a.y_stride + col, s);
 }
 
 /* A team owns a row. Each thread holds its first U vectors. All their loads start before it waits for one. It reads the other
  * vectors twice, and so the single elements at a row's ends. */
 template <class T, class R, bool PACKED, int KIND>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED && KIND != LK_SRMS_NORM_GENERAL))
-    lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_plan p)
+    lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
     constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HOLDS_WEIGHT = FEW || KIND == LK_SRMS_NORM_WEIGHED;
     constexpr int REST = KIND == LK_SRMS_NORM_BARE ? KIND : LK_SRMS_NORM_GENERAL;
     constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HOLDS_WEIGHT);
-    const lk_srms_norm_input &in = p.in;
+    const lk_srms_norm_input &in = call.in;
     const lk_srms_norm_thread at =
-        FEW ? lk_srms_norm_few_thread<T>((int)p.a.cols) : lk_srms_norm_thread_of<T>(in, (int)p.a.cols);
-    const bool owner = FEW || at.row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
+        FEW ? lk_srms_norm_few_thread<T>((int)call.a.cols) : lk_srms_norm_thread_of<T>(in, (int)call.a.cols);
+    const bool owner = FEW || at.row < call.a.rows; /* lanes without a row still take part in the warp's reduction */
     const int count = owner ? at.count : 0, edge = owner ? at.edge : 0;
     if (!FEW) lk_cluster_begin();
     /* Larger teams are slower with a prefetch and an early start of the next kernel. On sm_80 the prefetch only spills. */
@@ -462,13 +620,13 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     if (early && count > 0) {
         lk_srms_norm_prefetch<T>(in.x, at);
         lk_srms_norm_prefetch<R>(in.r, at);
-        if (FEW) lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, at);
+        if (FEW) lk_srms_norm_prefetch<T>({call.a.weight, 0, 0}, at);
     }
     lk_griddepcontrol_wait();
     if (early) lk_griddepcontrol_launch_dependents();
 
     lk_vec<T> weight[U][1];
-    if (HOLDS_WEIGHT) lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, count);
+    if (HOLDS_WEIGHT) lk_srms_norm_load_raw(weight, {call.a.weight, 0, 0}, 0, at.first, count);
     lk_srms_norm_held<T, PACKED> held[U];
     lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
     lk_srms_norm_total total = {};
@@ -492,23 +650,53 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     else lk_srms_norm_sum(in, sum, 0);
     if (!early) lk_griddepcontrol_launch_dependents();
 
-    const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, p.a.eps));
-    const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group_start(p, at.row) : 0;
-    if (owner && at.begin == 0 && at.rank == 0 && p.a.rstd) p.a.rstd[at.row] = rstd;
+    const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, call.a.eps));
+    const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group_start(call, at.row) : 0;
+    if (owner && at.begin == 0 && at.rank == 0 && call.a.rstd) call.a.rstd[at.row] = rstd;
     LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R, KIND>(p, rstd, s, at.row, at.first + u * 32 * N, group, weight[u][0]);
+        lk_srms_norm_forward_put<T, R, KIND>(call, rstd, s, at.row, at.first + u * 32 * N, group, weight[u][0]);
     }
     LK_NO_UNROLL for (int i = U * 32; !FEW && i < count; i += 32) {
         lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
-        lk_srms_norm_forward_put<T, R, REST>(p, rstd, s, at.row, at.first + i * N, group, {});
+        lk_srms_norm_forward_put<T, R, REST>(call, rstd, s, at.row, at.first + i * N, group, {});
     }
     LK_NO_UNROLL for (int i = at.rank; !FEW && i < edge; i += at.size) {
         const int col = lk_srms_norm_edge(at, i);
         lk_srms_norm_load_s<T, R>(one, in, at.row, col);
-        lk_srms_norm_forward_put<T, R, REST>(p, rstd, one, at.row, col, group, {});
+        lk_srms_norm_forward_put<T, R, REST>(call, rstd, one, at.row, col, group, {});
     }
+}
+
+template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(int kind))(lk_srms_norm_call)
+{
+    return kind == LK_SRMS_NORM_FEW       ? lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>
+           : kind == LK_SRMS_NORM_WEIGHED ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_WEIGHED>
+           : kind == LK_SRMS_NORM_BARE    ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_BARE>
+                                          : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_GENERAL>;
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *device, lk_srms_norm_args *a, cudaStream_t stream)
+{
+    const bool other = a->residual_dtype != lk_dtype<T>, packed = !other && !a->residual;
+    const bool fits = (uintptr_t)a->x % 16 == 0 && a->x_stride % LK_VEC<T> == 0 &&
+                      a->cols / LK_VEC<T> <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
+    const bool plain = lk_srms_norm_plain<T>(a, a->weight) && lk_srms_norm_plain<T>(a, a->bias);
+    const int kind = !a->weight && !a->bias ? LK_SRMS_NORM_BARE
+                     : plain && fits      ? LK_SRMS_NORM_WEIGHED
+                                          : LK_SRMS_NORM_GENERAL;
+    /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && kind != LK_SRMS_NORM_WEIGHED), 4, 0,
+                                        LK_SRMS_NORM_THREADS, 128, 0, plain && !a->bias ? 2048 : 0};
+    const lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, false, traits);
+    const int chosen = layout.few ? LK_SRMS_NORM_FEW : kind;
+    return lk_launch_pdl(op, device,
+                         other    ? lk_srms_norm_forward_choose<T, float, false>(chosen)
+                         : packed ? lk_srms_norm_forward_choose<T, T, true>(chosen)
+                                  : lk_srms_norm_forward_choose<T, T, false>(chosen),
+                         layout.grid, layout.cluster, layout.threads, 0, stream, layout.call);
 }
 
 /* ---- Backward ------------------------------------------------------------------------------------------------------------ */
@@ -576,14 +764,14 @@ LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_
     lk_srms_norm_unpack<E, N>(x, raw);
 }
 
-/* s and dy, N elements of each. Here and below, TWICE is for any rows: a thread reads vectors beyond its first U, and single
- * elements, twice, and their sums for dweight are in the workspace from the start. Without TWICE the threads hold all elements
+/* s and dy, N elements of each. Here and below, REREAD is for any rows: a thread reads vectors beyond its first U, and single
+ * elements, twice, and their sums for dweight are in the workspace from the start. Without REREAD the threads hold all elements
  * of a row and their w, each at most one single element; dy is given, and s is one tensor. */
-template <class T, class R, bool TWICE, bool COPIED, int N>
+template <class T, class R, bool REREAD, bool COPIED, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<COPIED> where)
 {
-    if constexpr (!TWICE) {
+    if constexpr (!REREAD) {
         lk_srms_norm_get<T>(dy, in.dy, where);
         if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
         else lk_srms_norm_get<R>(s, in.r, where);
@@ -597,63 +785,63 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
     }
 }
 
-/* g times w. Unless TWICE, the thread holds w. */
-template <bool TWICE, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_plan &p, const float (&w)[N], int at)
+/* g times w. Unless REREAD, the thread holds w. */
+template <bool REREAD, int N>
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_call &call, const float (&w)[N], int at)
 {
-    if constexpr (TWICE) {
-        lk_srms_norm_apply(g, p, at);
+    if constexpr (REREAD) {
+        lk_srms_norm_apply(g, call, at);
     } else {
         LK_UNROLL for (int j = 0; j < N; j++) g[j] *= w[j];
     }
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
-template <class T, class R, bool WEIGHT, bool TWICE, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_plan &p, float (&sum)[2], const float (&w)[N],
+template <class T, class R, bool WEIGHT, bool REREAD, int N, bool COPIED>
+LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2], const float (&w)[N],
                                           lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, TWICE>(s, g, p.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh<TWICE>(g, p, w, where.group + where.col);
+    lk_srms_norm_get_both<T, R, REREAD>(s, g, call.in, where);
+    if (WEIGHT) lk_srms_norm_backward_weigh<REREAD>(g, call, w, where.group + where.col);
     sum[0] = lk_srms_norm_dot(s, g);
-    sum[1] = p.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
+    sum[1] = call.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
 /* Writes N elements of ds. */
 template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_plan &p, int64_t row, int col, const float (&ds)[N])
+LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_t row, int col, const float (&ds)[N])
 {
-    if (p.a.dx) lk_srms_norm_store((T *)p.a.dx + row * p.a.dx_stride + col, ds);
-    if (p.a.dresidual) lk_srms_norm_store((R *)p.a.dresidual + row * p.a.dresidual_stride + col, ds);
+    if (call.a.dx) lk_srms_norm_store((T *)call.a.dx + row * call.a.dx_stride + col, ds);
+    if (call.a.dresidual) lk_srms_norm_store((R *)call.a.dresidual + row * call.a.dresidual_stride + col, ds);
 }
 
 /* Writes N elements of a row, and adds their terms to dweight's sums. */
-template <class T, class R, bool WEIGHT, bool TWICE, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float (&sums)[N],
+template <class T, class R, bool WEIGHT, bool REREAD, int N, bool COPIED>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[N],
                                          const float (&w)[N], lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, TWICE>(s, g, p.in, where);
+    lk_srms_norm_get_both<T, R, REREAD>(s, g, call.in, where);
     if (WEIGHT) {
         LK_UNROLL for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<TWICE>(g, p, w, where.group + where.col);
+        lk_srms_norm_backward_weigh<REREAD>(g, call, w, where.group + where.col);
     }
     LK_UNROLL for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
-    if (p.in.dr.data) {
-        lk_srms_norm_get<R>(s, p.in.dr, where);
+    if (call.in.dr.data) {
+        lk_srms_norm_get<R>(s, call.in.dr, where);
         LK_UNROLL for (int j = 0; j < N; j++) g[j] += s[j];
     }
-    lk_srms_norm_backward_store<T, R>(p, row.number, where.col, g);
+    lk_srms_norm_backward_store<T, R>(call, row.number, where.col, g);
 }
 
 /* A team's row of the workspace. A team's number is that of its first row. */
-LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_plan &p, int64_t team, int N)
+LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_call &call, int64_t team, int N)
 {
-    return (float *)p.a.workspace + team * p.pitch + lk_srms_norm_past(p.in, team, N);
+    return (float *)call.a.workspace + team * call.pitch + lk_srms_norm_past(call.in, team, N);
 }
 
-/* TWICE's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements.
+/* REREAD's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements.
  * clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as for held elements, but in
  * short chains (see lk_srms_norm_total). put: writes the results and adds to partial. */
 template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
@@ -663,22 +851,22 @@ template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk
         for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
 }
 template <class T, class R, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_plan &p, lk_srms_norm_total (&total)[2],
+LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_norm_total (&total)[2],
                                       lk_srms_norm_where<false> where)
 {
     float more[2];
-    lk_srms_norm_backward_sums<T, R, WEIGHT, true, N>(p, more, {}, where);
+    lk_srms_norm_backward_sums<T, R, WEIGHT, true, N>(call, more, {}, where);
     lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
 template <class T, class R, bool WEIGHT, int N>
-LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_plan &p, lk_srms_norm_row row, float *partial,
+LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float *partial,
                                      lk_srms_norm_where<false> where)
 {
-    const bool has_sums = WEIGHT && p.a.dweight;
+    const bool has_sums = WEIGHT && call.a.dweight;
     float sums[N];
     partial += where.col;
     LK_UNROLL for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, WEIGHT, true, N>(p, row, sums, {}, where);
+    lk_srms_norm_backward_put<T, R, WEIGHT, true, N>(call, row, sums, {}, where);
     LK_UNROLL for (int j = 0; j < N; j++)
         if (has_sums) partial[j] = sums[j];
 }
@@ -693,7 +881,7 @@ template <int U, int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const fl
     }
 }
 
-/* A thread's single element, unless TWICE: its column, w and sum for dweight, in shared memory, since registers are few;
+/* A thread's single element, unless REREAD: its column, w and sum for dweight, in shared memory, since registers are few;
  * and of one row. */
 typedef struct {
     int col;
@@ -715,111 +903,113 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
 
 /* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
  * are at the same columns, and copies its next row while it works on this one. */
-template <class T, class R, bool WEIGHT, bool TWICE>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), TWICE ? 1 : 2)
-    lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_plan p)
+template <class T, class R, bool WEIGHT, bool REREAD>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ? 1 : 2)
+    lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
-    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(p.in, (int)p.a.cols);
-    const int stage_size = p.in.parts * U * 32;
+    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(call.in, (int)call.a.cols);
+    const int stage_size = call.in.parts * U * 32;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
-    const int group = WEIGHT ? lk_srms_norm_group_start(p, at.row) : 0; /* the same for all rows of the team */
+    const int group = WEIGHT ? lk_srms_norm_group_start(call, at.row) : 0; /* the same for all rows of the team */
     float sums[WEIGHT ? U : 1][N] = {}, w[WEIGHT ? U : 1][N];
     lk_cluster_begin();
-    if (at.row < p.a.rows && at.count > 0) {
-        lk_srms_norm_prefetch<T>(p.in.x, at);
-        lk_srms_norm_prefetch<R>(p.in.r, at);
-        lk_srms_norm_prefetch<T>(p.in.dy, at);
-        lk_srms_norm_prefetch<R>(p.in.dr, at);
+    if (at.row < call.a.rows && at.count > 0) {
+        lk_srms_norm_prefetch<T>(call.in.x, at);
+        lk_srms_norm_prefetch<R>(call.in.r, at);
+        lk_srms_norm_prefetch<T>(call.in.dy, at);
+        lk_srms_norm_prefetch<R>(call.in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (WEIGHT && TWICE && p.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(p, at.row, N), at);
-    if (at.row < p.a.rows) lk_srms_norm_fetch_row<T, R>(p.in, slots, at.row, at);
+    if (WEIGHT && REREAD && call.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(call, at.row, N), at);
+    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, R>(call.in, slots, at.row, at);
     lk_cp_async_commit_group();
-    LK_UNROLL for (int u = 0; WEIGHT && !TWICE && u < U; u++)
-        if (u * 32 < at.count) lk_srms_norm_load_w(w[u], p, group + at.first + u * 32 * N);
-    const bool single = !TWICE && at.rank < at.edge;
+    LK_UNROLL for (int u = 0; WEIGHT && !REREAD && u < U; u++)
+        if (u * 32 < at.count) lk_srms_norm_load_w(w[u], call, group + at.first + u * 32 * N);
+    const bool single = !REREAD && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
     lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
     if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f};
-    if (WEIGHT && single) lk_srms_norm_load_w(column->w, p, group + column->col);
+    if (WEIGHT && single) lk_srms_norm_load_w(column->w, call, group + column->col);
     lk_cluster_ready();
 
     int number = 0;
     int64_t row = at.row;
-    for (; row - at.team < p.a.rows; row += at.step, number++) {
-        const bool owner = row < p.a.rows; /* lanes without a row still take part in the warp's reduction */
+    for (; row - at.team < call.a.rows; row += at.step, number++) {
+        const bool owner = row < call.a.rows; /* lanes without a row still take part in the warp's reduction */
         const int count = owner ? at.count : 0;
         const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
         if (WEIGHT) {
-            if (row + at.step < p.a.rows)
-                lk_srms_norm_fetch_row<T, R>(p.in, slots + (~number & 1) * stage_size, row + at.step, at);
+            if (row + at.step < call.a.rows)
+                lk_srms_norm_fetch_row<T, R>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
             lk_cp_async_commit_group();
         }
-        lk_srms_norm_row here = {row, p.a.rstd && owner ? p.a.rstd[row] : 0.0f, 0.0f};
+        lk_srms_norm_row here = {row, call.a.rstd && owner ? call.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if constexpr (TWICE) {
+        if constexpr (REREAD) {
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_sums<T, R, WEIGHT, 1>(p, total, {row, lk_srms_norm_edge(at, i), group, NULL});
+                lk_srms_norm_rest_sums<T, R, WEIGHT, 1>(call, total, {row, lk_srms_norm_edge(at, i), group, NULL});
             for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_rest_sums<T, R, WEIGHT, N>(p, total, {row, at.first + i * N, group, NULL});
+                lk_srms_norm_rest_sums<T, R, WEIGHT, N>(call, total, {row, at.first + i * N, group, NULL});
             sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
         }
         lk_srms_norm_single one = {}; /* its line is in the L2 with the copies of this row */
-        if (single && owner) one = lk_srms_norm_load_single<T, R>(p.in, row, column->col);
+        if (single && owner) one = lk_srms_norm_load_single<T, R>(call.in, row, column->col);
         lk_cp_async_wait_group<STAGES - 1>();
         LK_UNROLL for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_sums<T, R, WEIGHT, TWICE, N>(p, more, w[WEIGHT ? u : 0], where);
+            lk_srms_norm_backward_sums<T, R, WEIGHT, REREAD, N>(call, more, w[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
         if (single) sum[0] += one.s * (one.dy * column->w[0]), sum[1] += one.s * one.s;
-        lk_srms_norm_sum(p.in, sum, number, p.a.rstd);
+        lk_srms_norm_sum(call.in, sum, number, call.a.rstd);
 
-        if (!p.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], p.in.inverse_cols, p.a.eps));
-        here.slope = sum[0] * here.rstd * p.in.inverse_cols * here.rstd;
+        if (!call.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], call.in.inverse_cols, call.a.eps));
+        here.slope = sum[0] * here.rstd * call.in.inverse_cols * here.rstd;
         if (single && owner) {
             column->sum = fmaf(one.dy * here.rstd, one.s, column->sum);
             const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * column->w[0]) + one.dr};
-            lk_srms_norm_backward_store<T, R>(p, row, column->col, ds);
+            lk_srms_norm_backward_store<T, R>(call, row, column->col, ds);
         }
         LK_UNROLL for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_put<T, R, WEIGHT, TWICE>(p, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
+            lk_srms_norm_backward_put<T, R, WEIGHT, REREAD>(call, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
         }
-        if constexpr (TWICE) {
-            float *const partial = WEIGHT ? lk_srms_norm_partial(p, row - (int64_t)number * at.step, N) : NULL;
+        if constexpr (REREAD) {
+            float *const partial = WEIGHT ? lk_srms_norm_partial(call, row - (int64_t)number * at.step, N) : NULL;
             for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_rest_put<T, R, WEIGHT, N>(p, here, partial, {row, at.first + i * N, group, NULL});
+                lk_srms_norm_rest_put<T, R, WEIGHT, N>(call, here, partial, {row, at.first + i * N, group, NULL});
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_put<T, R, WEIGHT, 1>(p, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
+                lk_srms_norm_rest_put<T, R, WEIGHT, 1>(call, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
         }
         if (!WEIGHT) break;
     }
-    if (!WEIGHT || !p.a.dweight) return;
-    float *const partial = lk_srms_norm_partial(p, row - (int64_t)number * at.step, N);
+    if (!WEIGHT || !call.a.dweight) return;
+    float *const partial = lk_srms_norm_partial(call, row - (int64_t)number * at.step, N);
     if (single) partial[column->col] = column->sum;
     lk_srms_norm_put_sums(partial + at.first, sums, at.count); /* a team without rows writes zeros */
 }
 
+/* ---- Backward of few rows ------------------------------------------------------------------------------------------------ */
+
 /* Few rows, as in forward, without dweight. */
 template <class T, class R>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
-    lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_plan p)
+    lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
     constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
-    const lk_srms_norm_input &in = p.in;
-    const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)p.a.cols);
+    const lk_srms_norm_input &in = call.in;
+    const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)call.a.cols);
     const int64_t row = at.row;
     if (at.count > 0) {
         lk_srms_norm_prefetch<T>(in.dy, at);
         lk_srms_norm_prefetch<T>(in.x, at);
-        lk_srms_norm_prefetch<T>({p.a.weight, 0, 0}, at);
+        lk_srms_norm_prefetch<T>({call.a.weight, 0, 0}, at);
         lk_srms_norm_prefetch<R>(in.r, at);
         lk_srms_norm_prefetch<R>(in.dr, at);
     }
@@ -828,10 +1018,10 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
 
     lk_vec<T> weight[U][1], x[U][1], dy[U][1];
     lk_vec<R> r[U][PARTS], dr[U][PARTS];
-    float rstd = p.a.rstd ? p.a.rstd[row] : 0.0f;
+    float rstd = call.a.rstd ? call.a.rstd[row] : 0.0f;
     lk_srms_norm_load_raw(dy, in.dy, row, at.first, at.count);
     lk_srms_norm_load_raw(x, in.x, row, at.first, at.count);
-    lk_srms_norm_load_raw(weight, {p.a.weight, 0, 0}, 0, at.first, at.count);
+    lk_srms_norm_load_raw(weight, {call.a.weight, 0, 0}, 0, at.first, at.count);
     lk_srms_norm_load_raw(r, in.r, row, at.first, at.count);
     lk_srms_norm_load_raw(dr, in.dr, row, at.first, at.count);
     float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
@@ -839,21 +1029,23 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
         lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
         LK_UNROLL for (int j = 0; j < N; j++) g[u][j] = 1.0f;
         if (in.dy.data) lk_unpack(g[u], dy[u][0]);
-        if (p.a.weight) lk_srms_norm_apply<false>(g[u], weight[u][0], p.a.weight_offset);
+        if (call.a.weight) lk_srms_norm_apply<false>(g[u], weight[u][0], call.a.weight_offset);
         if (u * 32 < at.count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
     }
     lk_sum_cluster<2, true>(sum, 0);
 
-    if (!p.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, p.a.eps));
+    if (!call.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, call.a.eps));
     const float slope = sum[0] * rstd * in.inverse_cols * rstd;
     LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= at.count) break;
         float add[N] = {};
         if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
         LK_UNROLL for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        lk_srms_norm_backward_store<T, R>(p, row, at.first + u * 32 * N, g[u]);
+        lk_srms_norm_backward_store<T, R>(call, row, at.first + u * 32 * N, g[u]);
     }
 }
+
+/* ---- Sums over rows: dweight and dbias ----------------------------------------------------------------------------------- */
 
 /* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in
  * the first `more` groups. Row r starts (past + r past_step) modulo (past_mask + 1) elements behind r stride. */
@@ -867,80 +1059,136 @@ typedef struct {
 
 /* The sum of a lane's column over every 32nd row of a group, from row `warp` on. at: the index of its first element. */
 template <class From>
-LK_DEVICE float lk_srms_norm_sum_column(const lk_srms_norm_row_sum &p, int64_t at, int64_t rows, int warp)
+LK_DEVICE float lk_srms_norm_sum_column(const lk_srms_norm_row_sum &call, int64_t at, int64_t rows, int warp)
 {
-    const From *from = (const From *)p.from + at;
-    const int64_t step = 32 * p.groups * p.stride;
+    const From *from = (const From *)call.from + at;
+    const int64_t step = 32 * call.groups * call.stride;
     float sum = 0.0f;
     LK_UNROLL_BY(8) for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
     return sum;
 }
 
 /* A block owns 32 columns of a group, and a lane one of them. Each of the block's 32 warps adds every 32nd row of the group. */
-LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum p)
+LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum call)
 {
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int groups = (int)p.groups, group = (int)blockIdx.x % groups;
-    const int64_t col = (int64_t)((int)blockIdx.x / groups) * 32 + lane, first = group + p.groups * warp;
-    const int64_t rows = p.each + (group < p.more);
-    const int past = (int)((unsigned)p.past + (unsigned)first * (unsigned)p.past_step) & p.past_mask; /* in all its rows */
-    const int64_t at = past + col + first * p.stride;
+    const int groups = (int)call.groups, group = (int)blockIdx.x % groups;
+    const int64_t col = (int64_t)((int)blockIdx.x / groups) * 32 + lane, first = group + call.groups * warp;
+    const int64_t rows = call.each + (group < call.more);
+    const int past = (int)((unsigned)call.past + (unsigned)first * (unsigned)call.past_step) & call.past_mask; /* in all its rows */
+    const int64_t at = past + col + first * call.stride;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
-    if (!p.from && warp < rows) sum = (float)((rows - warp + 31) / 32);
-    if (p.from && col < p.cols) /* not in the loop's condition, which would make each load wait for the one before */
-        sum = p.from_dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_column<float>(p, at, rows, warp)
-              : p.from_dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_column<lk_f16>(p, at, rows, warp)
-                                             : lk_srms_norm_sum_column<lk_bf16>(p, at, rows, warp);
+    if (!call.from && warp < rows) sum = (float)((rows - warp + 31) / 32);
+    if (call.from && col < call.cols) /* not in the loop's condition, which would make each load wait for the one before */
+        sum = call.from_dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_column<float>(call, at, rows, warp)
+              : call.from_dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_column<lk_f16>(call, at, rows, warp)
+                                             : lk_srms_norm_sum_column<lk_bf16>(call, at, rows, warp);
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
-    if (warp > 0 || col >= p.cols) return;
+    if (warp > 0 || col >= call.cols) return;
     float quarter[4] = {};
     LK_UNROLL for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
-    const int64_t out = group * p.cols + col;
-    lk_put_as(p.to, p.to_dtype, out, p.accumulate ? lk_get_as(p.to, p.to_dtype, out) + sum : sum);
+    const int64_t out = group * call.cols + col;
+    lk_put_as(call.to, call.to_dtype, out, call.accumulate ? lk_get_as(call.to, call.to_dtype, out) + sum : sum);
 }
 
-/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
-
-/* The tensors of a call, for the checks and for the layout: first those of rows, and of these the inputs first. */
-#define LK_SRMS_NORM_ROW_TENSORS 8
-typedef struct {
-    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 5];
-} lk_srms_norm_table;
-
-template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_row_sum &sum,
+                                        cudaStream_t stream)
 {
-    const int bytes = sizeof(T), residual_bytes = lk_dtype_bytes<T>(a->residual_dtype);
-    const bool summed = backward && a->residual_out; /* then x and residual are ignored */
-    const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
-    const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
-    const int64_t rows = a->rows, cols = a->cols, columns = lk_count(a->groups, cols);
-    return {{
-        {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
-        {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
-        {"residual_out", a->residual_out, residual_bytes, summed ? LK_REQUIRED : backward ? LK_IN : LK_OUT, cols,
-         {{rows, &a->residual_out_stride, "residual_out_stride"}}, {backward ? NULL : "residual"}},
-        {"dy", a->dy, bytes, backward_in, cols, {{rows, &a->dy_stride, "dy_stride"}}},
-        {"dresidual_out", a->dresidual_out, residual_bytes, backward_in, cols,
-         {{rows, &a->dresidual_out_stride, "dresidual_out_stride"}}},
-        {"y", a->y, bytes, forward_out, cols, {{rows, &a->y_stride, "y_stride"}}, {"x"}},
-        {"dx", a->dx, bytes, backward_out, cols, {{rows, &a->dx_stride, "dx_stride"}},
-         {"dy", residual_bytes == bytes ? "dresidual_out" : NULL}},
-        {"dresidual", a->dresidual, residual_bytes, backward_out, cols,
-         {{rows, &a->dresidual_stride, "dresidual_stride"}}, {"dresidual_out"}},
-        {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? columns : 0},
-        {"bias", a->bias, lk_dtype_bytes<T>(a->weight_dtype), backward ? LK_UNUSED : LK_IN, rows ? columns : 0},
-        {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
-        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
-        {"dbias", a->dbias, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
-    }};
+    const int64_t blocks = lk_ceil_div(sum.cols, 32) * sum.groups;
+    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, blocks, 1, 1024, 0, stream, sum);
 }
 
-#define LK_SRMS_NORM_ROWS ((int64_t)1 << 27) /* most rows of BLOCK and CLUSTER */
+/* The number of partial sums of dbias, each over every so many rows of dy: a multiple of groups, as many as keep all SMs busy,
+ * with 256 rows or more. */
+LK_HOST int64_t lk_srms_norm_dbias_partials(const lk_device *device, const lk_srms_norm_args *a)
+{
+    const int64_t wanted = lk_ceil_div(4 * device->sms, lk_ceil_div(a->cols, 32) * a->groups), most = a->rows / a->groups / 256;
+    const int64_t partials = wanted < most ? wanted : most;
+    return a->groups * (partials > 1 ? partials : 1);
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, const lk_srms_norm_args *a, cudaStream_t stream)
+{
+    const int64_t partials = lk_srms_norm_dbias_partials(device, a);
+    const bool direct = partials == a->groups;
+    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, lk_dtype<T>, direct ? a->dweight_dtype : LK_DTYPE_F32,
+                                a->rows / partials, a->rows % partials, a->cols, a->dy_stride, partials,
+                                0, 0, 0, direct && a->accumulate};
+    const lk_status status = lk_srms_norm_sum_rows(op, device, sum, stream);
+    if (status || direct) return status;
+    sum = {a->workspace, a->dbias, LK_DTYPE_F32, a->dweight_dtype, partials / a->groups, 0, a->cols, a->cols, a->groups, 0, 0, 0,
+           a->accumulate};
+    return lk_srms_norm_sum_rows(op, device, sum, stream);
+}
+
+/* ---- The launch of backward ---------------------------------------------------------------------------------------------- */
+
+/* The greatest one. */
+LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
+{
+    return b ? lk_srms_norm_common_divisor(b, a % b) : a;
+}
+
+/* The launch for checked arguments. */
+template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
+{
+    constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
+    const bool weight = a->weight || a->dweight;
+    const int few_rows_limit = a->dweight || !lk_srms_norm_plain<T>(a, a->weight) ? 0 : 256; /* see forward */
+    const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
+                                        LK_SRMS_NORM_TEAM_THREADS, 1, few_rows_limit};
+    lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, true, traits);
+    lk_srms_norm_call *const call = &layout.call;
+    lk_srms_norm_input *const in = &call->in;
+    layout.smem = layout.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
+    if (weight && !layout.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
+        call->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
+        const int64_t fit = device->smem * 1024 / ((int64_t)layout.smem + 8 * 1024); /* static shared memory and the system's */
+        const int64_t by_smem = fit > 1 ? fit : 1;
+        const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / layout.threads;
+        const int64_t most = (resident < by_smem ? resident : by_smem) * device->sms;
+        const int64_t cap = ((int64_t)64 << 20) / (4 * call->pitch) + 2; /* 64 MiB and two rows */
+        const int64_t teams = in->team_log2 < 0 ? 1 : layout.threads >> in->team_log2;
+        int64_t blocks = layout.grid / layout.cluster;
+        if (layout.grid > most) blocks = lk_ceil_div(most, layout.cluster);
+        if (a->dweight && blocks * teams > cap) blocks = cap / teams;
+        const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
+        int64_t period = in->offset_step ? turn * lk_ceil_div(N, teams) : turn; /* every N-th row starts at the same offset */
+        if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
+        if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
+        if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
+        layout.grid = blocks * layout.cluster;
+        call->partials = blocks * teams;
+        if (a->dweight) layout.workspace = (size_t)(call->partials * call->pitch) * sizeof(float);
+    }
+    const int64_t dbias_partials = a->dbias ? lk_srms_norm_dbias_partials(device, a) : 0;
+    const size_t dbias_bytes = dbias_partials > a->groups ? (size_t)(dbias_partials * a->cols) * sizeof(float) : 0;
+    if (dbias_bytes > layout.workspace) layout.workspace = dbias_bytes; /* the same bytes: dbias is done before dweight begins */
+    const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
+                           (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
+    const bool one = !in->x.data || !in->r.data; /* s is one tensor */
+    layout.reread = !(holds_row && a->dy && one);
+    if (!layout.few && !layout.reread && !in->x.data && a->residual_dtype == lk_dtype<T>)
+        in->x = in->r, in->r.data = NULL; /* of the same type */
+    return layout;
+}
+
+template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
+{
+    if (layout.few) return lk_srms_norm_backward_few_kernel<T, R>;
+    if (layout.call.a.weight || layout.call.a.dweight)
+        return layout.reread ? lk_srms_norm_backward_kernel<T, R, true, true> : lk_srms_norm_backward_kernel<T, R, true, false>;
+    return layout.reread ? lk_srms_norm_backward_kernel<T, R, false, true> : lk_srms_norm_backward_kernel<T, R, false, false>;
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
 /* Validates; a becomes the arguments with every default filled in, the types too. arch: lk_device's, or LK_QUERY. */
 template <class T>
@@ -984,116 +1232,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     return lk_check_allocations(op, list, count);
 }
 
-/* Whether a thread can hold weight, or bias, as it holds rows: it is of T, on 16 bytes and the same for all rows, or NULL. */
-template <class T> LK_HOST bool lk_srms_norm_plain(const lk_srms_norm_args *a, const void *columns)
-{
-    return !columns || (a->weight_dtype == lk_dtype<T> && a->groups == 1 && (uintptr_t)columns % 16 == 0);
-}
-
-/* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
- * memory per thread and part of a vector; most threads per block, and threads of a block with several teams; whether a team has
- * a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
-typedef struct {
-    int held, wanted, part_bytes, most_threads, team_threads, singles, few;
-} lk_srms_norm_traits;
-
-/* A launch. Each team has one row; in backward with weight or dweight it may have many (persistent blocks). */
-typedef struct {
-    lk_srms_norm_plan plan;
-    int threads, cluster;
-    int64_t grid;
-    bool edges; /* rows have single elements at their ends */
-    bool few;   /* the kernel for few rows takes them */
-    bool twice; /* backward's TWICE */
-    size_t smem, workspace;
-} lk_srms_norm_layout;
-
-/* Most bytes of dynamic shared memory per block. From sm_80 on a block may have at least 99 KiB; 7 KiB of these are static. */
-#define LK_SRMS_NORM_SMEM (92 * 1024)
-
-/* Divides the rows among teams. a: checked. */
-template <class T>
-LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srms_norm_args *a, bool backward,
-                                                 lk_srms_norm_traits traits)
-{
-    constexpr int N = LK_VEC<T>;
-    lk_srms_norm_layout l = {};
-    l.plan.a = *a, l.cluster = 1;
-    const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
-    lk_srms_norm_input *in = &l.plan.in;
-    lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
-    in->inverse_cols = 1.0f / (float)a->cols;
-    in->aligned = 1;
-    const lk_tensor *given[LK_SRMS_NORM_ROW_TENSORS], *base = NULL; /* base: the first of T, or else of f32 */
-    int count = 0;
-    for (int i = 0; i < LK_SRMS_NORM_ROW_TENSORS; i++) {
-        const lk_tensor *const t = &table.list[i];
-        if (!t->pointer || t->use & LK_UNUSED || lk_in_place_of(table.list, t)) continue; /* in place: the other is there */
-        given[count++] = t;
-        if (!base || t->bytes < base->bytes) base = t;
-        if (t->use & LK_OUT) continue;
-        *inputs[i] = {t->pointer, *t->dim[0].stride, in->parts};
-        in->parts += N * t->bytes / 16;
-    }
-    if (base) in->offset = (int)((uintptr_t)base->pointer / (unsigned)base->bytes % (unsigned)N);
-    if (base) in->offset_step = (int)(*base->dim[0].stride % N);
-    for (int i = 0; i < count; i++) {
-        const int vec = 16 / given[i]->bytes;
-        const int64_t offset = (int64_t)((uintptr_t)given[i]->pointer / (unsigned)given[i]->bytes);
-        if ((offset - in->offset) % vec || (*given[i]->dim[0].stride - in->offset_step) % vec) in->aligned = 0;
-    }
-    const int64_t rows = a->rows, cols = a->cols;
-    int path = a->path;
-    l.edges = in->offset || in->offset_step || cols % N;
-    /* What threads share out: the vectors of a row, or its elements where tensors are not aligned to each other. */
-    const int64_t units = in->aligned ? lk_ceil_div(cols, N) : cols;
-    l.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
-    if (path == LK_SRMS_NORM_AUTO && in->aligned && !l.edges && l.threads <= LK_SRMS_NORM_THREADS &&
-        rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * l.threads <= (int64_t)traits.few * device->sms) {
-        l.few = true, l.grid = rows;
-        return l;
-    }
-    /* A thread gets as many vectors as it can hold where all rows are resident together, and where rows do not start or end on
-     * 16 bytes, so that fewer warps use one line. */
-    const int wanted = l.edges || rows * units <= (int64_t)traits.held * 1024 * device->sms ? traits.held : traits.wanted;
-    const int thread_bytes = traits.part_bytes * in->parts;
-    int64_t most = traits.most_threads;
-    if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
-    if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * wanted || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
-        if (path == LK_SRMS_NORM_BLOCK && units > most * traits.held && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
-    }
-    in->segment = (int)cols;
-    if (path == LK_SRMS_NORM_WARP) {
-        const int64_t lanes = traits.singles && l.edges && units < 2 * N - 2 ? 2 * N - 2 : units;
-        while (in->team_log2 < 5 && 1 << in->team_log2 < lanes) in->team_log2++;
-        l.threads = traits.team_threads;
-        l.grid = lk_ceil_div(rows, l.threads >> in->team_log2);
-        return l;
-    }
-    in->team_log2 = -1;
-    if (path == LK_SRMS_NORM_CLUSTER) {
-        l.cluster = 2;
-        while (l.cluster < 8 && lk_ceil_div(units, l.cluster) > most * traits.held) l.cluster *= 2;
-        in->segment = (int)(lk_ceil_div(lk_ceil_div(cols, l.cluster), 8 * N) * 8 * N); /* whole lines of 128 bytes */
-    }
-    const int64_t block_units = lk_ceil_div(units, l.cluster);
-    int64_t threads = lk_ceil_div(block_units, wanted);
-    while (threads < block_units && rows * l.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
-    threads = lk_ceil_div(threads < block_units ? threads : block_units, 32) * 32;
-    l.threads = (int)(threads < most ? threads : most);
-    in->stretch = in->aligned ? (int)lk_ceil_div(block_units, l.threads) * 32 : 32; /* 2^30 times N is no int */
-    l.grid = rows * l.cluster;
-    return l;
-}
-
-template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(int kind))(lk_srms_norm_plan)
-{
-    return kind == LK_SRMS_NORM_FEW       ? lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>
-           : kind == LK_SRMS_NORM_WEIGHED ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_WEIGHED>
-           : kind == LK_SRMS_NORM_BARE    ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_BARE>
-                                          : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_GENERAL>;
-}
+/* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
 
 template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
 {
@@ -1103,114 +1242,7 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     lk_status status = lk_srms_norm_check<T>(op, args, false, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
-
-    const bool other = a.residual_dtype != lk_dtype<T>, packed = !other && !a.residual;
-    const bool fits = (uintptr_t)a.x % 16 == 0 && a.x_stride % LK_VEC<T> == 0 &&
-                      a.cols / LK_VEC<T> <= LK_SRMS_NORM_THREADS * LK_SRMS_NORM_FORWARD_VECS(false);
-    const bool plain = lk_srms_norm_plain<T>(&a, a.weight) && lk_srms_norm_plain<T>(&a, a.bias);
-    const int kind = !a.weight && !a.bias ? LK_SRMS_NORM_BARE
-                     : plain && fits      ? LK_SRMS_NORM_WEIGHED
-                                          : LK_SRMS_NORM_GENERAL;
-    /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && kind != LK_SRMS_NORM_WEIGHED), 4, 0,
-                                        LK_SRMS_NORM_THREADS, 128, 0, plain && !a.bias ? 2048 : 0};
-    const lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(&device, &a, false, traits);
-    const int chosen = l.few ? LK_SRMS_NORM_FEW : kind;
-    return lk_launch_pdl(op, &device,
-                         other    ? lk_srms_norm_forward_choose<T, float, false>(chosen)
-                         : packed ? lk_srms_norm_forward_choose<T, T, true>(chosen)
-                                  : lk_srms_norm_forward_choose<T, T, false>(chosen),
-                         l.grid, l.cluster, l.threads, 0, stream, l.plan);
-}
-
-/* The greatest one. */
-LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
-{
-    return b ? lk_srms_norm_common_divisor(b, a % b) : a;
-}
-
-/* The number of partial sums of dbias, each over every so many rows of dy: a multiple of groups, as many as keep all SMs busy,
- * with 256 rows or more. */
-LK_HOST int64_t lk_srms_norm_dbias_parts(const lk_device *device, const lk_srms_norm_args *a)
-{
-    const int64_t wanted = lk_ceil_div(4 * device->sms, lk_ceil_div(a->cols, 32) * a->groups), most = a->rows / a->groups / 256;
-    const int64_t parts = wanted < most ? wanted : most;
-    return a->groups * (parts > 1 ? parts : 1);
-}
-
-/* The launch for checked arguments. */
-template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
-{
-    constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
-    const bool weight = a->weight || a->dweight;
-    const int few = a->dweight || !lk_srms_norm_plain<T>(a, a->weight) ? 0 : 256; /* see forward */
-    const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
-    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
-                                        LK_SRMS_NORM_TEAM_THREADS, 1, few};
-    lk_srms_norm_layout l = lk_srms_norm_lay_out<T>(device, a, true, traits);
-    lk_srms_norm_plan *const plan = &l.plan;
-    lk_srms_norm_input *const in = &plan->in;
-    l.smem = l.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * l.threads);
-    if (weight && !l.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
-        plan->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
-        const int64_t fit = device->smem * 1024 / ((int64_t)l.smem + 8 * 1024); /* static shared memory and the system's */
-        const int64_t room = fit > 1 ? fit : 1;
-        const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / l.threads;
-        const int64_t most = (resident < room ? resident : room) * device->sms;
-        const int64_t cap = ((int64_t)64 << 20) / (4 * plan->pitch) + 2; /* 64 MiB and two rows */
-        const int64_t teams = in->team_log2 < 0 ? 1 : l.threads >> in->team_log2;
-        int64_t blocks = l.grid / l.cluster;
-        if (l.grid > most) blocks = lk_ceil_div(most, l.cluster);
-        if (a->dweight && blocks * teams > cap) blocks = cap / teams;
-        const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
-        int64_t period = in->offset_step ? turn * lk_ceil_div(N, teams) : turn; /* every N-th row starts at the same offset */
-        if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
-        if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
-        if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
-        l.grid = blocks * l.cluster;
-        plan->partials = blocks * teams;
-        if (a->dweight) l.workspace = (size_t)(plan->partials * plan->pitch) * sizeof(float);
-    }
-    const int64_t dbias_parts = a->dbias ? lk_srms_norm_dbias_parts(device, a) : 0;
-    const size_t dbias_bytes = dbias_parts > a->groups ? (size_t)(dbias_parts * a->cols) * sizeof(float) : 0;
-    if (dbias_bytes > l.workspace) l.workspace = dbias_bytes; /* the same bytes: dbias is done before dweight begins */
-    const bool held = in->aligned && in->stretch <= 32 * vecs &&
-                      (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
-    const bool one = !in->x.data || !in->r.data; /* s is one tensor */
-    l.twice = !(held && a->dy && one);
-    if (!l.few && !l.twice && !in->x.data && a->residual_dtype == lk_dtype<T>)
-        in->x = in->r, in->r.data = NULL; /* of the same type */
-    return l;
-}
-
-template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &l))(lk_srms_norm_plan)
-{
-    if (l.few) return lk_srms_norm_backward_few_kernel<T, R>;
-    if (l.plan.a.weight || l.plan.a.dweight)
-        return l.twice ? lk_srms_norm_backward_kernel<T, R, true, true> : lk_srms_norm_backward_kernel<T, R, true, false>;
-    return l.twice ? lk_srms_norm_backward_kernel<T, R, false, true> : lk_srms_norm_backward_kernel<T, R, false, false>;
-}
-
-LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_row_sum &sum,
-                                        cudaStream_t stream)
-{
-    const int64_t blocks = lk_ceil_div(sum.cols, 32) * sum.groups;
-    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, blocks, 1, 1024, 0, stream, sum);
-}
-
-template <class T>
-LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, const lk_srms_norm_args *a, cudaStream_t stream)
-{
-    const int64_t parts = lk_srms_norm_dbias_parts(device, a);
-    const bool direct = parts == a->groups;
-    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, lk_dtype<T>, direct ? a->dweight_dtype : LK_DTYPE_F32,
-                                a->rows / parts, a->rows % parts, a->cols, a->dy_stride, parts,
-                                0, 0, 0, direct && a->accumulate};
-    const lk_status status = lk_srms_norm_sum_rows(op, device, sum, stream);
-    if (status || direct) return status;
-    sum = {a->workspace, a->dbias, LK_DTYPE_F32, a->dweight_dtype, parts / a->groups, 0, a->cols, a->cols, a->groups, 0, 0, 0,
-           a->accumulate};
-    return lk_srms_norm_sum_rows(op, device, sum, stream);
+    return lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
 }
 
 template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
@@ -1221,22 +1253,23 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     lk_status status = lk_srms_norm_check<T>(op, args, true, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    const lk_srms_norm_layout l = lk_srms_norm_backward_lay_out<T>(&device, &a);
-    const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)l.workspace};
-    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, l.workspace);
+    const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(&device, &a);
+    const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)layout.workspace};
+    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, layout.workspace);
     if (!status) status = lk_check_allocations(op, &workspace, 1);
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
-    const bool pdl = device.arch >= 90 && (l.plan.partials == 0 || a.rows <= 4 * l.plan.partials);
+    const bool pdl = device.arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
     const bool other = a.residual_dtype != lk_dtype<T>;
     if (!status && a.dbias) status = lk_srms_norm_dbias<T>(op, &device, &a, stream); /* before dx, which may be dy */
     if (!status && a.rows > 0 && (a.dx || a.dresidual || a.dweight))
         status = lk_launch_blocks(op, pdl,
-                                  other ? lk_srms_norm_backward_choose<T, float>(l) : lk_srms_norm_backward_choose<T, T>(l),
-                                  l.grid, l.cluster, l.threads, l.smem, stream, l.plan);
-    const int64_t partials = l.plan.partials;
+                                  other ? lk_srms_norm_backward_choose<T, float>(layout)
+                                        : lk_srms_norm_backward_choose<T, T>(layout),
+                                  layout.grid, layout.cluster, layout.threads, layout.smem, stream, layout.call);
+    const int64_t partials = layout.call.partials;
     const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, LK_DTYPE_F32, a.dweight_dtype,
-                                      partials / a.groups, partials % a.groups, a.cols, l.plan.pitch, a.groups,
-                                      l.plan.in.offset, l.plan.in.offset_step, LK_VEC<T> - 1, a.accumulate};
+                                      partials / a.groups, partials % a.groups, a.cols, layout.call.pitch, a.groups,
+                                      layout.call.in.offset, layout.call.in.offset_step, LK_VEC<T> - 1, a.accumulate};
     if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, &device, sum, stream);
     return status;
 }

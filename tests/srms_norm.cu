@@ -1068,8 +1068,8 @@ static void boundaries(void)
         lk_status status = lk_asked_device("op", lk_current_device(&device));
         if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
         if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
-        if (!test_that(!status && l.plan.in.aligned == (i % 4 == 0)))
-            test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), l.plan.in.aligned);
+        if (!test_that(!status && l.call.in.aligned == (i % 4 == 0)))
+            test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), l.call.in.aligned);
     }
 }
 
