@@ -45,6 +45,20 @@
  * Repeatable The same bits every time on the same device and path: fixed order, no atomics. AUTO chooses by alignment too.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  * Read on    lk/md_lrpe_cosine.md: how exact results are, and what is read and written.
+ *
+ * The kernels, in the order of the file, and when they run unless `path` says otherwise. A vector is 16 bytes of T.
+ *   forward, backward without dtheta   lk_lrpe_kernel: the vectors of a thread are at the same features of a head. With 1 or 2
+ *                                      batches it walks over some tokens, and its angles walk along. With more it has one token
+ *                                      in several batches; their angles are computed once, by four threads together
+ *   backward with dtheta               lk_lrpe_backward_dtheta_kernel: a thread has several tokens and batches, and sums of its
+ *                                      terms. Then lk_lrpe_dtheta_kernel adds these up
+ *   tensors not aligned to 16 bytes,   lk_lrpe_row_kernel: a warp has a row, element by element
+ *   softmax of long rows
+ *   softmax over tokens                lk_lrpe_columns_kernel sums, lk_lrpe_merge_kernel merges, lk_lrpe_columns_kernel writes
+ * For example 12 batches of 12 heads, 64 x 64 tokens and 128 features in bf16, so 16 vectors per token, on an H200: a block of
+ * 128 threads has 2 tokens of a head in all batches, each thread one vector of 3 batches. With 1 batch a thread has a vector of
+ * up to 5 tokens, which are 13 rows of the grid apart.
+ * How a token is found is drawn under "Where a token is". The checks of arguments, the workspace and the calls come last.
  */
 #ifndef LK_MD_LRPE_COSINE_CUH
 #define LK_MD_LRPE_COSINE_CUH
@@ -132,7 +146,21 @@ typedef struct {
 
 #include "lk_row.cuh"
 
-/* ---- Whole numbers: division, positions ---------------------------------------------------------------------------------- */
+/* ---- Where a token is ---------------------------------------------------------------------------------------------------- */
+
+/* For example prefix = 2, axes = 2, shape = {2, 3}, offset = {10, 20}, dim = 8 and e = 4:
+ *
+ *   token     0   1   2   3   4   5   6   7        in the grid   i_1 = 0   1   2
+ *            |prefix |        grid         |         i_0 = 0:          2   3   4
+ *   cell              0   1   2   3   4   5          i_0 = 1:          5   6   7
+ *
+ *   Token 6 is cell 4. From a cell to its neighbour on axis a it is stride[a] cells, stride = {3, 1}. So
+ *   i_0 = 4 / stride[0] = 1 and i_1 = 4 / stride[1] - shape[1] * (4 / stride[0]) = 4 - 3 * 1 = 1: s_0 = 11, s_1 = 21.
+ *
+ *   feature     0   1   2   3   4   5   6   7
+ *   axis       |      0       |      1       |       f / e
+ *   angle      |11 theta[0..3]|21 theta[0..3]|       s_axis theta[f % e]; tokens 0 and 1 have the angle 0
+ */
 
 /* n / size for 0 <= n < 2^63 without a division: n factor / 2^(63 + log2) rounded down. Here 2^log2 >= size, and factor is
  * 2^(63 + log2) / size rounded up. That rounding adds less than n / 2^(63 + log2) < 1 / size, so no whole number is crossed.
@@ -184,6 +212,37 @@ LK_DEVICE int lk_lrpe_position(const lk_lrpe_grid &grid, int64_t cell, int axis)
     return grid.small ? lk_lrpe_position_as(grid, (int)cell, axis) : lk_lrpe_position_as(grid, cell, axis);
 }
 
+/* ---- What every kernel gets ---------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    lk_lrpe_grid grid;
+    const void *theta;
+    bool theta_f32;
+    int dim, e, e_shift; /* e: at most dim, since f / e is 0 then; f / e is f e_factor / 2^e_shift */
+    uint32_t e_factor;
+    const int32_t *offset_device;
+    int64_t heads, tokens, batch, theta_stride; /* theta_stride: between heads, 0 where they share theta */
+    int theta_step;                             /* between features, 0 where they share theta */
+    /* An item is the work of a thread (row path: of a warp): tokens token, token + token_step, ... of a head, in `batch_span`
+     * consecutive batches. Its inner loop has `steps` steps over the tokens or over the batches, its outer loop `outers` over
+     * the other. Items are numbered by (span, outer, inner, lane); inner and outer are head and token, or token and head. */
+    lk_lrpe_divisor lanes, inner, outer;
+    bool heads_inner;
+    int64_t items, token_step, batch_span;
+    int vecs, tokens_each, steps, outers; /* vecs: lanes with features; tokens_each: tokens / token_step, rounded up */
+    /* Forward: in is x. Backward: in is dy, out is dx. A pointer that is not used holds another tensor's address, so that all
+     * are valid. Strides are those of batch, head, token, and of a step of the inner loop. */
+    const void *in, *x;
+    void *out;
+    int64_t in_stride[4], x_stride[4], out_stride[4];
+    bool read_dy, read_x, write_dx;
+    int activation;
+    float *partial; /* [slot, head, feature], or NULL */
+    /* A walk over tokens, without dtheta: a step of token_step tokens is `walk` positions on walk_axis, the first axis longer
+     * than 1, and none on the others. */
+    int walk, walk_axis;
+} lk_lrpe_call;
+
 /* ---- Angles -------------------------------------------------------------------------------------------------------------- */
 
 /* theta in turns (1 turn is 2 pi), without whole ones: frac(theta / 2 pi) 2^64 = high 2^32 + low, with low signed. */
@@ -203,7 +262,7 @@ LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
  * They are shifted right by `shift`. Beyond 2^24 they are shifted left, and each doubling of theta loses a bit. */
 LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
 {
-    const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too: such a theta makes no angle at any position */
+    const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too: such a theta gives no angle at any position */
     const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
     const uint64_t upper = (uint64_t)mantissa * 0x28be60dbu + (lower >> 32);
     const uint32_t word_0 = (uint32_t)lower, word_1 = (uint32_t)upper, word_2 = (uint32_t)(upper >> 32); /* word_2 < 2^22 */
@@ -236,55 +295,26 @@ template <int N> struct lk_lrpe_angles {
     bool in_prefix;
 };
 
-typedef struct {
-    lk_lrpe_grid grid;
-    const void *theta;
-    bool theta_f32;
-    int dim, e, e_shift; /* e: at most dim, since f / e is 0 then; f / e is f e_factor / 2^e_shift */
-    uint32_t e_factor;
-    const int32_t *offset_device;
-    int64_t heads, tokens, batch, theta_stride; /* theta_stride: between heads, 0 where they share theta */
-    int theta_step;                             /* between features, 0 where they share theta */
-    /* An item is the work of a thread (row path: of a warp): tokens token, token + token_step, ... of a head, in `stretch`
-     * consecutive batches. Its inner loop has `steps` steps over the tokens or over the batches, its outer loop `outers` over
-     * the other. Items are numbered by (stretch, outer, inner, lane); inner and outer are head and token, or token and head. */
-    lk_lrpe_divisor lanes, inner, outer;
-    bool heads_inner;
-    int64_t items, token_step, stretch;
-    int vecs, tokens_each, steps, outers; /* vecs: lanes with features; tokens_each: tokens / token_step, rounded up */
-    /* Forward: in is x. Backward: in is dy, out is dx. A pointer that is not used holds another tensor's address, so that all
-     * are valid. Strides are those of batch, head, token, and of a step of the inner loop. */
-    const void *in, *x;
-    void *out;
-    int64_t in_stride[4], x_stride[4], out_stride[4];
-    bool read_dy, read_x, write_dx;
-    int activation;
-    float *partial; /* [slot, head, feature], or NULL */
-    /* A walk over tokens, without dtheta: a step of token_step tokens is `walk` positions on walk_axis, the first axis longer
-     * than 1, and none on the others. */
-    int walk, walk_axis;
-} lk_lrpe_plan;
-
 /* The axis of feature f: f / e, as lk_lrpe_divide computes it in 32 bits. */
-LK_DEVICE int lk_lrpe_axis(const lk_lrpe_plan &p, int f)
+LK_DEVICE int lk_lrpe_axis(const lk_lrpe_call &call, int f)
 {
-    return (int)((uint64_t)(uint32_t)f * p.e_factor >> p.e_shift);
+    return (int)((uint64_t)(uint32_t)f * call.e_factor >> call.e_shift);
 }
 
 /* theta of N features of a head: every STEP-th from `feature` on. Here and below features beyond dim, whose results are not
  * used, count as the last one. */
 template <class T, int STEP, int N>
-LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p, int64_t head, int feature)
+LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_call &call, int64_t head, int feature)
 {
-    const float *const theta_f32 = (const float *)p.theta + head * p.theta_stride;
-    const T *const theta_t = (const T *)p.theta + head * p.theta_stride;
+    const float *const theta_f32 = (const float *)call.theta + head * call.theta_stride;
+    const T *const theta_t = (const T *)call.theta + head * call.theta_stride;
     int t[N];
     float theta[N];
     LK_UNROLL for (int j = 0; j < N; j++) {
-        const int f = min(feature + STEP * j, p.dim - 1);
-        t[j] = (f - lk_lrpe_axis(p, f) * p.e) * p.theta_step;
+        const int f = min(feature + STEP * j, call.dim - 1);
+        t[j] = (f - lk_lrpe_axis(call, f) * call.e) * call.theta_step;
     }
-    if (p.theta_f32) {
+    if (call.theta_f32) {
         LK_UNROLL for (int j = 0; j < N; j++) theta[j] = theta_f32[t[j]];
     } else {
         LK_UNROLL for (int j = 0; j < N; j++) theta[j] = lk_to_float(theta_t[t[j]]);
@@ -297,27 +327,27 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_plan &p
 }
 
 /* The positions of those features at a cell of the grid, without offset_device. */
-template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_plan &p, int64_t cell, int feature)
+template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_call &call, int64_t cell, int feature)
 {
-    int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)), here = lk_lrpe_position(p.grid, cell, axis);
-    const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
+    int axis = lk_lrpe_axis(call, min(feature, call.dim - 1)), here = lk_lrpe_position(call.grid, cell, axis);
+    const int last = lk_lrpe_axis(call, min(feature + STEP * (N - 1), call.dim - 1));
     LK_UNROLL for (int j = 0; j < N; j++) s[j] = here;
     LK_NO_UNROLL while (N > 1 && axis < last) {
-        here = lk_lrpe_position(p.grid, cell, ++axis);
-        LK_UNROLL for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * p.e ? s[j] : here;
+        here = lk_lrpe_position(call.grid, cell, ++axis);
+        LK_UNROLL for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * call.e ? s[j] : here;
     }
 }
 
 /* Adds offset_device to them. After the wait only: the kernel before may write it. */
-template <int STEP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_plan &p, int feature)
+template <int STEP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
 {
-    if (!p.offset_device) return; /* one branch, so that calls without it pay for nothing else */
-    const int last = lk_lrpe_axis(p, min(feature + STEP * (N - 1), p.dim - 1));
-    LK_NO_UNROLL for (int axis = lk_lrpe_axis(p, min(feature, p.dim - 1)); axis <= last; axis++) {
-        const uint32_t offset = (uint32_t)p.offset_device[axis];
-        const int begin = axis * p.e - feature;
+    if (!call.offset_device) return; /* one branch, so that calls without it pay for nothing else */
+    const int last = lk_lrpe_axis(call, min(feature + STEP * (N - 1), call.dim - 1));
+    LK_NO_UNROLL for (int axis = lk_lrpe_axis(call, min(feature, call.dim - 1)); axis <= last; axis++) {
+        const uint32_t offset = (uint32_t)call.offset_device[axis];
+        const int begin = axis * call.e - feature;
         LK_UNROLL for (int j = 0; j < N; j++)
-            if ((unsigned)(STEP * j - begin) < (unsigned)p.e) s[j] = (int)((uint32_t)s[j] + offset);
+            if ((unsigned)(STEP * j - begin) < (unsigned)call.e) s[j] = (int)((uint32_t)s[j] + offset);
     }
 }
 
@@ -340,14 +370,14 @@ LK_DEVICE void lk_lrpe_cos_sin(lk_lrpe_angles<N> *angles, const uint32_t (&phase
 
 /* The angles of every STEP-th of N features at a token. */
 template <int STEP, int N>
-LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_plan &p, int64_t token,
+LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_call &call, int64_t token,
                                  int feature)
 {
     uint32_t phase[N];
-    lk_lrpe_positions<STEP>(angles->s, p, token - p.grid.prefix, feature);
-    lk_lrpe_move<STEP>(angles->s, p, feature);
+    lk_lrpe_positions<STEP>(angles->s, call, token - call.grid.prefix, feature);
+    lk_lrpe_move<STEP>(angles->s, call, feature);
     LK_UNROLL for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
-    lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < p.grid.prefix);
+    lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < call.grid.prefix);
 }
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
@@ -388,19 +418,12 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
     }
 }
 
-/* x becomes its softmax, given the state of its row. */
-template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
-{
-    const float inverse = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
-    LK_UNROLL for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
-}
-
 /* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; those without `mine` have
  * no vector and add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
-template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_plan &p, bool mine)
+template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_call &call, bool mine)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, x);
-    const int team = (int)p.lanes.size;
+    if (call.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(call.activation, x);
+    const int team = (int)call.lanes.size;
     float max = -INFINITY, partial[4] = {};
     LK_UNROLL for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
     max = lk_max_warp(mine ? max : -INFINITY, team);
@@ -409,6 +432,8 @@ template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrp
     const float inverse = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
     LK_UNROLL for (int j = 0; j < N; j++) x[j] *= inverse;
 }
+
+/* ---- dx and dtheta of a token -------------------------------------------------------------------------------------------- */
 
 /* Kahan's sum; an infinite sum stays one. */
 LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
@@ -440,7 +465,7 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
                     (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
+/* ---- Who has which tokens ------------------------------------------------------------------------------------------------ */
 
 /* bench/results/choices/md_lrpe_cosine.md has the alternatives to these choices, with figures. Loads and stores of vectors are
  * ld.ca and st.wb: with streaming accesses the time depends on how tensors happen to lie in memory. */
@@ -465,25 +490,26 @@ typedef struct {
 } lk_lrpe_item;
 
 /* I: int in a small grid; it takes half the instructions. */
-template <class I> LK_DEVICE lk_lrpe_item lk_lrpe_find_item_as(const lk_lrpe_plan &p, I number)
+template <class I> LK_DEVICE lk_lrpe_item lk_lrpe_find_item_as(const lk_lrpe_call &call, I number)
 {
-    const I row = lk_lrpe_divide(number, p.lanes), above = lk_lrpe_divide(row, p.inner), nth = lk_lrpe_divide(above, p.outer);
-    const I inner = row - above * (I)p.inner.size, outer = above - nth * (I)p.outer.size;
-    const I head = p.heads_inner ? inner : outer, token = p.heads_inner ? outer : inner;
+    const I row = lk_lrpe_divide(number, call.lanes), above = lk_lrpe_divide(row, call.inner);
+    const I nth = lk_lrpe_divide(above, call.outer);
+    const I inner = row - above * (I)call.inner.size, outer = above - nth * (I)call.outer.size;
+    const I head = call.heads_inner ? inner : outer, token = call.heads_inner ? outer : inner;
     lk_lrpe_item item;
     item.head = head, item.token = token;
-    item.batch = nth * p.stretch;
-    item.slot = nth * p.token_step + token;
-    item.lane = (int)(number - row * (I)p.lanes.size);
-    item.owner = number < (I)p.items && item.lane < p.vecs;
-    item.tokens = p.tokens_each - (token + (I)(p.tokens_each - 1) * (I)p.token_step >= (I)p.tokens);
-    item.batches = (int)(p.batch - item.batch < p.stretch ? p.batch - item.batch : p.stretch);
+    item.batch = nth * call.batch_span;
+    item.slot = nth * call.token_step + token;
+    item.lane = (int)(number - row * (I)call.lanes.size);
+    item.owner = number < (I)call.items && item.lane < call.vecs;
+    item.tokens = call.tokens_each - (token + (I)(call.tokens_each - 1) * (I)call.token_step >= (I)call.tokens);
+    item.batches = (int)(call.batch - item.batch < call.batch_span ? call.batch - item.batch : call.batch_span);
     return item;
 }
 
-LK_DEVICE lk_lrpe_item lk_lrpe_find_item(const lk_lrpe_plan &p, int64_t number)
+LK_DEVICE lk_lrpe_item lk_lrpe_find_item(const lk_lrpe_call &call, int64_t number)
 {
-    return p.grid.small ? lk_lrpe_find_item_as<int>(p, (int)number) : lk_lrpe_find_item_as<int64_t>(p, number);
+    return call.grid.small ? lk_lrpe_find_item_as<int>(call, (int)number) : lk_lrpe_find_item_as<int64_t>(call, number);
 }
 
 LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int64_t head, int64_t token)
@@ -491,17 +517,178 @@ LK_DEVICE int64_t lk_lrpe_offset(const int64_t (&stride)[4], int64_t batch, int6
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
 
+/* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that forward runs at once. A loop
+ * over the batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which
+ * limits the error of their angles. They are for batches that leave half of the groups idle: theta in turns is the same for all
+ * tokens, but an angle serves only the batches of one token. DTHETA_FILL: the threads, of 8 features, that dtheta's partial
+ * sums are made for; with 16 bits before sm_100 they run at once. */
+#define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
+#define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
+#define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
+#define LK_LRPE_TOKENS_MOST 16
+#define LK_LRPE_FEW_BATCHES (LK_LRPE_GROUPS / 2)
+
+/* prefix + the product of shape; INT64_MAX where that is more. */
+LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
+{
+    int64_t cells = 1, tokens;
+    for (int i = 0; i < a->axes; i++) cells = lk_count(cells, a->shape[i]);
+    return __builtin_add_overflow(cells, a->prefix, &tokens) ? INT64_MAX : tokens;
+}
+
+/* exps are exp(x - max). max is a reference: the largest x, or an earlier one at most LK_LRPE_LAZY below. It is raised only
+ * beyond that, since the sums are rescaled then: in a column that rises slowly those errors would add up. */
+typedef struct {
+    float max;
+    float sum; /* of exps; merged: its inverse, and NaN where the softmax is NaN */
+    float dot; /* sum g exps; merged: sum g act(x) */
+} lk_lrpe_column;
+
+/* How the work is split. With dtheta an item has many tokens and batches of a head, so that there are few partial sums. */
+typedef struct {
+    int64_t token_step, batch_span; /* of such an item */
+    int64_t slots;               /* of a head's partial sums, each of dim floats */
+    int64_t splits;              /* of a column's tokens, for softmax over tokens */
+    size_t columns, bytes;       /* where columns begin in the workspace, behind the partial sums; its size */
+} lk_lrpe_split;
+
+/* Splits of columns are as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so that states are
+ * few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
+LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
+{
+    const int64_t tokens = lk_lrpe_tokens(a), columns = lk_count(lk_count(a->batch, a->heads), a->dim);
+    *split = {};
+    if (columns == 0 || tokens == 0) return LK_OK;
+    if (a->dtheta) {
+        const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
+        int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
+        while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
+        split->token_step = tokens < slots ? tokens : slots;
+        const int64_t spans = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
+        split->batch_span = lk_ceil_div(a->batch, spans);
+        if (split->batch_span >= 1 << 30) split->batch_span = 1 << 30;
+        split->slots = split->token_step * lk_ceil_div(a->batch, split->batch_span);
+        if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
+            return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
+                           (long long)split->slots);
+        split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
+    }
+    if (a->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
+        const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
+        const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
+        const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
+        split->splits = wanted < most ? wanted : most;
+        if (split->splits < least) split->splits = least;
+        if (columns > ((int64_t)1 << 57) / split->splits)
+            return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
+                           (long long)split->splits);
+        split->columns = split->bytes;
+        split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
+    }
+    return LK_OK;
+}
+
+#define LK_LRPE_SET_STRIDES(to, name) to[0] = a.name##_batch_stride, to[1] = a.name##_head_stride, to[2] = a.name##_token_stride
+
+/* The fields of a call for the tensors, theta and the grid. */
+template <class T> LK_HOST void lk_lrpe_start_call(lk_lrpe_call *call, const lk_md_lrpe_cosine_args &a, bool backward)
+{
+    call->tokens = lk_lrpe_tokens(&a);
+    if (backward) {
+        call->read_dy = a.dy, call->read_x = a.x, call->write_dx = a.dx;
+        call->partial = a.dtheta ? (float *)a.workspace : NULL;
+        call->x = a.x ? a.x : a.dx, call->in = a.dy ? a.dy : call->x, call->out = a.dx ? a.dx : (void *)call->x;
+        LK_LRPE_SET_STRIDES(call->in_stride, dy), LK_LRPE_SET_STRIDES(call->out_stride, dx);
+        if (a.x) LK_LRPE_SET_STRIDES(call->x_stride, x);
+    } else {
+        call->in = call->x = a.x, call->out = a.y;
+        LK_LRPE_SET_STRIDES(call->in_stride, x), LK_LRPE_SET_STRIDES(call->out_stride, y);
+    }
+    call->offset_device = a.offset_device;
+    call->theta = a.theta, call->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
+    call->heads = a.heads, call->batch = a.batch, call->dim = (int)a.dim, call->activation = a.activation;
+    call->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, call->theta_step = a.theta_features == a.e;
+    call->e = (int)(a.e < a.dim ? a.e : a.dim);
+    call->e_shift = 31 + lk_log2(call->e);
+    call->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << call->e_shift, call->e);
+    call->grid.prefix = a.prefix;
+    int64_t stride = 1;
+    const bool cells = call->tokens > a.prefix; /* in an empty grid the product of the other axes may overflow; it is not used */
+    for (int i = a.axes - 1; i >= 0; i--) {
+        call->grid.stride[i] = lk_lrpe_make_divisor(stride);
+        call->grid.shape[i] = (int)(uint32_t)a.shape[i], call->grid.offset[i] = (int)a.offset[i];
+        if (cells) stride *= a.shape[i];
+    }
+    while (call->walk_axis < a.axes - 1 && a.shape[call->walk_axis] <= 1) call->walk_axis++;
+}
+
+/* Numbers the items of a call that has token_step and batch_span. */
+LK_HOST void lk_lrpe_number_items(lk_lrpe_call *call, const lk_md_lrpe_cosine_args &a, int64_t lanes, bool walk_tokens, int groups)
+{
+    const int64_t tokens = call->tokens, cells = call->grid.stride[call->walk_axis].size;
+    call->tokens_each = (int)lk_ceil_div(tokens, call->token_step);
+    call->heads_inner = call->in_stride[1] < call->in_stride[2];
+    call->lanes = lk_lrpe_make_divisor(lanes);
+    call->inner = lk_lrpe_make_divisor(call->heads_inner ? a.heads : call->token_step);
+    call->outer = lk_lrpe_make_divisor(call->heads_inner ? call->token_step : a.heads);
+    call->items = lanes * a.heads * call->token_step * lk_ceil_div(a.batch, call->batch_span);
+    call->grid.small = call->items < 1 << 30 && tokens + cells < 1 << 30;
+    call->steps = walk_tokens ? call->tokens_each : (int)lk_ceil_div(call->batch_span, groups);
+    call->outers = walk_tokens ? (int)call->batch_span : call->tokens_each;
+    int64_t *const strides[3] = {call->in_stride, call->x_stride, call->out_stride};
+    for (int i = 0; i < 3; i++) /* unsigned: it may overflow where there is no second step */
+        strides[i][3] = walk_tokens ? (int64_t)((uint64_t)call->token_step * (uint64_t)strides[i][2])
+                                    : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
+}
+
+/* The fields of a call for its items. groups: of a block over the batch, else 1. split: of dtheta. */
+template <class T>
+LK_HOST void lk_lrpe_assign_items(lk_lrpe_call *call, const lk_md_lrpe_cosine_args &a, int sms, bool walk_tokens,
+                                  const lk_lrpe_split &split, int groups)
+{
+    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
+    int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
+    call->vecs = (int)lanes;
+    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) lanes = (int64_t)1 << lk_log2(lanes); /* a team; some are idle */
+    const int64_t most_rows = (int64_t)1 << 56, tokens = call->tokens; /* most_rows: so that no product overflows */
+    const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
+    const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* threads: per batch */
+    const int64_t cells = call->grid.stride[call->walk_axis].size; /* per position on walk_axis */
+    call->token_step = tokens, call->batch_span = 1;
+    if (a.dtheta) {
+        call->token_step = split.token_step, call->batch_span = split.batch_span;
+    } else if (walk_tokens) {
+        int64_t each = threads * a.batch / fill;
+        if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
+        if (each > 1) call->token_step = cells * lk_ceil_div(lk_ceil_div(tokens, cells), each);
+        call->walk = (int)(call->token_step / cells);
+        if (call->token_step > tokens) call->token_step = tokens;
+    } else { /* a span is whole rounds of the groups; steps are counted in ints */
+        int64_t spans = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
+        const int64_t most = lk_ceil_div(a.batch, LK_LRPE_GROUPS), least = lk_ceil_div(a.batch, 1 << 30);
+        spans = spans < most ? spans : most;
+        call->batch_span = lk_ceil_div(a.batch, spans > least ? spans : least);
+        if (call->batch_span < a.batch) call->batch_span = lk_ceil_div(call->batch_span, LK_LRPE_GROUPS) * LK_LRPE_GROUPS;
+        if (!vector) /* a row takes a warp: 2^33 of them are 2^31 blocks, one more than a launch may have */
+            while (call->token_step > 1 && a.heads * call->token_step * lk_ceil_div(a.batch, call->batch_span) >= (int64_t)1 << 33)
+                call->token_step = lk_ceil_div(call->token_step, 2);
+    }
+    lk_lrpe_number_items(call, a, lanes, walk_tokens, groups);
+}
+
+/* ---- Vectors: forward, and backward without dtheta ----------------------------------------------------------------------- */
+
 /* The vectors of a thread have the same features of a head. WALK: they are those of its item's tokens, and the angles walk
  * along. Otherwise they are those of one token in several batches, and the angles stay. Then the threads of a block are G
- * groups with the same items, and group g has batches g, g + G, ... of an item's stretch. */
+ * groups with the same items, and group g has batches g, g + G, ... of an item's span. */
 #define LK_LRPE_GROUP_THREADS (LK_LRPE_THREADS / LK_LRPE_GROUPS)
 static_assert(LK_LRPE_GROUP_THREADS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
-template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_plan &p)
+template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_call &call)
 {
     constexpr int S = WALK ? LK_LRPE_THREADS : LK_LRPE_GROUP_THREADS;
     const int group = threadIdx.x / S;
-    lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * S + threadIdx.x % S);
     item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
     item.count = WALK ? item.tokens : item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
     if (!item.owner) item.count = 0;
@@ -512,7 +699,7 @@ template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const 
 /* The angles that a thread computes for its vectors: all of a walk, or the share of its group. A walk may begin in the prefix;
  * its angles are computed at its first token in the grid. In 2^-32 turns they and their increase per step are rounded to
  * nearest, so an angle errs by (n + 1) / 2 units n steps from there. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
-template <class T, bool WALK> struct lk_lrpe_own {
+template <class T, bool WALK> struct lk_lrpe_phases {
     static constexpr int N = WALK ? LK_VEC<T> : LK_VEC<T> / LK_LRPE_GROUPS;
     int feature, prefix, s[N]; /* prefix: how many of the vectors are in the prefix */
     uint32_t phase[N], step[N]; /* the angle at the next vector, and its increase per vector, in 2^-32 turns */
@@ -521,33 +708,33 @@ template <class T, bool WALK> struct lk_lrpe_own {
 
 /* Finds their positions, without offset_device. This reads no memory, so it is done before the wait. */
 template <class T, bool WALK>
-LK_DEVICE void lk_lrpe_find_own(lk_lrpe_own<T, WALK> *own, const lk_lrpe_plan &p, const lk_lrpe_item &item)
+LK_DEVICE void lk_lrpe_start_phases(lk_lrpe_phases<T, WALK> *phases, const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
     int64_t token = item.token;
-    own->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_own<T, WALK>::N);
-    own->prefix = WALK || token >= p.grid.prefix ? 0 : INT32_MAX;
-    for (; WALK && token < p.grid.prefix && own->prefix < item.tokens; own->prefix++) token += p.token_step;
-    lk_lrpe_positions<1>(own->s, p, token - p.grid.prefix, own->feature);
+    phases->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_phases<T, WALK>::N);
+    phases->prefix = WALK || token >= call.grid.prefix ? 0 : INT32_MAX;
+    for (; WALK && token < call.grid.prefix && phases->prefix < item.tokens; phases->prefix++) token += call.token_step;
+    lk_lrpe_positions<1>(phases->s, call, token - call.grid.prefix, phases->feature);
 }
 
 /* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
 template <class T, bool WALK>
-LK_DEVICE void lk_lrpe_start(lk_lrpe_own<T, WALK> *own, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table, const lk_lrpe_plan &p,
-                             const lk_lrpe_item &item)
+LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table,
+                                    const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
-    constexpr int N = lk_lrpe_own<T, WALK>::N, S = LK_LRPE_GROUP_THREADS;
+    constexpr int N = lk_lrpe_phases<T, WALK>::N, S = LK_LRPE_GROUP_THREADS;
     lk_lrpe_turns<N> turns;
-    lk_lrpe_load_turns<T, 1>(&turns, p, item.head, own->feature);
-    own->not_finite = turns.not_finite;
-    lk_lrpe_move<1>(own->s, p, own->feature);
+    lk_lrpe_load_turns<T, 1>(&turns, call, item.head, phases->feature);
+    phases->not_finite = turns.not_finite;
+    lk_lrpe_move<1>(phases->s, call, phases->feature);
     LK_UNROLL for (int j = 0; j < N; j++) {
-        const bool along = WALK && lk_lrpe_axis(p, own->feature + j) == p.walk_axis;
-        own->step[j] = along ? lk_lrpe_phase(turns.of[j], p.walk) : 0;
-        own->phase[j] = lk_lrpe_phase(turns.of[j], own->s[j]) - (uint32_t)own->prefix * own->step[j];
+        const bool along = WALK && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
+        phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
+        phases->phase[j] = lk_lrpe_phase(turns.of[j], phases->s[j]) - (uint32_t)phases->prefix * phases->step[j];
     }
     if (WALK) return;
     lk_lrpe_angles<N> part;
-    lk_lrpe_cos_sin(&part, own->phase, own->not_finite, own->prefix > 0);
+    lk_lrpe_cos_sin(&part, phases->phase, phases->not_finite, phases->prefix > 0);
     const int vector = threadIdx.x % S, first = threadIdx.x / S * N;
     LK_UNROLL for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
     __syncthreads(); /* all groups have written their angles */
@@ -566,17 +753,17 @@ template <class T> struct lk_lrpe_step<T, true> {
 };
 
 template <bool ACT, class T>
-LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, false> *step, const lk_lrpe_plan &, const T *in, const T *, bool)
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, false> *step, const lk_lrpe_call &, const T *in, const T *, bool)
 {
     step->x = lk_load_vec_ca(in);
 }
 template <bool ACT, class T>
-LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan &p, const T *dy, const T *x, bool in_prefix)
+LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_call &call, const T *dy, const T *x, bool in_prefix)
 {
     step->second = {};
-    if (!ACT || p.read_dy) {
+    if (!ACT || call.read_dy) {
         step->first = lk_load_vec_ca(dy);
-        if (!in_prefix) step->second = lk_load_vec_ca(dy + p.dim);
+        if (!in_prefix) step->second = lk_load_vec_ca(dy + call.dim);
     } else {
         float one[LK_VEC<T>];
         LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) one[j] = 1.0f;
@@ -584,12 +771,12 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_plan
         LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) one[j] = in_prefix ? 0.0f : 1.0f;
         lk_pack(&step->second, one);
     }
-    if (ACT && p.read_x) step->x = lk_load_vec_ca(x);
+    if (ACT && call.read_x) step->x = lk_load_vec_ca(x);
 }
 
 /* Writes y of a vector of one token; x is act(x). */
 template <class T, int N>
-LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
+LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_call &call)
 {
     float z[N];
     lk_vec<T> out;
@@ -598,14 +785,14 @@ LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N
     LK_UNROLL for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
     lk_pack(&out, z);
     if (angles.in_prefix) out = {};
-    lk_store_vec_wb(y + p.dim, out);
+    lk_store_vec_wb(y + call.dim, out);
 }
 
 /* dx of a vector of one token. ACT: any options, or none of them. Without ACT, dy is given, there is no activation, and sums is
  * NULL. sums: dtheta's, or NULL without dtheta. */
 template <bool ACT, class T, int N>
 LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
-                                     const lk_lrpe_plan &p, bool mine, lk_lrpe_sums<N> *sums)
+                                     const lk_lrpe_call &call, bool mine, lk_lrpe_sums<N> *sums)
 {
     float g[N], u[N], v[N];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
@@ -613,19 +800,19 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, c
     if (ACT) {
         float x[N], act[N], dot = 0.0f;
         lk_unpack(x, step.x), lk_unpack(act, step.x);
-        lk_lrpe_activate_row(act, p, mine);
+        lk_lrpe_activate_row(act, call, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-        if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+        if (call.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
             LK_UNROLL for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
-            dot = lk_sum_warp(mine ? dot : 0.0f, (int)p.lanes.size);
+            dot = lk_sum_warp(mine ? dot : 0.0f, (int)call.lanes.size);
             LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
         } else {
-            lk_lrpe_chain(p.activation, g, x);
+            lk_lrpe_chain(call.activation, g, x);
         }
     }
     lk_vec<T> out;
     lk_pack(&out, g);
-    if (mine && (!sums || p.write_dx)) lk_store_vec_wb(dx, out);
+    if (mine && (!sums || call.write_dx)) lk_store_vec_wb(dx, out);
 }
 
 /* Forward, and backward without dtheta. A walk loads a vector while it uses the one before, a loop over the batch U vectors
@@ -635,87 +822,171 @@ template <class T, bool BACKWARD, bool ACT, bool WALK>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BLOCKS(ACT, WALK)
                                                   : WALK   ? LK_LRPE_WALK_BLOCKS
                                                            : LK_LRPE_FORWARD_BLOCKS)
-    lk_lrpe_kernel(const __grid_constant__ lk_lrpe_plan p)
+    lk_lrpe_kernel(const __grid_constant__ lk_lrpe_call call)
 {
     constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - (BACKWARD && ACT);
     LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
-    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(p);
-    const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, item.batch, item.head, item.token) + item.feature;
-    const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, item.batch, item.head, item.token) + item.feature;
-    T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, item.batch, item.head, item.token) + item.feature;
-    lk_lrpe_own<T, WALK> own;
-    lk_lrpe_find_own(&own, p, item);
+    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(call);
+    const T *in = (const T *)call.in + lk_lrpe_offset(call.in_stride, item.batch, item.head, item.token) + item.feature;
+    const T *x = (const T *)call.x + lk_lrpe_offset(call.x_stride, item.batch, item.head, item.token) + item.feature;
+    T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, item.batch, item.head, item.token) + item.feature;
+    lk_lrpe_phases<T, WALK> phases;
+    lk_lrpe_start_phases(&phases, call, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     lk_lrpe_step<T, BACKWARD> ahead[U] = {};
-    LK_UNROLL for (int u = 0; u < U; u++, in += p.in_stride[3], x += p.x_stride[3])
-        if (u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, u < own.prefix);
+    LK_UNROLL for (int u = 0; u < U; u++, in += call.in_stride[3], x += call.x_stride[3])
+        if (u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, u < phases.prefix);
     lk_lrpe_angles<N> angles;
-    lk_lrpe_start(&own, &angles, table, p, item);
-    const int steps = ACT ? p.steps : item.count;
+    lk_lrpe_start_angles(&phases, &angles, table, call, item);
+    const int steps = ACT ? call.steps : item.count;
     LK_NO_UNROLL for (int i = 0; i < steps; i += U) {
-        LK_UNROLL for (int u = 0; u < U; u++, out += p.out_stride[3]) {
+        LK_UNROLL for (int u = 0; u < U; u++, out += call.out_stride[3]) {
             if (!WALK && i + u >= steps) break;
             const lk_lrpe_step<T, BACKWARD> now = ahead[u];
             const bool mine = !ACT || i + u < item.count;
-            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, i + 1 < own.prefix);
-            if (WALK) in += p.in_stride[3], x += p.x_stride[3];
+            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, i + 1 < phases.prefix);
+            if (WALK) in += call.in_stride[3], x += call.x_stride[3];
             float act[N];
             if constexpr (!BACKWARD) lk_unpack(act, now.x);
-            if (!BACKWARD && ACT) lk_lrpe_activate_row(act, p, mine);
+            if (!BACKWARD && ACT) lk_lrpe_activate_row(act, call, mine);
             if constexpr (WALK) {
-                lk_lrpe_cos_sin(&angles, own.phase, own.not_finite, i < own.prefix);
-                LK_UNROLL for (int j = 0; j < N; j++) own.phase[j] += own.step[j];
+                lk_lrpe_cos_sin(&angles, phases.phase, phases.not_finite, i < phases.prefix);
+                LK_UNROLL for (int j = 0; j < N; j++) phases.phase[j] += phases.step[j];
             }
-            if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, p, mine, (lk_lrpe_sums<N> *)NULL);
-            else if (mine) lk_lrpe_write_y(out, act, angles, p);
+            if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, call, mine, (lk_lrpe_sums<N> *)NULL);
+            else if (mine) lk_lrpe_write_y(out, act, angles, call);
         }
-        LK_UNROLL for (int u = 0; u < U && !WALK && i + U < steps; u++, in += p.in_stride[3], x += p.x_stride[3])
-            if (i + U + u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], p, in, x, i + U + u < own.prefix);
+        LK_UNROLL for (int u = 0; u < U && !WALK && i + U < steps; u++, in += call.in_stride[3], x += call.x_stride[3])
+            if (i + U + u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, i + U + u < phases.prefix);
     }
 }
 
-/* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a stretch of the batch, so that there
+/* ---- Vectors: backward with dtheta --------------------------------------------------------------------------------------- */
+
+/* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a span of the batch, so that there
  * are few slots of partial sums. Its inner loop is over tokens (TOKENS), with new angles in each step, or over the batch,
  * with angles computed once. Threads do not share them, since dtheta needs the positions too. The compensated sums take the
  * registers that more loads would need. Lanes that share a row's softmax take the same number of steps. */
 template <class T, bool TOKENS>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
-    lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_plan p)
+    lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_call call)
 {
     constexpr int N = LK_VEC<T>;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    const lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     const int feature = item.owner ? item.lane * N : 0;
     lk_lrpe_turns<N> turns = {};
     lk_lrpe_angles<N> angles = {};
     lk_lrpe_sums<N> sums = {};
-    LK_NO_UNROLL for (int o = 0; o < p.outers; o++) {
+    LK_NO_UNROLL for (int o = 0; o < call.outers; o++) {
         const int64_t batch = item.batch + (TOKENS ? o : 0);
-        int64_t token = item.token + (TOKENS ? 0 : o * p.token_step);
+        int64_t token = item.token + (TOKENS ? 0 : o * call.token_step);
         const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
         const int count = !mine ? 0 : TOKENS ? item.tokens : item.batches;
-        const int steps = p.activation == LK_MD_LRPE_COSINE_SOFTMAX ? p.steps : count;
-        const T *dy = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token) + feature;
-        const T *x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) + feature;
-        T *dx = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token) + feature;
+        const int steps = call.activation == LK_MD_LRPE_COSINE_SOFTMAX ? call.steps : count;
+        const T *dy = (const T *)call.in + lk_lrpe_offset(call.in_stride, batch, item.head, token) + feature;
+        const T *x = (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, token) + feature;
+        T *dx = (T *)call.out + lk_lrpe_offset(call.out_stride, batch, item.head, token) + feature;
         lk_lrpe_step<T, true> next = {};
-        if (count > 0) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
-        if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
-        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
-        LK_NO_UNROLL for (int i = 0; i < steps; i++, dx += p.out_stride[3]) {
+        if (count > 0) lk_lrpe_load_step<true>(&next, call, dy, x, token < call.grid.prefix);
+        if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, call, item.head, feature);
+        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
+        LK_NO_UNROLL for (int i = 0; i < steps; i++, dx += call.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
-            dy += p.in_stride[3], x += p.x_stride[3], token += TOKENS ? p.token_step : 0;
-            if (i + 1 < count) lk_lrpe_load_step<true>(&next, p, dy, x, token < p.grid.prefix);
-            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, p, here, feature);
-            lk_lrpe_backward_step<true>(dx, now, angles, p, i < count, &sums);
+            dy += call.in_stride[3], x += call.x_stride[3], token += TOKENS ? call.token_step : 0;
+            if (i + 1 < count) lk_lrpe_load_step<true>(&next, call, dy, x, token < call.grid.prefix);
+            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, call, here, feature);
+            lk_lrpe_backward_step<true>(dx, now, angles, call, i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
     if (!item.owner) return;
-    float *slot = p.partial + (item.slot * p.heads + item.head) * p.dim + feature;
+    float *slot = call.partial + (item.slot * call.heads + item.head) * call.dim + feature;
     LK_UNROLL for (int j = 0; j < N; j++) slot[j] = sums.of[j];
+}
+
+/* ---- Vectors: the launch ------------------------------------------------------------------------------------------------- */
+
+/* The kernel of the vector path. */
+template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_call)
+{
+    if (dtheta) return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true> : lk_lrpe_backward_dtheta_kernel<T, false>;
+    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
+    return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
+}
+
+template <class T>
+LK_HOST lk_status lk_lrpe_launch_vectors(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+                                         const lk_lrpe_split &split, cudaStream_t stream)
+{
+    lk_lrpe_call call = {};
+    lk_lrpe_start_call<T>(&call, a, backward);
+    const bool act = a.activation || (backward && !a.dy), walk_tokens = a.batch <= LK_LRPE_FEW_BATCHES;
+    const int groups = !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
+    lk_lrpe_assign_items<T>(&call, a, device->sms, walk_tokens, split, groups);
+    void (*const kernel)(lk_lrpe_call) = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
+                                             : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
+    const int64_t grid = lk_ceil_div(call.items, LK_LRPE_THREADS / groups);
+    return lk_launch_pdl(op, device, kernel, grid, 1, LK_LRPE_THREADS, 0, stream, call);
+}
+
+/* ---- dtheta from the partial sums, of any kernel ------------------------------------------------------------------------- */
+
+/* A block owns ELEMENTS neighbouring elements; the threads of each take every ELEMENT_THREADS-th
+ * slot of each axis, and of each head and feature that share an element. */
+typedef struct {
+    const float *partial;
+    float *dtheta;
+    int64_t rows, columns, heads, dim, slots; /* rows, columns: of dtheta */
+    bool accumulate;
+} lk_lrpe_dtheta_call;
+
+#define LK_LRPE_ELEMENTS 8
+#define LK_LRPE_ELEMENT_THREADS 32
+#define LK_LRPE_SUM_THREADS (LK_LRPE_ELEMENTS * LK_LRPE_ELEMENT_THREADS)
+
+LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_call call)
+{
+    LK_SHARED(float, partial, [LK_LRPE_SUM_THREADS]); /* [rank][element] */
+    const int element = threadIdx.x % LK_LRPE_ELEMENTS, rank = threadIdx.x / LK_LRPE_ELEMENTS;
+    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, row = at / call.columns;
+    float sum = 0.0f, lost = 0.0f;
+    lk_griddepcontrol_wait();
+    const int64_t step = LK_LRPE_ELEMENT_THREADS * call.heads * call.dim;
+    for (int64_t head = row < call.rows && call.slots > 0 ? row : call.heads; head < call.heads; head += call.rows)
+        for (int64_t f = at - row * call.columns; f < call.dim; f += call.columns) {
+            const float *term = call.partial + (rank * call.heads + head) * call.dim + f;
+            LK_UNROLL_BY(8) for (int64_t slot = rank; slot < call.slots; slot += LK_LRPE_ELEMENT_THREADS, term += step)
+                lk_lrpe_add(&sum, &lost, *term);
+        }
+    partial[threadIdx.x] = sum;
+    for (int half = LK_LRPE_ELEMENT_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads(); /* partial is complete up to rank 2 half */
+        if (rank < half) partial[threadIdx.x] += partial[threadIdx.x + half * LK_LRPE_ELEMENTS];
+    }
+    lk_griddepcontrol_launch_dependents();
+    if (rank > 0 || row >= call.rows) return;
+    call.dtheta[at] = call.accumulate ? call.dtheta[at] + partial[element] : partial[element];
+}
+
+LK_HOST lk_status lk_lrpe_sum_dtheta(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, int64_t slots,
+                                     cudaStream_t stream)
+{
+    const lk_lrpe_dtheta_call sum = {(const float *)a.workspace, a.dtheta, a.theta_heads, a.theta_features, a.heads, a.dim,
+                                     slots, a.accumulate != 0};
+    const int64_t grid = lk_ceil_div(a.theta_heads * a.theta_features, LK_LRPE_ELEMENTS);
+    return lk_launch_pdl(op, device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
+}
+
+/* ---- Any dim, stride and alignment --------------------------------------------------------------------------------------- */
+
+/* x becomes its softmax, given the state of its row. */
+template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
+{
+    const float inverse = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
+    LK_UNROLL for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
 }
 
 /* A warp owns rows, and each lane every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once. A longer row
@@ -732,14 +1003,14 @@ template <class T> LK_DEVICE void lk_lrpe_load_row(float (&v)[LK_LRPE_ROW_N], co
 
 /* act of a piece of a row in v. Beyond the row's end v is -inf, and its softmax 0. */
 template <class T>
-LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, const lk_lrpe_plan &p, const T *row)
+LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, const lk_lrpe_call &call, const T *row)
 {
-    if (p.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(p.activation, v);
+    if (call.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(call.activation, v);
     lk_lse s = lk_lse_empty();
-    if (p.dim <= LK_LRPE_ROW_FEATURES) s = lk_lse_add(s, v);
-    for (int f = threadIdx.x % 32; p.dim > LK_LRPE_ROW_FEATURES && f < p.dim; f += LK_LRPE_ROW_FEATURES) {
+    if (call.dim <= LK_LRPE_ROW_FEATURES) s = lk_lse_add(s, v);
+    for (int f = threadIdx.x % 32; call.dim > LK_LRPE_ROW_FEATURES && f < call.dim; f += LK_LRPE_ROW_FEATURES) {
         float all[LK_LRPE_ROW_N];
-        lk_lrpe_load_row(all, row, f, p.dim, -INFINITY);
+        lk_lrpe_load_row(all, row, f, call.dim, -INFINITY);
         s = lk_lse_add(s, all);
     }
     *state = lk_lse_warp(s);
@@ -748,53 +1019,53 @@ LK_DEVICE void lk_lrpe_activate_piece(float (&v)[LK_LRPE_ROW_N], lk_lse *state, 
 
 /* y of a piece of a row. */
 template <class T>
-LK_DEVICE void lk_lrpe_forward_piece(T *y, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles, const lk_lrpe_plan &p,
+LK_DEVICE void lk_lrpe_forward_piece(T *y, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles, const lk_lrpe_call &call,
                                      int feature)
 {
     float v[LK_LRPE_ROW_N];
     lk_lse state;
-    lk_lrpe_load_row(v, x, feature, p.dim, -INFINITY);
-    lk_lrpe_activate_piece(v, &state, p, x);
+    lk_lrpe_load_row(v, x, feature, call.dim, -INFINITY);
+    lk_lrpe_activate_piece(v, &state, call, x);
     LK_UNROLL for (int j = 0; j < LK_LRPE_ROW_N; j++) {
         const int f = feature + 32 * j;
-        if (f >= p.dim) break;
+        if (f >= call.dim) break;
         lk_put(y + f, v[j] * angles.cos[j]);
-        lk_put(y + p.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
+        lk_put(y + call.dim + f, angles.in_prefix ? 0.0f : v[j] * angles.sin[j]);
     }
 }
 
 /* A piece of dy: u and v, 0 beyond the row's end. */
 template <class T>
-LK_DEVICE void lk_lrpe_load_dy(float (&u)[LK_LRPE_ROW_N], float (&v)[LK_LRPE_ROW_N], const lk_lrpe_plan &p, const T *dy,
+LK_DEVICE void lk_lrpe_load_dy(float (&u)[LK_LRPE_ROW_N], float (&v)[LK_LRPE_ROW_N], const lk_lrpe_call &call, const T *dy,
                                int feature, bool in_prefix)
 {
     LK_UNROLL for (int j = 0; j < LK_LRPE_ROW_N; j++) {
         const int f = feature + 32 * j;
-        u[j] = v[j] = f < p.dim && !p.read_dy ? 1.0f : 0.0f;
-        if (f < p.dim && p.read_dy) u[j] = lk_to_float(dy[f]);
-        if (f < p.dim && p.read_dy && !in_prefix) v[j] = lk_to_float(dy[p.dim + f]);
+        u[j] = v[j] = f < call.dim && !call.read_dy ? 1.0f : 0.0f;
+        if (f < call.dim && call.read_dy) u[j] = lk_to_float(dy[f]);
+        if (f < call.dim && call.read_dy && !in_prefix) v[j] = lk_to_float(dy[call.dim + f]);
         if (in_prefix) v[j] = 0.0f;
     }
 }
 
 /* sum_f g[f] act(x[f]) over a row longer than a piece. It computes the angles once more. */
 template <class T>
-LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk_lse state, int64_t head, int64_t token)
+LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_call &call, const T *x, const T *dy, lk_lse state, int64_t head, int64_t token)
 {
     constexpr int N = LK_LRPE_ROW_N;
     float dot = 0.0f;
-    for (int feature = threadIdx.x % 32; feature < p.dim; feature += LK_LRPE_ROW_FEATURES) {
+    for (int feature = threadIdx.x % 32; feature < call.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
-        lk_lrpe_load_turns<T, 32>(&turns, p, head, feature);
-        lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
+        lk_lrpe_load_turns<T, 32>(&turns, call, head, feature);
+        lk_lrpe_angles_at<32>(&angles, turns, call, token, feature);
         float act[N], u[N], v[N], g[N];
-        lk_lrpe_load_row(act, x, feature, p.dim, -INFINITY);
+        lk_lrpe_load_row(act, x, feature, call.dim, -INFINITY);
         lk_lrpe_normalize(act, state);
-        lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
+        lk_lrpe_load_dy(u, v, call, dy, feature, angles.in_prefix);
         lk_lrpe_rotate_back(g, angles, u, v);
         LK_UNROLL for (int j = 0; j < N; j++)
-            if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
+            if (feature + 32 * j < call.dim) dot = fmaf(g[j], act[j], dot);
     }
     return lk_sum_warp(dot);
 }
@@ -802,98 +1073,73 @@ LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_plan &p, const T *x, const T *dy, lk
 /* dx of a piece of a row of this head and token, and its terms of dtheta. */
 template <class T>
 LK_DEVICE void lk_lrpe_backward_piece(T *dx, const T *dy, const T *x, const lk_lrpe_angles<LK_LRPE_ROW_N> &angles,
-                                      lk_lrpe_sums<LK_LRPE_ROW_N> *sums, const lk_lrpe_plan &p, int64_t head, int64_t token,
+                                      lk_lrpe_sums<LK_LRPE_ROW_N> *sums, const lk_lrpe_call &call, int64_t head, int64_t token,
                                       int feature)
 {
     constexpr int N = LK_LRPE_ROW_N;
     float u[N], v[N], g[N], raw[N] = {}, act[N];
     lk_lse state = lk_lse_empty();
-    lk_lrpe_load_dy(u, v, p, dy, feature, angles.in_prefix);
-    if (p.read_x) lk_lrpe_load_row(raw, x, feature, p.dim, -INFINITY);
+    lk_lrpe_load_dy(u, v, call, dy, feature, angles.in_prefix);
+    if (call.read_x) lk_lrpe_load_row(raw, x, feature, call.dim, -INFINITY);
     LK_UNROLL for (int j = 0; j < N; j++) act[j] = raw[j];
-    lk_lrpe_activate_piece(act, &state, p, x);
+    lk_lrpe_activate_piece(act, &state, call, x);
     lk_lrpe_rotate_back(g, angles, u, v);
-    if (p.partial) lk_lrpe_add_dtheta(sums, angles, act, u, v);
-    if (p.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
+    if (call.partial) lk_lrpe_add_dtheta(sums, angles, act, u, v);
+    if (call.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
         float dot = 0.0f;
         LK_UNROLL for (int j = 0; j < N; j++)
-            if (feature + 32 * j < p.dim) dot = fmaf(g[j], act[j], dot);
-        dot = p.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(p, x, dy, state, head, token);
+            if (feature + 32 * j < call.dim) dot = fmaf(g[j], act[j], dot);
+        dot = call.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(call, x, dy, state, head, token);
         LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
     } else {
-        lk_lrpe_chain(p.activation, g, raw);
+        lk_lrpe_chain(call.activation, g, raw);
     }
     LK_UNROLL for (int j = 0; j < N; j++)
-        if (p.write_dx && feature + 32 * j < p.dim) lk_put(dx + feature + 32 * j, g[j]);
+        if (call.write_dx && feature + 32 * j < call.dim) lk_put(dx + feature + 32 * j, g[j]);
 }
 
 template <class T, bool BACKWARD>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOCKS : 6)
-    lk_lrpe_row_kernel(const __grid_constant__ lk_lrpe_plan p)
+    lk_lrpe_row_kernel(const __grid_constant__ lk_lrpe_call call)
 {
     constexpr int N = LK_LRPE_ROW_N;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
+    const lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
     if (!item.owner) return;
-    for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < p.dim; feature += LK_LRPE_ROW_FEATURES) {
+    for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < call.dim; feature += LK_LRPE_ROW_FEATURES) {
         lk_lrpe_turns<N> turns;
         lk_lrpe_angles<N> angles;
         lk_lrpe_sums<N> sums = {};
-        lk_lrpe_load_turns<T, 32>(&turns, p, item.head, feature);
+        lk_lrpe_load_turns<T, 32>(&turns, call, item.head, feature);
         int64_t token = item.token;
-        for (int o = 0; o < item.tokens; o++, token += p.token_step) {
-            lk_lrpe_angles_at<32>(&angles, turns, p, token, feature);
+        for (int o = 0; o < item.tokens; o++, token += call.token_step) {
+            lk_lrpe_angles_at<32>(&angles, turns, call, token, feature);
             for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
-                const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, token);
-                T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, token);
-                const T *x = BACKWARD ? (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, token) : in;
-                if (BACKWARD) lk_lrpe_backward_piece(out, in, x, angles, &sums, p, item.head, token, feature);
-                else lk_lrpe_forward_piece(out, x, angles, p, feature);
+                const T *in = (const T *)call.in + lk_lrpe_offset(call.in_stride, batch, item.head, token);
+                T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, batch, item.head, token);
+                const T *x = BACKWARD ? (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, token) : in;
+                if (BACKWARD) lk_lrpe_backward_piece(out, in, x, angles, &sums, call, item.head, token, feature);
+                else lk_lrpe_forward_piece(out, x, angles, call, feature);
             }
         }
         LK_UNROLL for (int j = 0; j < N; j++) {
             const int f = feature + 32 * j;
-            if (BACKWARD && p.partial && f < p.dim) p.partial[(item.slot * p.heads + item.head) * p.dim + f] = sums.of[j];
+            if (BACKWARD && call.partial && f < call.dim)
+                call.partial[(item.slot * call.heads + item.head) * call.dim + f] = sums.of[j];
         }
     }
     lk_griddepcontrol_launch_dependents();
 }
 
-/* dtheta from the partial sums. A block owns ELEMENTS neighbouring elements; the threads of each take every ELEMENT_THREADS-th
- * slot of each axis, and of each head and feature that share an element. */
-typedef struct {
-    const float *partial;
-    float *dtheta;
-    int64_t rows, columns, heads, dim, slots; /* rows, columns: of dtheta */
-    bool accumulate;
-} lk_lrpe_dtheta_plan;
-
-#define LK_LRPE_ELEMENTS 8
-#define LK_LRPE_ELEMENT_THREADS 32
-#define LK_LRPE_SUM_THREADS (LK_LRPE_ELEMENTS * LK_LRPE_ELEMENT_THREADS)
-
-LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_lrpe_dtheta_plan p)
+template <class T>
+LK_HOST lk_status lk_lrpe_launch_rows(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+                                      const lk_lrpe_split &split, cudaStream_t stream)
 {
-    LK_SHARED(float, partial, [LK_LRPE_SUM_THREADS]); /* [rank][element] */
-    const int element = threadIdx.x % LK_LRPE_ELEMENTS, rank = threadIdx.x / LK_LRPE_ELEMENTS;
-    const int64_t at = (int64_t)blockIdx.x * LK_LRPE_ELEMENTS + element, row = at / p.columns;
-    float sum = 0.0f, lost = 0.0f;
-    lk_griddepcontrol_wait();
-    const int64_t step = LK_LRPE_ELEMENT_THREADS * p.heads * p.dim;
-    for (int64_t head = row < p.rows && p.slots > 0 ? row : p.heads; head < p.heads; head += p.rows)
-        for (int64_t f = at - row * p.columns; f < p.dim; f += p.columns) {
-            const float *term = p.partial + (rank * p.heads + head) * p.dim + f;
-            LK_UNROLL_BY(8) for (int64_t slot = rank; slot < p.slots; slot += LK_LRPE_ELEMENT_THREADS, term += step)
-                lk_lrpe_add(&sum, &lost, *term);
-        }
-    partial[threadIdx.x] = sum;
-    for (int half = LK_LRPE_ELEMENT_THREADS / 2; half > 0; half /= 2) {
-        __syncthreads(); /* partial is complete up to rank 2 half */
-        if (rank < half) partial[threadIdx.x] += partial[threadIdx.x + half * LK_LRPE_ELEMENTS];
-    }
-    lk_griddepcontrol_launch_dependents();
-    if (rank > 0 || row >= p.rows) return;
-    p.dtheta[at] = p.accumulate ? p.dtheta[at] + partial[element] : partial[element];
+    lk_lrpe_call call = {};
+    lk_lrpe_start_call<T>(&call, a, backward);
+    lk_lrpe_assign_items<T>(&call, a, device->sms, false, split, 1);
+    void (*const kernel)(lk_lrpe_call) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.items, LK_LRPE_THREADS / 32), 1, LK_LRPE_THREADS, 0, stream, call);
 }
 
 /* ---- Softmax over tokens ------------------------------------------------------------------------------------------------- */
@@ -901,29 +1147,21 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
 /* A column is all tokens of a batch, head and feature. The first kernel splits its tokens among threads, which add them up. The
  * second one merges the splits. The third one writes y, or dx and dtheta's partial sums. */
 
-/* exps are exp(x - max). max is a reference: the largest x, or an earlier one at most LK_LRPE_LAZY below. It is raised only
- * beyond that, since the sums are rescaled then: in a column that rises slowly those errors would add up. */
-typedef struct {
-    float max;
-    float sum; /* of exps; merged: its inverse, and NaN where the softmax is NaN */
-    float dot; /* sum g exps; merged: sum g act(x) */
-} lk_lrpe_column;
-
 #define LK_LRPE_LAZY 2.0f
 
 typedef struct {
-    lk_lrpe_plan p;
-    lk_lrpe_column *columns; /* [batch, split, head, feature]; split 0 has the merged ones in the end */
+    lk_lrpe_call call;
+    lk_lrpe_column *states; /* [batch, split, head, feature]; split 0 has the merged ones in the end */
     int64_t splits;
-} lk_lrpe_columns_plan;
+} lk_lrpe_columns_call;
 
 /* u, v and g of a token. */
 template <class T, int N>
 LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T, true> &step,
-                                 const lk_lrpe_angles<N> &angles, const lk_lrpe_plan &p)
+                                 const lk_lrpe_angles<N> &angles, const lk_lrpe_call &call)
 {
     lk_unpack_n(u, step.first), lk_unpack_n(v, step.second);
-    LK_UNROLL for (int j = 0; j < N && !p.read_dy; j++) u[j] = v[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < N && !call.read_dy; j++) u[j] = v[j] = 1.0f;
     lk_lrpe_rotate_back(g, angles, u, v);
 }
 
@@ -953,29 +1191,29 @@ LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost
 /* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). Forward has no dy: u, v are y[f], y[dim + f]. */
 template <bool BACKWARD, class T, int N>
 LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T, true> &step, const lk_lrpe_column (&of)[N],
-                                   const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_plan &p)
+                                   const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_call &call)
 {
     float u[N], v[N], g[N];
     LK_UNROLL for (int j = 0; j < N; j++) x[j] = of[j].sum * lk_exp(x[j] - of[j].max);
     if (BACKWARD) {
-        lk_lrpe_unpack_dy(u, v, g, step, angles, p);
-        if (p.partial) lk_lrpe_add_dtheta(sums, angles, x, u, v);
+        lk_lrpe_unpack_dy(u, v, g, step, angles, call);
+        if (call.partial) lk_lrpe_add_dtheta(sums, angles, x, u, v);
         LK_UNROLL for (int j = 0; j < N; j++) g[j] = x[j] * (g[j] - of[j].dot);
-        if (p.write_dx) lk_store_n<true>(out, g);
+        if (call.write_dx) lk_store_n<true>(out, g);
     } else {
         LK_UNROLL for (int j = 0; j < N; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
-        lk_store_n<true>(out, u), lk_store_n<true>(out + p.dim, v);
+        lk_store_n<true>(out, u), lk_store_n<true>(out + call.dim, v);
     }
 }
 
 /* A thread owns an item, N features of a head, and loads U tokens at a time. WRITE: the third kernel; otherwise the first. */
 template <class T, int N, bool BACKWARD, bool WRITE>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DTHETA_BLOCKS : 4)
-    lk_lrpe_columns_kernel(const __grid_constant__ lk_lrpe_columns_plan c)
+    lk_lrpe_columns_kernel(const __grid_constant__ lk_lrpe_columns_call columns)
 {
     constexpr int U = BACKWARD ? 2 : 4;
-    const lk_lrpe_plan &p = c.p;
-    const lk_lrpe_item item = lk_lrpe_find_item(p, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
+    const lk_lrpe_call &call = columns.call;
+    const lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     if (!item.owner) return;
@@ -983,55 +1221,58 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DT
     lk_lrpe_turns<N> turns;
     lk_lrpe_angles<N> angles;
     lk_lrpe_sums<N> sums = {};
-    if (BACKWARD || WRITE) lk_lrpe_load_turns<T, 1>(&turns, p, item.head, feature);
+    if (BACKWARD || WRITE) lk_lrpe_load_turns<T, 1>(&turns, call, item.head, feature);
     LK_NO_UNROLL for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
-        const T *in = (const T *)p.in + lk_lrpe_offset(p.in_stride, batch, item.head, item.token) + feature, *x = in;
-        if (BACKWARD) x = (const T *)p.x + lk_lrpe_offset(p.x_stride, batch, item.head, item.token) + feature;
-        T *out = (T *)p.out + lk_lrpe_offset(p.out_stride, batch, item.head, item.token) + feature;
-        const int64_t row = (batch * c.splits + (WRITE ? 0 : item.token)) * p.heads + item.head;
+        const T *in = (const T *)call.in + lk_lrpe_offset(call.in_stride, batch, item.head, item.token) + feature, *x = in;
+        if (BACKWARD) x = (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, item.token) + feature;
+        T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, batch, item.head, item.token) + feature;
+        const int64_t row = (batch * columns.splits + (WRITE ? 0 : item.token)) * call.heads + item.head;
         lk_lrpe_column column[N], lost[N] = {};
         LK_UNROLL
-        for (int j = 0; j < N; j++) column[j] = WRITE ? c.columns[row * p.dim + feature + j] : lk_lrpe_column{-INFINITY, 0, 0};
+        for (int j = 0; j < N; j++)
+            column[j] = WRITE ? columns.states[row * call.dim + feature + j] : lk_lrpe_column{-INFINITY, 0, 0};
         int64_t token = item.token;
         LK_NO_UNROLL for (int i = 0; i < item.tokens; i += U) {
             lk_lrpe_step<T, true> step[U] = {};
             float value[U][N], g[U][N] = {};
-            LK_UNROLL for (int u = 0; u < U; u++, x += BACKWARD ? p.x_stride[3] : p.in_stride[3], in += p.in_stride[3]) {
+            LK_UNROLL for (int u = 0; u < U; u++, x += BACKWARD ? call.x_stride[3] : call.in_stride[3], in += call.in_stride[3]) {
                 if (i + u >= item.tokens) continue;
                 step[u].x = lk_load_n<N, true>(x);
-                if (!BACKWARD || !p.read_dy) continue;
+                if (!BACKWARD || !call.read_dy) continue;
                 step[u].first = lk_load_n<N, true>(in);
-                if (token + u * p.token_step >= p.grid.prefix) step[u].second = lk_load_n<N, true>(in + p.dim);
+                if (token + u * call.token_step >= call.grid.prefix) step[u].second = lk_load_n<N, true>(in + call.dim);
             }
-            LK_UNROLL for (int u = 0; u < U; u++, token += p.token_step, out += p.out_stride[3]) {
+            LK_UNROLL for (int u = 0; u < U; u++, token += call.token_step, out += call.out_stride[3]) {
                 const bool there = i + u < item.tokens;
                 float first[N], second[N];
                 lk_unpack_n(value[u], step[u].x);
-                if ((BACKWARD || WRITE) && there) lk_lrpe_angles_at<1>(&angles, turns, p, token, feature);
-                if (WRITE && there) lk_lrpe_write_token<BACKWARD>(out, value[u], step[u], column, angles, &sums, p);
-                if (BACKWARD && !WRITE && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, p);
+                if ((BACKWARD || WRITE) && there) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
+                if (WRITE && there) lk_lrpe_write_token<BACKWARD>(out, value[u], step[u], column, angles, &sums, call);
+                if (BACKWARD && !WRITE && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, call);
                 LK_UNROLL for (int j = 0; j < N; j++) value[u][j] = there ? value[u][j] : -INFINITY;
             }
             if (!WRITE) lk_lrpe_add_tokens<BACKWARD>(column, lost, value, g);
         }
-        LK_UNROLL for (int j = 0; j < N && !WRITE; j++) c.columns[row * p.dim + feature + j] = column[j];
+        LK_UNROLL for (int j = 0; j < N && !WRITE; j++) columns.states[row * call.dim + feature + j] = column[j];
     }
     LK_UNROLL for (int j = 0; j < N; j++)
-        if (BACKWARD && WRITE && p.partial) p.partial[(item.slot * p.heads + item.head) * p.dim + feature + j] = sums.of[j];
+        if (BACKWARD && WRITE && call.partial)
+            call.partial[(item.slot * call.heads + item.head) * call.dim + feature + j] = sums.of[j];
 }
 
 /* A thread owns a column and merges its splits. */
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __grid_constant__ lk_lrpe_columns_plan c)
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __grid_constant__ lk_lrpe_columns_call columns)
 {
-    const int64_t row = c.p.heads * c.p.dim, at = (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x, batch = at / row;
-    lk_lrpe_column *const first = c.columns + batch * c.splits * row + (at - batch * row);
+    const int64_t row = columns.call.heads * columns.call.dim, at = (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x;
+    const int64_t batch = at / row;
+    lk_lrpe_column *const first = columns.states + batch * columns.splits * row + (at - batch * row);
     lk_lrpe_column all = {-INFINITY, 0.0f, 0.0f}, lost = {};
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (batch >= c.p.batch) return;
-    for (int64_t split = 0; split < c.splits; split++) all.max = fmaxf(all.max, first[split * row].max);
+    if (batch >= columns.call.batch) return;
+    for (int64_t split = 0; split < columns.splits; split++) all.max = fmaxf(all.max, first[split * row].max);
     const float reference = lk_lse_reference(all.max);
-    for (int64_t split = 0; split < c.splits; split++) {
+    for (int64_t split = 0; split < columns.splits; split++) {
         const lk_lrpe_column part = first[split * row];
         const float factor = lk_exp(part.max - reference);
         lk_lrpe_add(&all.sum, &lost.sum, factor * part.sum);
@@ -1042,70 +1283,34 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
     *first = all;
 }
 
-/* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
-
-/* A walk over tokens is split while the launch has fewer threads per SM than FILL: those that forward runs at once. A loop
- * over the batch, which costs more to begin, is split only below half of that. Walks have at most TOKENS_MOST tokens, which
- * limits the error of their angles. They are for batches that leave half of the groups idle: theta in turns is the same for all
- * tokens, but an angle serves only the batches of one token. DTHETA_FILL: the threads, of 8 features, that dtheta's partial
- * sums are made for; with 16 bits before sm_100 they run at once. */
-#define LK_LRPE_FILL (LK_LRPE_FORWARD_BLOCKS * LK_LRPE_THREADS)
-#define LK_LRPE_BATCH_FILL (LK_LRPE_FILL / 2)
-#define LK_LRPE_DTHETA_FILL (3 * LK_LRPE_THREADS)
-#define LK_LRPE_TOKENS_MOST 16
-#define LK_LRPE_FEW_BATCHES (LK_LRPE_GROUPS / 2)
-
-/* prefix + the product of shape; INT64_MAX where that is more. */
-LK_HOST int64_t lk_lrpe_tokens(const lk_md_lrpe_cosine_args *a)
+/* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
+ * dtheta those of its slots. */
+template <class T, int N>
+LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
+                                         bool backward, const lk_lrpe_split &split, cudaStream_t stream)
 {
-    int64_t cells = 1, tokens;
-    for (int i = 0; i < a->axes; i++) cells = lk_count(cells, a->shape[i]);
-    return __builtin_add_overflow(cells, a->prefix, &tokens) ? INT64_MAX : tokens;
+    lk_lrpe_columns_call columns = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
+    const int64_t lanes = a.dim / N, count = a.batch * a.heads * a.dim;
+    const int threads = LK_LRPE_THREADS;
+    lk_lrpe_start_call<T>(&columns.call, a, backward);
+    columns.call.vecs = (int)lanes, columns.call.token_step = split.splits, columns.call.batch_span = 1;
+    lk_lrpe_number_items(&columns.call, a, lanes, true, 1);
+    void (*kernel)(lk_lrpe_columns_call) =
+        backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>;
+    lk_status status = lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
+    if (!status)
+        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(count, threads), 1, threads, 0, stream, columns);
+    if (status) return status;
+    int64_t each = lk_count(count / N, columns.call.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
+    each = each < 1 ? 1 : each > LK_LRPE_TOKENS_MOST ? LK_LRPE_TOKENS_MOST : each;
+    columns.call.token_step = a.dtheta ? split.token_step : lk_ceil_div(columns.call.tokens, each);
+    columns.call.batch_span = a.dtheta ? split.batch_span : 1;
+    lk_lrpe_number_items(&columns.call, a, lanes, true, 1);
+    kernel = backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>;
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
 }
 
-/* How the work is split. With dtheta an item has many tokens and batches of a head, so that there are few partial sums. */
-typedef struct {
-    int64_t token_step, stretch; /* of such an item */
-    int64_t slots;               /* of a head's partial sums, each of dim floats */
-    int64_t splits;              /* of a column's tokens, for softmax over tokens */
-    size_t columns, bytes;       /* where columns begin in the workspace, behind the partial sums; its size */
-} lk_lrpe_split;
-
-/* Splits of columns are as many as fill the device with threads, but each has TOKENS_MOST tokens or more, so that states are
- * few beside x. Paths do not matter here, since a query does not know the alignment of pointers. */
-LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_args *a, int sms, lk_lrpe_split *split)
-{
-    const int64_t tokens = lk_lrpe_tokens(a), columns = lk_count(lk_count(a->batch, a->heads), a->dim);
-    *split = {};
-    if (columns == 0 || tokens == 0) return LK_OK;
-    if (a->dtheta) {
-        const int64_t features = (int64_t)sms * LK_LRPE_DTHETA_FILL * 8;
-        int64_t slots = a->heads > features / a->dim ? 1 : lk_ceil_div(features, a->heads * a->dim);
-        while (lk_ceil_div(tokens, slots) >= 1 << 30) slots *= 2; /* steps are counted in ints */
-        split->token_step = tokens < slots ? tokens : slots;
-        const int64_t stretches = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
-        split->stretch = lk_ceil_div(a->batch, stretches);
-        if (split->stretch >= 1 << 30) split->stretch = 1 << 30;
-        split->slots = split->token_step * lk_ceil_div(a->batch, split->stretch);
-        if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
-            return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
-                           (long long)split->slots);
-        split->bytes = (size_t)(split->slots * a->heads * a->dim) * sizeof(float);
-    }
-    if (a->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
-        const int64_t wanted = lk_ceil_div((int64_t)sms * LK_LRPE_FILL * 8, columns);
-        const int64_t most = lk_ceil_div(tokens, LK_LRPE_TOKENS_MOST);
-        const int64_t least = lk_ceil_div(tokens, (1 << 30) - 1); /* steps are counted in ints */
-        split->splits = wanted < most ? wanted : most;
-        if (split->splits < least) split->splits = least;
-        if (columns > ((int64_t)1 << 57) / split->splits)
-            return lk_fail(LK_ERR_SHAPE, op, "states of columns, %lld x batch x heads x dim, would take more than 2^62 bytes",
-                           (long long)split->splits);
-        split->columns = split->bytes;
-        split->bytes += (size_t)(split->splits * columns) * sizeof(lk_lrpe_column);
-    }
-    return LK_OK;
-}
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
 #define LK_LRPE_TENSOR(name, use, width)                                                                                       \
     {#name, a->name, sizeof(T), use, width,                                                                                    \
@@ -1190,154 +1395,23 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     return lk_check_allocations(op, list, count);
 }
 
-#define LK_LRPE_SET_STRIDES(to, name) to[0] = a.name##_batch_stride, to[1] = a.name##_head_stride, to[2] = a.name##_token_stride
-
-/* The fields of a plan for the tensors, theta and the grid. */
-template <class T> LK_HOST void lk_lrpe_start_plan(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, bool backward)
-{
-    p->tokens = lk_lrpe_tokens(&a);
-    if (backward) {
-        p->read_dy = a.dy, p->read_x = a.x, p->write_dx = a.dx;
-        p->partial = a.dtheta ? (float *)a.workspace : NULL;
-        p->x = a.x ? a.x : a.dx, p->in = a.dy ? a.dy : p->x, p->out = a.dx ? a.dx : (void *)p->x;
-        LK_LRPE_SET_STRIDES(p->in_stride, dy), LK_LRPE_SET_STRIDES(p->out_stride, dx);
-        if (a.x) LK_LRPE_SET_STRIDES(p->x_stride, x);
-    } else {
-        p->in = p->x = a.x, p->out = a.y;
-        LK_LRPE_SET_STRIDES(p->in_stride, x), LK_LRPE_SET_STRIDES(p->out_stride, y);
-    }
-    p->offset_device = a.offset_device;
-    p->theta = a.theta, p->theta_f32 = a.theta_dtype == LK_DTYPE_F32;
-    p->heads = a.heads, p->batch = a.batch, p->dim = (int)a.dim, p->activation = a.activation;
-    p->theta_stride = a.theta_heads == a.heads ? a.theta_features : 0, p->theta_step = a.theta_features == a.e;
-    p->e = (int)(a.e < a.dim ? a.e : a.dim);
-    p->e_shift = 31 + lk_log2(p->e);
-    p->e_factor = (uint32_t)lk_ceil_div((int64_t)1 << p->e_shift, p->e);
-    p->grid.prefix = a.prefix;
-    int64_t stride = 1;
-    const bool cells = p->tokens > a.prefix; /* in an empty grid the product of the other axes may overflow; it is not used */
-    for (int i = a.axes - 1; i >= 0; i--) {
-        p->grid.stride[i] = lk_lrpe_make_divisor(stride);
-        p->grid.shape[i] = (int)(uint32_t)a.shape[i], p->grid.offset[i] = (int)a.offset[i];
-        if (cells) stride *= a.shape[i];
-    }
-    while (p->walk_axis < a.axes - 1 && a.shape[p->walk_axis] <= 1) p->walk_axis++;
-}
-
-/* Numbers the items of a plan that has token_step and stretch. */
-LK_HOST void lk_lrpe_number_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int64_t lanes, bool walk_tokens, int groups)
-{
-    const int64_t tokens = p->tokens, cells = p->grid.stride[p->walk_axis].size;
-    p->tokens_each = (int)lk_ceil_div(tokens, p->token_step);
-    p->heads_inner = p->in_stride[1] < p->in_stride[2];
-    p->lanes = lk_lrpe_make_divisor(lanes);
-    p->inner = lk_lrpe_make_divisor(p->heads_inner ? a.heads : p->token_step);
-    p->outer = lk_lrpe_make_divisor(p->heads_inner ? p->token_step : a.heads);
-    p->items = lanes * a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch);
-    p->grid.small = p->items < 1 << 30 && tokens + cells < 1 << 30;
-    p->steps = walk_tokens ? p->tokens_each : (int)lk_ceil_div(p->stretch, groups);
-    p->outers = walk_tokens ? (int)p->stretch : p->tokens_each;
-    int64_t *const strides[3] = {p->in_stride, p->x_stride, p->out_stride};
-    for (int i = 0; i < 3; i++) /* unsigned: it may overflow where there is no second step */
-        strides[i][3] = walk_tokens ? (int64_t)((uint64_t)p->token_step * (uint64_t)strides[i][2])
-                                    : (int64_t)((uint64_t)groups * (uint64_t)strides[i][0]);
-}
-
-/* The fields of a plan for its items. groups: of a block over the batch, else 1. split: of dtheta. */
-template <class T>
-LK_HOST void lk_lrpe_assign_items(lk_lrpe_plan *p, const lk_md_lrpe_cosine_args &a, int sms, bool walk_tokens,
-                                  const lk_lrpe_split &split, int groups)
-{
-    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
-    int64_t lanes = vector ? a.dim / LK_VEC<T> : 1;
-    p->vecs = (int)lanes;
-    if (vector && a.activation == LK_MD_LRPE_COSINE_SOFTMAX) lanes = (int64_t)1 << lk_log2(lanes); /* a team; some are idle */
-    const int64_t most_rows = (int64_t)1 << 56, tokens = p->tokens; /* most_rows: so that no product overflows */
-    const int64_t rows = vector || a.heads * tokens < most_rows ? a.heads * tokens : most_rows;
-    const int64_t threads = rows * (vector ? lanes : 32), fill = (int64_t)sms * LK_LRPE_FILL; /* threads: per batch */
-    const int64_t cells = p->grid.stride[p->walk_axis].size; /* per position on walk_axis */
-    p->token_step = tokens, p->stretch = 1;
-    if (a.dtheta) {
-        p->token_step = split.token_step, p->stretch = split.stretch;
-    } else if (walk_tokens) {
-        int64_t each = threads * a.batch / fill;
-        if (each > LK_LRPE_TOKENS_MOST) each = LK_LRPE_TOKENS_MOST;
-        if (each > 1) p->token_step = cells * lk_ceil_div(lk_ceil_div(tokens, cells), each);
-        p->walk = (int)(p->token_step / cells);
-        if (p->token_step > tokens) p->token_step = tokens;
-    } else { /* a stretch is whole rounds of the groups; steps are counted in ints */
-        int64_t stretches = (vector ? (int64_t)sms * LK_LRPE_BATCH_FILL : fill) / (threads * groups);
-        const int64_t most = lk_ceil_div(a.batch, LK_LRPE_GROUPS), least = lk_ceil_div(a.batch, 1 << 30);
-        stretches = stretches < most ? stretches : most;
-        p->stretch = lk_ceil_div(a.batch, stretches > least ? stretches : least);
-        if (p->stretch < a.batch) p->stretch = lk_ceil_div(p->stretch, LK_LRPE_GROUPS) * LK_LRPE_GROUPS;
-        if (!vector) /* a row takes a warp: 2^33 of them are 2^31 blocks, one more than a launch may have */
-            while (p->token_step > 1 && a.heads * p->token_step * lk_ceil_div(a.batch, p->stretch) >= (int64_t)1 << 33)
-                p->token_step = lk_ceil_div(p->token_step, 2);
-    }
-    lk_lrpe_number_items(p, a, lanes, walk_tokens, groups);
-}
-
-/* The kernel of the vector path. */
-template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_plan)
-{
-    if (dtheta) return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true> : lk_lrpe_backward_dtheta_kernel<T, false>;
-    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
-    return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
-}
-
-/* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
- * dtheta those of its slots. */
-template <class T, int N>
-LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
-                                         bool backward, const lk_lrpe_split &split, cudaStream_t stream)
-{
-    lk_lrpe_columns_plan c = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
-    const int64_t lanes = a.dim / N, columns = a.batch * a.heads * a.dim;
-    const int threads = LK_LRPE_THREADS;
-    lk_lrpe_start_plan<T>(&c.p, a, backward);
-    c.p.vecs = (int)lanes, c.p.token_step = split.splits, c.p.stretch = 1;
-    lk_lrpe_number_items(&c.p, a, lanes, true, 1);
-    void (*kernel)(lk_lrpe_columns_plan) =
-        backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>;
-    lk_status status = lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
-    if (!status)
-        status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(columns, threads), 1, threads, 0, stream, c);
-    if (status) return status;
-    int64_t each = lk_count(columns / N, c.p.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
-    each = each < 1 ? 1 : each > LK_LRPE_TOKENS_MOST ? LK_LRPE_TOKENS_MOST : each;
-    c.p.token_step = a.dtheta ? split.token_step : lk_ceil_div(c.p.tokens, each);
-    c.p.stretch = a.dtheta ? split.stretch : 1;
-    lk_lrpe_number_items(&c.p, a, lanes, true, 1);
-    kernel = backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>;
-    return lk_launch_pdl(op, device, kernel, lk_ceil_div(c.p.items, threads), 1, threads, 0, stream, c);
-}
+/* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
 
 template <class T>
 LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                  const lk_lrpe_split &split, cudaStream_t stream)
 {
+    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     if (a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS)
-        return a.path == LK_MD_LRPE_COSINE_VECTOR
-                   ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
-                   : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
-    lk_lrpe_plan p = {};
-    lk_lrpe_start_plan<T>(&p, a, backward);
-    const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR, act = a.activation || (backward && !a.dy);
-    const bool walk_tokens = vector && a.batch <= LK_LRPE_FEW_BATCHES;
-    const int groups = vector && !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
-    lk_lrpe_assign_items<T>(&p, a, device->sms, walk_tokens, split, groups);
-    void (*kernel)(lk_lrpe_plan) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
-    if (vector)
-        kernel = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
-                     : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
-    const int block_items = LK_LRPE_THREADS / (vector ? groups : 32);
-    return lk_launch_pdl(op, device, kernel, lk_ceil_div(p.items, block_items), 1, LK_LRPE_THREADS, 0, stream, p);
+        return vector ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
+                      : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
+    return vector ? lk_lrpe_launch_vectors<T>(op, device, a, backward, split, stream)
+                  : lk_lrpe_launch_rows<T>(op, device, a, backward, split, stream);
 }
 
 /* Forward has no dtheta: the check takes it away. */
 template <class T>
-LK_HOST lk_status lk_lrpe_call(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, cudaStream_t stream)
+LK_HOST lk_status lk_lrpe_run(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, cudaStream_t stream)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
@@ -1348,22 +1422,19 @@ LK_HOST lk_status lk_lrpe_call(const char *op, const lk_md_lrpe_cosine_args *arg
     if (!status && a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
         status = lk_lrpe_launch<T>(op, &device, a, backward, split, stream);
     if (status || !a.dtheta || a.theta_heads == 0) return status;
-    const lk_lrpe_dtheta_plan sum = {(const float *)a.workspace, a.dtheta, a.theta_heads, a.theta_features, a.heads, a.dim,
-                                     split.slots, a.accumulate != 0};
-    const int64_t grid = lk_ceil_div(a.theta_heads * a.theta_features, LK_LRPE_ELEMENTS);
-    return lk_launch_pdl(op, &device, lk_lrpe_dtheta_kernel, grid, 1, LK_LRPE_SUM_THREADS, 0, stream, sum);
+    return lk_lrpe_sum_dtheta(op, &device, a, split.slots, stream);
 }
 
 template <class T>
 LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
 {
-    return lk_lrpe_call<T>(op, args, false, stream);
+    return lk_lrpe_run<T>(op, args, false, stream);
 }
 
 template <class T>
 LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
 {
-    return lk_lrpe_call<T>(op, args, true, stream);
+    return lk_lrpe_run<T>(op, args, true, stream);
 }
 
 template <class T>

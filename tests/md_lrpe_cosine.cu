@@ -1318,7 +1318,7 @@ static void long_columns(void)
 
 /* Where items stand in grids that no buffer of a test has room for, on both sides of what ints count. */
 typedef struct {
-    lk_lrpe_plan plan;
+    lk_lrpe_call call;
     const int64_t *item;
     /* head, token, batch, positions on both axes, in the prefix 0, and on the first where a walk's angles are computed,
      * tokens of the walk */
@@ -1329,16 +1329,16 @@ typedef struct {
 LK_KERNEL void place_kernel(const __grid_constant__ place_plan p)
 {
     for (int i = threadIdx.x; i < p.count; i += 32) {
-        lk_lrpe_item at = lk_lrpe_find_item(p.plan, p.item[i]);
+        lk_lrpe_item at = lk_lrpe_find_item(p.call, p.item[i]);
         at.feature = 0;
-        const int64_t cell = at.token - p.plan.grid.prefix;
+        const int64_t cell = at.token - p.call.grid.prefix;
         int64_t *found = p.found + 7 * i;
         found[0] = at.head, found[1] = at.token, found[2] = at.batch;
-        found[3] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 0);
-        found[4] = cell < 0 ? 0 : lk_lrpe_position(p.plan.grid, cell, 1);
-        lk_lrpe_own<lk_bf16, true> own;
-        lk_lrpe_find_own(&own, p.plan, at);
-        found[5] = own.s[0], found[6] = at.tokens;
+        found[3] = cell < 0 ? 0 : lk_lrpe_position(p.call.grid, cell, 0);
+        found[4] = cell < 0 ? 0 : lk_lrpe_position(p.call.grid, cell, 1);
+        lk_lrpe_phases<lk_bf16, true> phases;
+        lk_lrpe_start_phases(&phases, p.call, at);
+        found[5] = phases.s[0], found[6] = at.tokens;
     }
 }
 
@@ -1368,13 +1368,13 @@ static void places(void)
         const lk_status status = lk_md_lrpe_cosine_check<lk_bf16>("places", &f, false, LK_QUERY, &filled, &split);
         if (!test_that(status == LK_OK)) test_detail("%s; %s", lk_last_error(), describe(&q));
         place_plan p = {};
-        lk_lrpe_start_plan<lk_bf16>(&p.plan, filled, false);
-        const int64_t tokens = p.plan.tokens;
-        p.plan.in_stride[1] = 2 * (i % 2), p.plan.in_stride[2] = 1; /* heads outside of tokens, or inside */
-        lk_lrpe_assign_items<lk_bf16>(&p.plan, filled, test.sms, walks, split, walks ? 1 : LK_LRPE_GROUPS);
-        large += !p.plan.grid.small;
+        lk_lrpe_start_call<lk_bf16>(&p.call, filled, false);
+        const int64_t tokens = p.call.tokens;
+        p.call.in_stride[1] = 2 * (i % 2), p.call.in_stride[2] = 1; /* heads outside of tokens, or inside */
+        lk_lrpe_assign_items<lk_bf16>(&p.call, filled, test.sms, walks, split, walks ? 1 : LK_LRPE_GROUPS);
+        large += !p.call.grid.small;
         for (int n = 0; n < N; n++)
-            item[n] = n % 2 ? test_below(&random, p.plan.items) : p.plan.items - 1 - n / 2 % p.plan.items;
+            item[n] = n % 2 ? test_below(&random, p.call.items) : p.call.items - 1 - n / 2 % p.call.items;
         test_buffer_upload(&x_buffer), test_buffer_upload(&y_buffer);
         p.item = (const int64_t *)test_buffer_device(&x_buffer), p.count = N;
         p.found = (int64_t *)test_buffer_device(&y_buffer);
@@ -1382,14 +1382,14 @@ static void places(void)
         TEST_CUDA(cudaStreamSynchronize(test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&y_buffer);
         for (int n = 0; n < N; n++) {
-            const bool inside = p.plan.heads_inner;
-            const int64_t row = item[n] / lanes, step = p.plan.token_step, inner = row % (inside ? heads : step);
+            const bool inside = p.call.heads_inner;
+            const int64_t row = item[n] / lanes, step = p.call.token_step, inner = row % (inside ? heads : step);
             const int64_t outer = row / (inside ? heads : step) % (inside ? step : heads), token = inside ? outer : inner;
             const int64_t cell = token - prefix, first = cell < 0 ? token + (step - cell - 1) / step * step : token;
             const int64_t *const got = (const int64_t *)test_buffer_back(&y_buffer) + 7 * n;
             const int64_t want[7] = {inside ? inner : outer,
                                      token,
-                                     row / (heads * step) * p.plan.stretch,
+                                     row / (heads * step) * p.call.batch_span,
                                      cell < 0 ? 0 : cell / width - 5,
                                      cell < 0 ? 0 : cell % width,
                                      first < tokens ? (first - prefix) / width - 5 : got[5], /* the walk has such a token */
