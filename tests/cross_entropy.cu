@@ -27,35 +27,20 @@
 
 #include "tests/test.h"
 
-#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
-LK_DEFINE_CROSS_ENTROPY(f32)
-LK_DEFINE_CROSS_ENTROPY(f16)
-LK_DEFINE_CROSS_ENTROPY(bf16)
-#else
-LK_DECLARE_CROSS_ENTROPY(f32)
-LK_DECLARE_CROSS_ENTROPY(f16)
-LK_DECLARE_CROSS_ENTROPY(bf16)
-#endif
+TEST_DEFINE(CROSS_ENTROPY)
 
 typedef lk_status (*call_function)(const lk_cross_entropy_args *, cudaStream_t);
 typedef lk_status (*query_function)(const lk_cross_entropy_args *, size_t *);
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
-#define OF_TYPES(name) {name##_f32, name##_f16, name##_bf16}
 static const call_function call_of[DIRECTIONS][TEST_TYPES] = {
-    OF_TYPES(lk_cross_entropy_forward), OF_TYPES(lk_cross_entropy_backward), OF_TYPES(lk_cross_entropy_forward_backward)};
-static const query_function query_of[DIRECTIONS][TEST_TYPES] = {OF_TYPES(lk_cross_entropy_forward_workspace_bytes),
-                                                                OF_TYPES(lk_cross_entropy_backward_workspace_bytes),
-                                                                OF_TYPES(lk_cross_entropy_forward_backward_workspace_bytes)};
+    TEST_OF_TYPES(lk_cross_entropy_forward), TEST_OF_TYPES(lk_cross_entropy_backward),
+    TEST_OF_TYPES(lk_cross_entropy_forward_backward)};
+static const query_function query_of[DIRECTIONS][TEST_TYPES] = {TEST_OF_TYPES(lk_cross_entropy_forward_workspace_bytes),
+                                                                TEST_OF_TYPES(lk_cross_entropy_backward_workspace_bytes),
+                                                                TEST_OF_TYPES(lk_cross_entropy_forward_backward_workspace_bytes)};
 
-static const call_function finish_of[TEST_TYPES] = OF_TYPES(lk_cross_entropy_finish);
-static const query_function finish_bytes_of[TEST_TYPES] = OF_TYPES(lk_cross_entropy_finish_workspace_bytes);
-
-static int pick(int full, int small)
-{
-    return test.small ? small : full;
-}
-
-#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish);
+static const query_function finish_bytes_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish_workspace_bytes);
 
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
 enum { PATHS = 4, COUNTED = DIRECTIONS * PATHS };
@@ -244,31 +229,26 @@ static layout layout_of(const problem *p, int t)
 
 /* ---- Draws ----------------------------------------------------------------------------------------------------------- */
 
-static bool chance(uint64_t *r, int64_t in)
-{
-    return test_below(r, in) == 0;
-}
-
 /* Half of the draws leave out what the plain kernels do not do. */
 static void draw_switches(problem *p, uint64_t *r)
 {
     static const float smoothing[] = {0.1f, 0.35f, 1}, z_loss[] = {1e-4f, 0.01f, 0.5f}, scale[] = {0.7f, 3, 0.01f},
                        softcap[] = {5, 30, 0.9f};
     const uint64_t later = test_hash(*r + 1);
-    for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = chance(r, 2);
+    for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = test_chance(r, 2);
     p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0;
-    if (chance(r, 2))
+    if (test_chance(r, 2))
         p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
-    if (chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
-    if (chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
+    if (test_chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
+    if (test_chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
     p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)];
     p->scale = scale[test_below(r, 3)], p->softcap = softcap[test_below(r, 3)];
-    p->half = chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = chance(r, 2);
-    p->ignore_index = chance(r, 2) ? -100 : test_below(r, p->vocab < 5 ? p->vocab : 5);
-    for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !chance(r, 3);
+    p->half = test_chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = test_chance(r, 2);
+    p->ignore_index = test_chance(r, 2) ? -100 : test_below(r, p->vocab < 5 ? p->vocab : 5);
+    for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !test_chance(r, 3);
     const uint64_t apart = test_hash(*r);
-    if (chance(r, 6)) p->has[LSE] = p->has[LOSS] = p->has[Z_LOSS] = false;
-    if (!p->has[LSE] && !p->has[LOSS] && !p->has[Z_LOSS]) p->has[chance(r, 2) ? VALID : WEIGHT_SUM] = true;
+    if (test_chance(r, 6)) p->has[LSE] = p->has[LOSS] = p->has[Z_LOSS] = false;
+    if (!p->has[LSE] && !p->has[LOSS] && !p->has[Z_LOSS]) p->has[test_chance(r, 2) ? VALID : WEIGHT_SUM] = true;
     p->has[LSE_LOW] = p->has[LSE] || p->has[LOSS] || p->has[Z_LOSS] ? apart % 3 > 0 : apart % 3 == 0;
 }
 
@@ -290,11 +270,11 @@ static void draw_place(problem *p, uint64_t *r, int place)
     for (int t = 0; t < LSE_LOW; t++) p->at[t] = (int)test_below(r, 4);
     for (int t = LSE_LOW; t < WORKSPACE; t++) p->at[t] = (int)(test_hash(*r + (uint64_t)(t - LSE_LOW)) % 4);
     for (int i = 0; i < 2; i++) {
-        *strides[i] = chance(r, 2) ? 0 : p->vocab; /* packed, as 0 or spelt out */
+        *strides[i] = test_chance(r, 2) ? 0 : p->vocab; /* packed, as 0 or spelt out */
         if (place == GAPS) *strides[i] = full + 8 * (1 + test_below(r, 3));
         if (place == ODD_GAPS) *strides[i] = odd;
         if (place == WILD) *strides[i] = p->vocab + test_below(r, 12);
-        p->at[i ? DLOGITS : LOGITS] = place == WILD ? (int)test_below(r, 8) : place == GAPS && chance(r, 2) ? 8 : off;
+        p->at[i ? DLOGITS : LOGITS] = place == WILD ? (int)test_below(r, 8) : place == GAPS && test_chance(r, 2) ? 8 : off;
     }
     p->prob_stride = place == WILD ? p->vocab + test_below(r, 12) : p->logits_stride;
     if (place != WILD) p->at[PROBS] = p->at[LOGITS];
@@ -338,13 +318,6 @@ static double *row_z;
 static outcome *outcomes; /* of each row */
 static double weight_total, weight_sum; /* of all columns; of the targets of counted rows */
 static int64_t valid_rows, bad_targets;
-
-static void *room(void *pointer, size_t *have, size_t want)
-{
-    if (want <= *have) return pointer;
-    *have = 2 * want;
-    return realloc(pointer, *have);
-}
 
 static float value(int t, int64_t row, int64_t c)
 {
@@ -432,8 +405,8 @@ static void fill_targets(const problem *p)
     for (int64_t row = 0; row < p->rows; row++) {
         int64_t y = test_below(&random, p->vocab);
         const int64_t chosen = (int64_t)(p->seed % 4);
-        if (p->on[BAD] && (chance(&random, 5) || row == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
-        else if (ignores(p) && (chance(&random, 4) || row == (chosen + 1) % 4)) y = p->ignore_index;
+        if (p->on[BAD] && (test_chance(&random, 5) || row == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
+        else if (ignores(p) && (test_chance(&random, 4) || row == (chosen + 1) % 4)) y = p->ignore_index;
         if (ignores(p) && p->empty == ALL_IGNORED) y = p->ignore_index;
         if (small) ((int32_t *)test_buffer_host(&buffers[TARGET]))[row] = (int32_t)y;
         else ((int64_t *)test_buffer_host(&buffers[TARGET]))[row] = y;
@@ -447,9 +420,9 @@ static void fill_probs(const problem *p)
     uint64_t random = p->seed + 3;
     for (int64_t row = 0; row < p->rows; row++) {
         const int64_t y = integer(TARGET, test_buffer_host(&buffers[TARGET]), row);
-        const bool one = chance(&random, 3), apart = p->special == MINUS_INF && chance(&random, 2);
+        const bool one = test_chance(&random, 3), apart = p->special == MINUS_INF && test_chance(&random, 2);
         for (int64_t c = 0; c < p->vocab; c++) {
-            double v = chance(&random, 4) ? 0 : (1 + test_uniform(&random)) / (double)p->vocab;
+            double v = test_chance(&random, 4) ? 0 : (1 + test_uniform(&random)) / (double)p->vocab;
             if (one) v = c == y;
             if (apart && is_special(p, row, c, y)) v = 0;
             test_put(laid[PROBS].type, test_buffer_host(&buffers[PROBS]), row * laid[PROBS].stride + c, (float)v);
@@ -465,7 +438,7 @@ static void fill_floats(const problem *p, int t)
     for (int64_t row = 0; row < laid[t].rows; row++)
         for (int64_t c = 0; c < laid[t].cols; c++) {
             double v = test_uniform(&random);
-            if (t == WEIGHT) v = p->empty == ALL_WEIGHTLESS ? (c % 2 ? -0.0 : 0.0) : chance(&random, 9) ? 0 : 1 + v / 2;
+            if (t == WEIGHT) v = p->empty == ALL_WEIGHTLESS ? (c % 2 ? -0.0 : 0.0) : test_chance(&random, 9) ? 0 : 1 + v / 2;
             if (t == UPSTREAM && (p->empty || (row == 2 && p->on[UPSTREAM_ROWS]))) v = NAN;
             if (t == UPSTREAM && row == 3) v = 0;
             if (t == DENOMINATOR) v = p->denominator;
@@ -539,8 +512,8 @@ static outcome examine(const problem *p, int64_t row)
 
 static void examine_all(const problem *p)
 {
-    row_z = (double *)room(row_z, &z_bytes, (size_t)p->vocab * sizeof(double));
-    outcomes = (outcome *)room(outcomes, &outcome_bytes, (size_t)(p->rows + 1) * sizeof(outcome));
+    row_z = (double *)test_room(row_z, &z_bytes, (size_t)p->vocab * sizeof(double));
+    outcomes = (outcome *)test_room(outcomes, &outcome_bytes, (size_t)(p->rows + 1) * sizeof(outcome));
     weight_total = weight_sum = 0, valid_rows = bad_targets = 0;
     for (int64_t c = 0; c < p->vocab; c++) weight_total += weight_of(p, c);
     for (int64_t row = 0; row < p->rows; row++) {
@@ -819,15 +792,7 @@ static lk_status launch(const problem *p)
     return call_of[p->direction][p->type](&args, test.stream);
 }
 
-static bool launched(const problem *p, lk_status status)
-{
-    if (!test_that(status == LK_OK)) {
-        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
-        return false;
-    }
-    TEST_CUDA(cudaStreamSynchronize(test.stream));
-    return true;
-}
+static bool launched(const problem *p, lk_status status) { return test_launched(status, describe(p)); }
 
 static void collect(const problem *p)
 {
@@ -977,26 +942,11 @@ static void verify(const problem *p)
 /* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
 static void settle(const problem *p, bool keep, const char *what)
 {
-    for (int t = 0; t < TENSORS; t++) {
-        if (!is_output(p, t)) continue;
-        const test_buffer *const b = &buffers[home_of(p, t)];
-        const layout l = laid[t];
-        if (keep) {
-            kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], b->bytes);
-            if (b->bytes) memcpy(kept[t], test_buffer_back(b), b->bytes);
-        }
-        for (int64_t row = 0; row < l.rows; row++) {
-            const size_t at = (size_t)(row * l.stride * l.bytes), n = (size_t)(l.end * l.bytes);
-            if (!keep && !test_that(!memcmp(kept[t] + at, (char *)test_buffer_back(b) + at, n)))
-                test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, tensor_name[t], describe(p));
-        }
-    }
     for (int t = 0; t < TENSORS; t++)
-        for (int64_t row = 0; is_output(p, t) && row < laid[t].rows; row++)
-            for (int64_t c = 0; c < laid[t].end; c++)
-                test_buffer_accept(&buffers[home_of(p, t)], row * laid[t].stride + c, laid[t].bytes);
-    const test_buffer *const w = &buffers[WORKSPACE];
-    if (w->bytes) memcpy(test_buffer_back(w), test_buffer_host(w), w->bytes);
+        if (is_output(p, t))
+            test_settle(&buffers[home_of(p, t)], &kept[t], &kept_bytes[t], keep, laid[t].rows, laid[t].end, laid[t].stride,
+                        (int)laid[t].bytes, tensor_name[t], what, describe(p));
+    test_buffer_accept_all(&buffers[WORKSPACE]);
     for (int t = 0; t <= TENSORS; t++)
         if (t == WORKSPACE || (p->has[t] && home_of(p, t) == t))
             test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
@@ -1017,14 +967,9 @@ static long probs_of[COUNTED][TEST_TYPES][PROB_KINDS];
 static long unweighted_bad[COUNTED];          /* weight_sum without class weights, of bad targets too */
 static long short_rows_with[COUNTED][SWITCHES], short_rows_of[COUNTED][TEST_TYPES][3], short_rows_not_whole[COUNTED];
 
-static bool cluster_here(void)
-{
-    return test.arch >= 90;
-}
-
 static bool path_here(int path)
 {
-    return path != LK_CROSS_ENTROPY_CLUSTER || cluster_here();
+    return path != LK_CROSS_ENTROPY_CLUSTER || test_clusters();
 }
 
 /* Whether this direction and path can be asked for an option at all. */
@@ -1133,10 +1078,8 @@ static void count(const problem *p)
 
 static void all_counts(void)
 {
+    test_counts_complete(&counts, possible);
     for (int at = 0; at < COUNTED; at++) {
-        for (int o = 0; o < counts.option_count; o++)
-            if (possible(at, o) && !test_that(counts.of[at][o] > 0))
-                test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
         for (int i = 0; i < 2 * SWITCHES && path_here(at % PATHS); i++) {
             const int s = i % SWITCHES, prob = i / SWITCHES;
             const char *const of = prob ? ", class probabilities" : "";
@@ -1171,6 +1114,11 @@ static void all_counts(void)
     }
 }
 
+/* The same in a graph and on a busy device: see test_op. */
+static void prepare(const problem *p) { setup(p, 0); }
+static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
+static const test_op<problem> again = {describe, prepare, launch, compare};
+
 static void check(problem *p)
 {
     settle_tensors(p), settle_place(p);
@@ -1199,7 +1147,7 @@ static void empty(int type, int direction, int path)
         p.on[IGNORE] |= none, p.has[VALID] = p.has[WEIGHT_SUM] = i % 2;
         check(&p);
     }
-    for (int seed = 0; seed < pick(18, 6); seed++) {
+    for (int seed = 0; seed < test_pick(18, 6); seed++) {
         problem p = drawn(type, direction, path, seed % 3 ? 4 : 0, seed % 2 ? 9 : 300, seed, seed % PLACES);
         p.empty = seed % 3, p.on[MEAN] = seed % 6 < 4, p.on[SUM] = true;
         if (p.empty) p.on[p.empty == ALL_IGNORED ? IGNORE : WEIGHTS] = true;
@@ -1231,7 +1179,7 @@ static void lengths(int type, int direction, int path)
 /* Each switch alone, then draws as long as they bring pairs that this path has yet to see. */
 static void switches(int type, int direction, int path)
 {
-    const int64_t vocab[] = {37, 24, pick(520, 133)};
+    const int64_t vocab[] = {37, 24, test_pick(520, 133)};
     for (int s = 0; s < SWITCHES; s++) {
         if (!switch_of(direction, s) || (with_probs && of_targets(s)) || (s == HALF && type)) continue;
         if (test.small && (s + path) % 3 != type && s != HALF) continue;
@@ -1255,10 +1203,10 @@ static void switches(int type, int direction, int path)
 
 static void places(int type, int direction, int path)
 {
-    const int64_t vocab[] = {5, 37, 64, pick(1000, 131), pick(4091, 300)};
+    const int64_t vocab[] = {5, 37, 64, test_pick(1000, 131), test_pick(4091, 300)};
     for (int i = 0; i < LENGTH_OF(vocab); i++)
         for (int place = 0; place < PLACES; place++)
-            for (int seed = 0; seed < pick(i < 3 ? 3 : 1, 1); seed++) {
+            for (int seed = 0; seed < test_pick(i < 3 ? 3 : 1, 1); seed++) {
                 if ((test.small || i > 2) && (i + place + path + type) % 3) continue;
                 problem p = drawn(type, direction, path, i < 3 ? 5 : 3, vocab[i], 400 + seed, place);
                 if (seed == 1 && i == 3) p.on[IN_PLACE] = false;
@@ -1270,11 +1218,11 @@ static void places(int type, int direction, int path)
 static void many_rows(int type, int direction, int path)
 {
 #if defined(LK_SIMT)
-    const int64_t shapes[][2] = {{pick(400, 40), 3}, {1000, 24}, {300, 100}};
+    const int64_t shapes[][2] = {{test_pick(400, 40), 3}, {1000, 24}, {300, 100}};
 #else
     const int64_t shapes[][2] = {{100003, 3}, {100003, 24}, {20001, 600}};
 #endif
-    for (int i = 0; i < pick(LENGTH_OF(shapes), 1); i++) {
+    for (int i = 0; i < test_pick(LENGTH_OF(shapes), 1); i++) {
         problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 500 + i, i + 1);
         const bool mean = i > 0 || direction == BOTH;
         p.on[mean ? MEAN : SUM] = p.has[LOSS] = true;
@@ -1294,7 +1242,7 @@ static void reduced(int type, int direction, int path)
 #if defined(__SANITIZE_THREAD__)
     const int shapes = 2; /* libtsan has no room for a cluster's 8192 threads */
 #else
-    const int shapes = pick(LENGTH_OF(rows), 3);
+    const int shapes = test_pick(LENGTH_OF(rows), 3);
 #endif
     for (int i = 0; i < shapes; i++)
         for (int mean = 0; mean < 2; mean++)
@@ -1343,9 +1291,9 @@ static void counted_first(int type, int direction, int path)
 /* With a cliff that every thread sees after its first vector, too. */
 static void long_rows(int type, int direction, int path)
 {
-    const int64_t vocab[] = {pick(5001, 4603), 32771, 131072, 151936};
-    for (int i = 0; i < pick(LENGTH_OF(vocab), 1); i++)
-        for (int seed = 0; seed < (i ? 1 : pick(4, 2)); seed++) {
+    const int64_t vocab[] = {test_pick(5001, 4603), 32771, 131072, 151936};
+    for (int i = 0; i < test_pick(LENGTH_OF(vocab), 1); i++)
+        for (int seed = 0; seed < (i ? 1 : test_pick(4, 2)); seed++) {
             if (i > 1 && (type + path + i) % 3) continue; /* the longest take turns */
             problem p = drawn(type, direction, path, i > 1 ? 1 : 2, vocab[i], 600 + seed, (seed + i) % PLACES);
             if (i > 1) p.on[SOFTCAP] = false; /* the simulator's tanh takes as long as all the rest */
@@ -1360,7 +1308,7 @@ static void long_rows(int type, int direction, int path)
 
 static void specials(int type, int direction, int path)
 {
-    const int64_t vocab[] = {24, pick(701, 257), 4099};
+    const int64_t vocab[] = {24, test_pick(701, 257), 4099};
     int special = 1;
     for (; special < NEIGHBOURS; special++)
         for (int where = 0; where < (special < PLACED ? (int)WHERES : 2); where++)
@@ -1398,7 +1346,7 @@ static void full_warps(int type, int direction, int path)
 {
     const int64_t shapes[][2] = {{140, 24}, {70, 100}};
     for (int i = 0; i < LENGTH_OF(shapes); i++)
-        for (int seed = 0; seed < pick(6, 3); seed++) {
+        for (int seed = 0; seed < test_pick(6, 3); seed++) {
             problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 2400 + seed, (i + seed) % PLACES);
             if (seed < 4) make_plain(&p);
             p.on[IGNORE] = p.on[BAD] = seed % 2;
@@ -1419,7 +1367,7 @@ static void short_rows(int type, int direction, int path)
         for (int special = 0; special < NEIGHBOURS; special++)
             for (int j = 0; j < (special && special < PLACED ? LENGTH_OF(where) : 4); j++) {
                 const bool apart = where[j] >= WARP_OF_4 || where[j] == WARP_OF_2;
-                if ((i + special + j + path) % (apart ? pick(3, 7) : pick(4, 16))) continue;
+                if ((i + special + j + path) % (apart ? test_pick(3, 7) : test_pick(4, 16))) continue;
                 if (apart ? vecs[i] <= 128 : vecs[i] > 256 && (special + j) % 3) continue;
                 int rows = LK_CROSS_ENTROPY_THREADS;
                 for (int lanes = vecs[i]; lanes > LK_CROSS_ENTROPY_SHORT; lanes -= lanes / 2) rows /= 2;
@@ -1456,7 +1404,7 @@ static void short_rows(int type, int direction, int path)
 /* Around +-1e4: to 1e-5 with smoothing, weights and entropy, gradients without a saved lse too. */
 static void offsets(int type, int direction, int path)
 {
-    for (int seed = 0; seed < pick(9, 2); seed++) {
+    for (int seed = 0; seed < test_pick(9, 2); seed++) {
         problem p = drawn(type, direction, path, 4, seed % 2 ? 300 : 65, 1600 + seed, seed % PLACES);
         p.offset = seed % 3 ? 1e4 : -1e4;
         p.on[SOFTCAP] = p.on[Z] = false; /* one flattens the logits, the other adds 1e8 */
@@ -1513,9 +1461,9 @@ static void huge_logits(int type, int direction, int path)
             }
     /* Around the largest products with log2 e whose rounding 2^x can correct. The largest comes last: the sum is against a
      * smaller one. Only of f32 do neighbours differ by less than a float's range there. */
-    for (int i = pick(0, 50); type == TEST_F32 && i < pick(160, 90); i++) {
+    for (int i = test_pick(0, 50); type == TEST_F32 && i < test_pick(160, 90); i++) {
         const float scale[] = {1, 0.7f, 1.4f};
-        problem p = plain(type, direction, path, 3, vocab[(i + path) % pick(4, 2)]);
+        problem p = plain(type, direction, path, 3, vocab[(i + path) % test_pick(4, 2)]);
         p.special = NEIGHBOURS, p.where = LAST, p.offset = (i % 2 ? 1 : -1) * exp2(28 + 0.02 * i);
         p.on[SCALE] = i % 3, p.scale = scale[i % 3], p.has[LSE_LOW] = true, p.on[with[i % LENGTH_OF(with)]] = true;
         check(&p);
@@ -1544,7 +1492,7 @@ static void scale_ends(int type, int direction, int path)
 static void in_place(int type, int direction, int path)
 {
     const int64_t vocab[] = {9, 300, 2051, 20011};
-    for (int i = 0; gives_gradient(direction) && i < pick(LENGTH_OF(vocab), 3); i++)
+    for (int i = 0; gives_gradient(direction) && i < test_pick(LENGTH_OF(vocab), 3); i++)
         for (int half = 0; half < (type == TEST_F32 ? 3 : 1); half++) {
             if (test.small && i == 2 && (half + path) % 2) continue;
             problem p = drawn(type, direction, path, i < 2 ? 5 : 2, vocab[i], 1800 + half, (half + i + path) % PLACES);
@@ -1578,30 +1526,12 @@ static void held_in_part(int type, int direction, int path)
     }
 }
 
-/* Captured once, replayed twice over poison: the bits of a plain call. */
 static void graphs(int type, int direction, int path)
 {
-    problem p = drawn(type, direction, path, 5, pick(700, 140), 1900, PACKED);
+    problem p = drawn(type, direction, path, 5, test_pick(700, 140), 1900, PACKED);
     p.on[MEAN] = p.has[LOSS] = true;
     check(&p); /* leaves its bits in kept */
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    setup(&p, 0);
-    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
-    const lk_status status = launch(&p);
-    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
-    if (!test_that(status == LK_OK))
-        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
-    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-    for (int run = 0; run < 2; run++) {
-        if (run) setup(&p, 0);
-        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
-        collect(&p);
-        settle(&p, false, "a replay");
-    }
-    TEST_CUDA(cudaGraphExecDestroy(replay));
-    TEST_CUDA(cudaGraphDestroy(graph));
+    test_graph(again, &p);
 }
 
 /* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
@@ -1706,7 +1636,7 @@ static void sequence(problem p)
 
 static void sequences(int type)
 {
-    for (int k = 0; k < 2 * pick(24, 4); k++) {
+    for (int k = 0; k < 2 * test_pick(24, 4); k++) {
         const int seed = k / 2;
         problem p = drawn(type, BACKWARD, seed % PATHS, 7, seed % 2 ? 700 : 77, 2000 + seed, seed % PLACES);
         p.prob = k % 2;
@@ -1722,7 +1652,7 @@ static void sequences(int type)
 static void as_good(int path)
 {
     static const int with[] = {MEAN, SOFTCAP, Z, WEIGHTS, HAS_DLSE, SMOOTHING, SCALE, UPSTREAM_ONE};
-    const int64_t vocab[] = {64, 700, pick(32000, 2603)};
+    const int64_t vocab[] = {64, 700, test_pick(32000, 2603)};
     for (int s = 0; s <= LENGTH_OF(with) + 1; s++)
         for (int i = 0; i < LENGTH_OF(vocab); i++)
             for (int offset = 0; offset < 2; offset++) {
@@ -1770,7 +1700,7 @@ static void as_good(int path)
 static void confident(int type, int direction)
 {
     for (int path = 0; path < PATHS; path++)
-        for (int i = 0; i < pick(3, 1); i++) {
+        for (int i = 0; i < test_pick(3, 1); i++) {
             problem p = plain(type, direction, path, 3, i == 1 ? 40 : i ? 9001 : 1000);
             if (!path_here(path)) continue;
             p.special = CONFIDENT, p.spread = 1, p.on[SCALE] = i == 1, p.on[MEAN] = i == 2, p.on[WEIGHTS] = i == 1;
@@ -2085,33 +2015,22 @@ static void good_calls(int type)
 /* The direction's args as they now are must fail with `want` and name `field`; the query too, whatever the workspace. */
 static void expect_error(int type, int direction, lk_status want, const char *field)
 {
-    char op[64], said[512];
-    snprintf(op, sizeof op, "lk_cross_entropy_%s_%s", direction_name[direction], test_type_name[type]);
     problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
     const lk_status status = launch(&p);
-    snprintf(said, sizeof said, "%s", lk_last_error());
-    size_t asked = 12345;
+    const char *const said = test_expect(status, want, field, "lk_cross_entropy", direction_name[direction], type);
+    size_t asked = TEST_NOT_ASKED;
     const lk_status answer = query(type, direction, &asked);
-    if (!test_that(status == want))
-        test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
-    if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
-        test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
     /* Queries ask no device, so that they do not mind if its code has no clusters; nor do they look at tensors. */
     const bool tensors = want == LK_ERR_WORKSPACE || want == LK_ERR_ALIGNMENT || want == LK_ERR_NULL ||
                          (want == LK_ERR_SHAPE && (strstr(said, "dlogits is logits") || strstr(said, " and "))) ||
                          strstr(said, "must be NULL");
     const bool fits = tensors || (strstr(said, "sm_90") && args.rows <= (int64_t)1 << 27);
     const bool later = want == LK_ERR_NULL && answer == LK_ERR_SHAPE; /* of two rules broken at once */
-    if (!test_that((later || answer == (fits ? LK_OK : want)) && (asked == 12345) == (answer != LK_OK)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
+    test_expect_query(answer, later ? answer : fits ? LK_OK : want, asked, field);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
-    for (int t = 0; t <= TENSORS; t++) {
-        test_buffer_download(&buffers[t]);
-        if (status) test_buffer_untouched(&buffers[t], tensor_name[t], field);
-    }
+    for (int t = 0; t <= TENSORS; t++) test_expect_unwritten(status, &buffers[t], tensor_name[t], field);
 }
 
-#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
 #define BAD_CALL(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
 
 /* The fields that every direction has. */
@@ -2215,7 +2134,7 @@ static void common_errors(int type, int direction)
         BAD_CALL(LK_ERR_PATH, "path", many_rows(direction, path));
         BAD_CALL(LK_ERR_PATH, "path", (many_rows(direction, path), MOVED(a.logits, 1)));
     }
-    if (!cluster_here()) BAD_CALL(LK_ERR_PATH, "path", a.path = LK_CROSS_ENTROPY_CLUSTER);
+    if (!test_clusters()) BAD_CALL(LK_ERR_PATH, "path", a.path = LK_CROSS_ENTROPY_CLUSTER);
     BAD_CALL(LK_ERR_ALIGNMENT, "logits", MOVED(a.logits, 1));
     BAD_CALL(LK_ERR_ALIGNMENT, "target", MOVED(a.target, 4));
     BAD_CALL(LK_ERR_ALIGNMENT, "target", (MOVED(a.target, 2), a.target_dtype = LK_TARGET_INT32));
@@ -2387,7 +2306,8 @@ static void rank_errors(int type)
     } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
                  {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"},
-                 {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
+                 {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"},
+                 {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
                  {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
                  {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"},
                  {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.all_gather"}};
@@ -2442,98 +2362,59 @@ static void all_errors(void)
 static void fuzz(void)
 {
     static const int64_t lengths_drawn[] = {1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1000, 1025, 2049, 8200};
-    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 40 : 300;
-    const char *const who = test.fuzz < 0 ? " (default)" : "";
-    if (!test_begin("fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed, who)) return;
-    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    const long n = test_fuzz_begin(&counts, 300, 40);
     for (long i = 0; i < n; i++) {
         uint64_t state = test_hash(test_hash(test.fuzz_seed) + (uint64_t)i), *const r = &state;
         const int type = (int)test_below(r, TEST_TYPES), direction = (int)test_below(r, DIRECTIONS),
                   path = (int)test_below(r, PATHS);
-        int64_t vocab = chance(r, 3) ? lengths_drawn[test_below(r, LENGTH_OF(lengths_drawn))] : 1 + test_below(r, 70);
-        if (!test.small && chance(r, 40)) vocab = 1 + test_below(r, 40000);
+        int64_t vocab = test_chance(r, 3) ? lengths_drawn[test_below(r, LENGTH_OF(lengths_drawn))] : 1 + test_below(r, 70);
+        if (!test.small && test_chance(r, 40)) vocab = 1 + test_below(r, 40000);
         if (test.small && vocab > 2049) vocab = 2049;
-        const int64_t rows = chance(r, 20) ? 0 : chance(r, 30) && vocab < 80 ? 201 + test_below(r, 200)
+        const int64_t rows = test_chance(r, 20) ? 0 : test_chance(r, 30) && vocab < 80 ? 201 + test_below(r, 200)
                                                                              : 1 + test_below(r, vocab > 1000 ? 3 : 12);
         problem p = plain(type, direction, path_here(path) ? path : LK_CROSS_ENTROPY_BLOCK, rows, vocab);
         p.seed = test_random(r), p.prob = p.seed % 4 == 3, p.wide_prob = p.seed / 4 % 2;
         draw_switches(&p, r);
         draw_place(&p, r, (int)test_below(r, PLACES));
-        if (chance(r, 3)) p.special = 1 + (int)test_below(r, NEIGHBOURS - 1), p.where = (int)test_below(r, WHERES);
-        if (chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
-        if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
-        if (chance(r, 8)) p.spread = 0;
+        if (test_chance(r, 3)) p.special = 1 + (int)test_below(r, NEIGHBOURS - 1), p.where = (int)test_below(r, WHERES);
+        if (test_chance(r, 12)) p.empty = 1 + (int)test_below(r, 2);
+        if (test_chance(r, 8)) p.offset = test_chance(r, 2) ? 1e4 : -1e4, p.on[SOFTCAP] = false;
+        if (test_chance(r, 8)) p.spread = 0;
         if (p.seed / 8 % 8 == 0) p.denominator = p.seed / 64 % 2 ? 0 : INFINITY;
-        if (chance(r, 12)) {
-            p.special = NEIGHBOURS, p.offset = (chance(r, 2) ? 1 : -1) * (type == TEST_F16 ? 6e4 : 1.3e10);
+        if (test_chance(r, 12)) {
+            p.special = NEIGHBOURS, p.offset = (test_chance(r, 2) ? 1 : -1) * (type == TEST_F16 ? 6e4 : 1.3e10);
             p.on[SOFTCAP] = p.on[Z] = p.on[SCALE] = false;
         }
         check(&p);
     }
-    for (int o = 0; o < counts.option_count && n >= 1000; o++) {
-        long total = 0;
-        for (int at = 0; at < COUNTED; at++) total += counts.of[at][o];
-        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
-    }
-    for (int at = 0; at < COUNTED && n >= 1000; at++)
-        if (!test_that(counts.runs[at] > 0 || !path_here(at % PATHS)))
-            test_detail("path %s was never drawn", counted_paths[at]);
-    test_finish();
-    test_counts_print(&counts, "drawn");
+    test_fuzz_end(&counts, possible, n);
 }
 
 /* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
 
 #if !defined(LK_SIMT)
 
-/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
-static __host__ __device__ int huge_number(int64_t i)
-{
-    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-    h *= 0xbf58476d1ce4e5b9u;
-    return (int)(h >> 56);
-}
-
-static __host__ __device__ int64_t huge_target(int64_t row, int64_t vocab)
-{
-    return (int64_t)((uint64_t)row * 0x9e3779b97f4a7c15u >> 11) % vocab;
-}
-
 typedef struct {
-    lk_bf16 *logits;
     int32_t *target;
     int64_t rows, vocab;
-} huge_fill;
+} huge_targets;
 
-LK_KERNEL void huge_fill_kernel(huge_fill p)
+LK_KERNEL void huge_target_kernel(huge_targets p)
 {
-    const int64_t first = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = first; i < p.rows * p.vocab; i += step) lk_put(p.logits + i, (float)huge_number(i) / 32.0f - 4.0f);
-    for (int64_t i = first; i < p.rows; i += step) p.target[i] = (int32_t)huge_target(i, p.vocab);
-}
-
-static double huge_get(int type, const void *elements, int64_t at)
-{
-    uint32_t bits = 0;
-    const size_t bytes = (size_t)test_type_bytes[type];
-    TEST_CUDA(cudaMemcpy(&bits, (const char *)elements + (size_t)at * bytes, bytes, cudaMemcpyDeviceToHost));
-    return (double)test_decode(type, bits);
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.rows; i += (int64_t)gridDim.x * blockDim.x)
+        p.target[i] = (int32_t)test_huge_target(i, p.vocab);
 }
 
 /* Forward, with smoothing or without, then backward in place, or both in one pass in place; sampled rows are recomputed
  * here. */
 static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused)
 {
-    lk_bf16 *logits;
-    int32_t *target;
-    float *lse, *loss;
-    TEST_CUDA(cudaMalloc((void **)&logits, (size_t)(rows * vocab) * 2));
-    TEST_CUDA(cudaMalloc((void **)&target, (size_t)rows * 4));
-    TEST_CUDA(cudaMalloc((void **)&lse, (size_t)rows * 4));
-    TEST_CUDA(cudaMalloc((void **)&loss, (size_t)rows * 4));
-    const huge_fill fill = {logits, target, rows, vocab};
-    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill));
+    lk_bf16 *const logits = (lk_bf16 *)test_huge_allocate(rows * vocab * 2);
+    int32_t *const target = (int32_t *)test_huge_allocate(rows * 4);
+    void *const lse = test_huge_allocate(rows * 4), *const loss = test_huge_allocate(rows * 4);
+    const huge_targets fill = {target, rows, vocab};
+    test_huge_fill(logits, rows * vocab, 0);
+    TEST_CUDA(lk_launch(huge_target_kernel, 4096, 256, 0, test.stream, fill));
     problem p = plain(TEST_BF16, fused ? BOTH : FORWARD, path, rows, vocab);
     p.on[INT32] = true, p.on[SMOOTHING] = smooth;
     void *const at[TENSORS] = {logits, target, NULL, NULL, NULL, lse, loss, NULL, NULL, NULL, NULL, NULL, NULL, logits};
@@ -2544,49 +2425,40 @@ static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused)
     uint64_t random = (uint64_t)(rows + vocab);
     for (int s = 0; ran && s < (vocab > 1 << 21 ? 1 : SAMPLES); s++) { /* the host is slow */
         const int64_t chosen[3] = {rows - 1, 0, rows / 2}, row = s < 3 ? chosen[s] : test_below(&random, rows);
-        const int64_t y = huge_target(row, vocab), base = row * vocab;
+        const int64_t y = test_huge_target(row, vocab), base = row * vocab;
         /* There are 256 values: the sums over the columns are over the values with how often each occurs. */
         int64_t often[256] = {};
-        for (int64_t c = 0; c < vocab; c++) often[huge_number(base + c)]++;
+        for (int64_t c = 0; c < vocab; c++) often[test_huge_number(base + c)]++;
         double sum = 0, mean = 0;
         for (int v = 0; v < 256; v++) {
             sum += (double)often[v] * exp(v / 32.0 - 4);
             mean += (double)often[v] / (double)vocab * (v / 32.0 - 4);
         }
-        const double exact = log(sum), z = huge_number(base + y) / 32.0 - 4, e = smoothing_of(&p), share = e / (double)vocab;
+        const double exact = log(sum), z = test_huge_number(base + y) / 32.0 - 4, e = smoothing_of(&p), share = e / (double)vocab;
         const double want = (1 - e) * (exact - z) + (e > 0 ? e * (exact - mean) : 0);
         const double slack = (16 + sqrt((double)vocab / 256)) * 0x1p-24; /* a chain of vocab / 256 additions loses its root */
-        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, lse, row), exact, slack * (8 + exact)))
+        if (!test_near(TEST_F32, test_huge_get(TEST_F32, lse, row), exact, slack * (8 + exact)))
             test_detail("lse[%lld] is wrong; %s", (long long)row, describe(&p));
-        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, loss, row), want, slack * (12 + exact)))
+        if (!test_near(TEST_F32, test_huge_get(TEST_F32, loss, row), want, slack * (12 + exact)))
             test_detail("loss[%lld] is wrong; %s", (long long)row, describe(&p));
         for (int i = 0; i < COLUMNS; i++) {
             const int64_t c = i == 0 ? vocab - 1 : i == 1 ? 0 : i == 2 ? y : test_below(&random, vocab);
-            const double probability = exp(huge_number(base + c) / 32.0 - 4 - exact);
+            const double probability = exp(test_huge_number(base + c) / 32.0 - 4 - exact);
             const double gradient = c == y ? probability - 1 + e - share : probability - share;
-            if (!test_near(TEST_BF16, (float)huge_get(TEST_BF16, logits, base + c), gradient,
+            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, logits, base + c), gradient,
                            slack * (8 + exact) * (c == y ? 1 : probability + share)))
                 test_detail("dlogits[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
         }
     }
-    TEST_CUDA(cudaFree(logits));
-    TEST_CUDA(cudaFree(target));
-    TEST_CUDA(cudaFree(lse));
-    TEST_CUDA(cudaFree(loss));
+    test_huge_free();
 }
 
-/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
     problem p = drawn(type, direction, path, 3000, 1001, 2200, PACKED);
     p.on[MEAN] = p.has[LOSS] = true;
     check(&p); /* leaves its bits in kept */
-    setup(&p, 0);
-    test_hold_sms();
-    launched(&p, launch(&p));
-    test_release_sms(describe(&p));
-    collect(&p);
-    settle(&p, false, "a run beside a spinning kernel");
+    test_busy(again, &p);
 }
 
 static void all_huge(void)
@@ -2604,15 +2476,10 @@ static void all_huge(void)
                 test_finish();
             }
         }
+    static const test_theme held = {"half of the SMs held", busy};
     for (int at = 0; at < COUNTED; at++)
-        for (int type = 0; type < TEST_TYPES; type++) {
-            if (!path_here(at % PATHS)) continue;
-            if (!test_begin("%s %s %s: half of the SMs held", direction_name[at / PATHS], test_type_name[type],
-                            path_name[at % PATHS]))
-                continue;
-            busy(type, at / PATHS, at % PATHS);
-            test_finish();
-        }
+        if (path_here(at % PATHS))
+            test_themes(&held, 1, at / PATHS, at % PATHS, direction_name[at / PATHS], path_name[at % PATHS]);
 }
 
 #endif
@@ -2625,16 +2492,8 @@ int main(int argc, char **argv)
     all_errors();
     all_sequences();
     all_themes();
-#if defined(LK_SIMT)
-    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
-#else
-    if (test.small) test_skip("huge", "left out of --small");
-    else all_huge();
-#endif
-    if (!test.selected) {
-        test_counts_print(&counts, "calls by path and option");
-        if (test_begin("every option ran on every path that has it")) all_counts(), test_finish();
-    }
+    TEST_HUGE(all_huge);
+    test_all_ran(&counts, possible, all_counts);
     fuzz();
     return test_end();
 }

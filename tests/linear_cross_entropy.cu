@@ -49,45 +49,24 @@ static void see_device(int seen)
 
 #include "tests/test.h"
 
-#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
-LK_DEFINE_LINEAR_CROSS_ENTROPY(f32)
-LK_DEFINE_LINEAR_CROSS_ENTROPY(f16)
-LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
-#else
-LK_DECLARE_LINEAR_CROSS_ENTROPY(f32)
-LK_DECLARE_LINEAR_CROSS_ENTROPY(f16)
-LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
-#endif
+TEST_DEFINE(LINEAR_CROSS_ENTROPY)
 
 typedef lk_linear_cross_entropy_args args_t;
 typedef lk_linear_cross_entropy_plan plan_t;
 
 /* The three functions of each direction and type. */
-#define LCE(name) lk_linear_cross_entropy_##name
-#define OF(name) {LCE(name##_f32), LCE(name##_f16), LCE(name##_bf16)}
+#define OF(name) TEST_OF_TYPES(lk_linear_cross_entropy_##name)
 #define ALL(name) {OF(forward##name), OF(backward##name), OF(forward_backward##name)}
 static lk_status (*const launch_of[][3])(const args_t *, cudaStream_t) = ALL();
 static lk_status (*const query_of[][3])(const args_t *, size_t *) = ALL(_workspace_bytes);
 static lk_status (*const plan_function_of[][3])(const args_t *, size_t, plan_t *) = ALL(_plan);
 static lk_status (*const saved_bytes_of[])(const args_t *, size_t *) = OF(saved_bytes);
+static lk_status (*const finish_of[])(const args_t *, cudaStream_t) = OF(finish);
+static lk_status (*const finish_bytes_of[])(const args_t *, size_t *) = OF(finish_workspace_bytes);
 #undef ALL
 #undef OF
-#undef LCE
-
-#define FINISH(name) {lk_linear_cross_entropy_finish##name##_f32, lk_linear_cross_entropy_finish##name##_f16, \
-                      lk_linear_cross_entropy_finish##name##_bf16}
-static lk_status (*const finish_of[])(const args_t *, cudaStream_t) = FINISH();
-static lk_status (*const finish_bytes_of[])(const args_t *, size_t *) = FINISH(_workspace_bytes);
-#undef FINISH
 
 static lk_linear_cross_entropy_context context;
-
-static int pick(int full, int small)
-{
-    return test.small ? small : full;
-}
-
-#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
@@ -251,14 +230,9 @@ static layout layout_of(const problem *p, int t)
 
 /* ---- Draws ----------------------------------------------------------------------------------------------------------- */
 
-static bool chance(uint64_t *r, int64_t in)
-{
-    return test_below(r, in) == 0;
-}
-
 static void draw_places(problem *p, uint64_t *r)
 {
-    const bool off = chance(r, 2);
+    const bool off = test_chance(r, 2);
     for (int t = 0; t <= DBIAS; t++) {
         p->at[t] = off ? (int)test_below(r, 4) : 0;
         p->stride[t] = p->on[STRIDES] ? p->hidden + test_below(r, 9) : 0;
@@ -271,14 +245,14 @@ static void draw_values(problem *p, uint64_t *r)
     static const float smoothing[] = {0.1f, 0.35f, 1}, z_loss[] = {1e-4f, 0.01f, 0.1f}, scale[] = {0.7f, 3, 0.05f},
                        softcap[] = {5, 30, 2}, one[] = {0.75f, 65536, -1.5e-4f};
     p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)], p->scale = scale[test_below(r, 3)];
-    p->softcap = softcap[test_below(r, 3)], p->one = one[test_below(r, 3)], p->spelt = chance(r, 2);
-    p->ignore_index = chance(r, 2) ? -100 : test_below(r, p->vocab);
-    for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !chance(r, 3);
+    p->softcap = softcap[test_below(r, 3)], p->one = one[test_below(r, 3)], p->spelt = test_chance(r, 2);
+    p->ignore_index = test_chance(r, 2) ? -100 : test_below(r, p->vocab);
+    for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !test_chance(r, 3);
     if (!p->has[LSE] && !p->has[LOSS]) p->has[VALID] = true;
     static const int64_t chunks[] = {0, 1, 5, 16};
     p->chunk = chunks[test_below(r, 4)];
-    p->panel = chance(r, 3) ? 0 : 16 * (1 + test_below(r, 4));
-    p->budget = chance(r, 2) ? 0 : (size_t)1 << (12 + test_below(r, 10));
+    p->panel = test_chance(r, 3) ? 0 : 16 * (1 + test_below(r, 4));
+    p->budget = test_chance(r, 2) ? 0 : (size_t)1 << (12 + test_below(r, 10));
     p->slice = chunks[test_below(r, 4)];
 }
 
@@ -295,12 +269,12 @@ static problem drawn(int type, int direction, int path, int64_t tokens, int64_t 
     p.seed = test_hash(p.seed + (uint64_t)seed * 0x10001);
     uint64_t random = p.seed;
     const uint64_t later = test_hash(random + 1);
-    for (int s = 0; s < WANT_ENTROPY; s++) p.on[s] = chance(&random, 3);
+    for (int s = 0; s < WANT_ENTROPY; s++) p.on[s] = test_chance(&random, 3);
     for (int s = WANT_ENTROPY; s < SWITCHES; s++) p.on[s] = later >> 8 * (s - WANT_ENTROPY) & 1;
     draw_values(&p, &random), draw_places(&p, &random);
-    const bool masks = p.on[MASK] && p.on[SOFTCAP] && chance(&random, 2); /* without it rows could be all -inf */
+    const bool masks = p.on[MASK] && p.on[SOFTCAP] && test_chance(&random, 2); /* without it rows could be all -inf */
     if (masks) p.mask_from = test_below(&random, vocab), p.mask_to = p.mask_from + test_below(&random, vocab) + 1;
-    if (path == LK_LINEAR_CROSS_ENTROPY_AUTO && type == TEST_BF16 && chance(&random, 2)) leave_open(&p);
+    if (path == LK_LINEAR_CROSS_ENTROPY_AUTO && type == TEST_BF16 && test_chance(&random, 2)) leave_open(&p);
     return p;
 }
 
@@ -324,13 +298,6 @@ static double *z, *z_error, *slope, *dz, *dz_error; /* [tokens, vocab] */
 static size_t outcome_bytes, z_bytes, z_error_bytes, slope_bytes, dz_bytes, dz_error_bytes;
 static double weight_total, weight_sum;
 static int64_t valid_rows, bad_targets;
-
-static void *room(void *pointer, size_t *have, size_t want)
-{
-    if (want <= *have) return pointer;
-    *have = 2 * want;
-    return realloc(pointer, *have);
-}
 
 static float value(int t, int64_t row, int64_t c)
 {
@@ -372,8 +339,8 @@ static void fill_targets(const problem *p)
     for (int64_t token = 0; token < p->tokens; token++) {
         int64_t y = p->confident ? p->vocab / 2 : p->aim ? p->aim - 1 : test_below(&random, p->vocab);
         const int64_t chosen = (int64_t)(p->seed % 4);
-        if (p->on[BAD] && (chance(&random, 6) || token == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
-        else if (p->on[IGNORE] && (chance(&random, 3) || token == (chosen + 1) % 4)) y = p->ignore_index;
+        if (p->on[BAD] && (test_chance(&random, 6) || token == chosen)) y = wrong[test_below(&random, LENGTH_OF(wrong))];
+        else if (p->on[IGNORE] && (test_chance(&random, 3) || token == (chosen + 1) % 4)) y = p->ignore_index;
         if (p->on[IGNORE] && p->empty == ALL_IGNORED) y = p->ignore_index;
         if (small) ((int32_t *)test_buffer_host(&buffers[TARGET]))[token] = (int32_t)y;
         else ((int64_t *)test_buffer_host(&buffers[TARGET]))[token] = y;
@@ -401,7 +368,7 @@ static void fill_floats(const problem *p, int t)
             if (t == BIAS && row >= p->mask_from && row < p->mask_to) v = -INFINITY;
             if (t == BIAS && p->confident && row == p->vocab / 2) v = p->far + 14 + log((double)p->vocab);
             if (t == DLSE && p->opposed) v = row % 3 ? -1 : row % 2 ? -1.0001 : -0.9999;
-            if (t == CLASS_WEIGHT) v = p->empty == ALL_WEIGHTLESS || chance(&random, 9) ? 0 : 1 + v / 4;
+            if (t == CLASS_WEIGHT) v = p->empty == ALL_WEIGHTLESS || test_chance(&random, 9) ? 0 : 1 + v / 4;
             if (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) v = p->empty ? NAN : (double)p->one;
             if (t == UPSTREAM && p->on[UPSTREAM_ROWS]) v = row == 3 ? 0 : v * (double)p->one;
             if (t == DENOMINATOR) v = p->denominator;
@@ -486,10 +453,10 @@ static outcome examine(const problem *p, int64_t token)
 static void examine_all(const problem *p)
 {
     const size_t cells = (size_t)(p->tokens * p->vocab + 1) * sizeof(double);
-    outcomes = (outcome *)room(outcomes, &outcome_bytes, (size_t)(p->tokens + 1) * sizeof(outcome));
-    z = (double *)room(z, &z_bytes, cells), z_error = (double *)room(z_error, &z_error_bytes, cells);
-    slope = (double *)room(slope, &slope_bytes, cells), dz = (double *)room(dz, &dz_bytes, cells);
-    dz_error = (double *)room(dz_error, &dz_error_bytes, cells);
+    outcomes = (outcome *)test_room(outcomes, &outcome_bytes, (size_t)(p->tokens + 1) * sizeof(outcome));
+    z = (double *)test_room(z, &z_bytes, cells), z_error = (double *)test_room(z_error, &z_error_bytes, cells);
+    slope = (double *)test_room(slope, &slope_bytes, cells), dz = (double *)test_room(dz, &dz_bytes, cells);
+    dz_error = (double *)test_room(dz_error, &dz_error_bytes, cells);
     weight_total = weight_sum = 0, valid_rows = bad_targets = 0;
     for (int64_t c = 0; c < p->vocab; c++) weight_total += weight_of(p, c);
     for (int64_t token = 0; token < p->tokens; token++) {
@@ -865,15 +832,7 @@ static bool setup(const problem *p, int run)
     return good;
 }
 
-static bool launched(const problem *p, lk_status status)
-{
-    if (!test_that(status == LK_OK)) {
-        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
-        return false;
-    }
-    TEST_CUDA(cudaStreamSynchronize(test.stream));
-    return true;
-}
+static bool launched(const problem *p, lk_status status) { return test_launched(status, describe(p)); }
 
 static void collect(const problem *p)
 {
@@ -1014,23 +973,11 @@ static void verify(const problem *p)
 /* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
 static void settle(const problem *p, bool keep, const char *what)
 {
-    for (int t = 0; t < TENSORS; t++) {
-        if (!is_output(p, t)) continue;
-        const test_buffer *const b = &buffers[t];
-        const layout l = laid[t];
-        if (keep) {
-            kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], b->bytes);
-            if (b->bytes) memcpy(kept[t], test_buffer_back(b), b->bytes);
-        }
-        for (int64_t row = 0; row < l.rows; row++) {
-            const size_t from = (size_t)(row * l.stride * l.bytes), n = (size_t)(l.cols * l.bytes);
-            if (!keep && !test_that(!memcmp(kept[t] + from, (char *)test_buffer_back(b) + from, n)))
-                test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, tensor_name[t], describe(p));
-            for (int64_t c = 0; c < l.cols; c++) test_buffer_accept(b, row * l.stride + c, l.bytes);
-        }
-    }
-    const test_buffer *const w = &buffers[WORKSPACE];
-    if (w->bytes) memcpy(test_buffer_back(w), test_buffer_host(w), w->bytes);
+    for (int t = 0; t < TENSORS; t++)
+        if (is_output(p, t))
+            test_settle(&buffers[t], &kept[t], &kept_bytes[t], keep, laid[t].rows, laid[t].cols, laid[t].stride,
+                        (int)laid[t].bytes, tensor_name[t], what, describe(p));
+    test_buffer_accept_all(&buffers[WORKSPACE]);
     for (int t = 0; t <= TENSORS; t++)
         if (t == WORKSPACE || p->has[t]) test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
 }
@@ -1128,10 +1075,8 @@ static bool switched(int at, int s)
 
 static void all_counts(void)
 {
+    test_counts_complete(&counts, possible);
     for (int at = 0; at < COUNTED; at++) {
-        for (int o = 0; o < counts.option_count; o++)
-            if (possible(at, o) && !test_that(counts.of[at][o] > 0))
-                test_detail("%s %s never ran \"%s\"", direction_name[at / PATHS], path_name[at % PATHS], did_name[o]);
         for (int s = 0; s < SWITCHES; s++) {
             if (!switched(at, s)) continue;
             if (!test_that(alone[at][s] > 0))
@@ -1145,6 +1090,11 @@ static void all_counts(void)
 }
 
 /* ---- Themes ---------------------------------------------------------------------------------------------------------- */
+
+/* A call in a graph and on a busy device: see test_op. */
+static void prepare(const problem *p) { setup(p, 1); }
+static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
+static const test_op<problem> again = {describe, prepare, launch, compare};
 
 /* The checked call: twice, against the reference and against each other. */
 static void run(problem p)
@@ -1190,12 +1140,12 @@ static void switches_alone(int type, int direction, int path)
 static void options_drawn(int type, int direction, int path)
 {
     static const int64_t tokens[] = {1, 7, 13, 24}, hidden[] = {1, 5, 16, 20}, vocab[] = {1, 3, 64, 97, 150};
-    for (int seed = 0; seed < pick(path == FUSED ? 260 : 60, path == FUSED ? 8 : 4); seed++) { /* fused, of one type */
+    for (int seed = 0; seed < test_pick(path == FUSED ? 260 : 60, path == FUSED ? 8 : 4); seed++) { /* fused, of one type */
         uint64_t r = test_hash((uint64_t)seed * 77 + (uint64_t)path);
         const int64_t some_tokens = tokens[test_below(&r, 4)], some_hidden = hidden[test_below(&r, 4)];
         problem p = drawn(type, direction, path, some_tokens, some_hidden, vocab[test_below(&r, 5)], seed);
-        p.over = chance(&r, 4);
-        if (chance(&r, 9)) p.empty = p.on[WEIGHTS] ? ALL_WEIGHTLESS : ALL_IGNORED, p.on[BAD] = false;
+        p.over = test_chance(&r, 4);
+        if (test_chance(&r, 9)) p.empty = p.on[WEIGHTS] ? ALL_WEIGHTLESS : ALL_IGNORED, p.on[BAD] = false;
         run(p);
     }
 }
@@ -1226,12 +1176,13 @@ static void corners(int type, int direction, int path)
         if (i == 9) p.on[UPSTREAM_ONE] = p.on[MEAN] = true, p.one = 65536;
         if (i == 10) p.on[WEIGHTS] = p.on[SMOOTHING] = p.on[Z] = p.on[MEAN] = p.has[Z_LOSS] = true;
         if (i == 11) p.budget = (size_t)1 << 22, p.chunk = p.panel = 0, p.spelt = true;
-        if (i == 12) p.chunk = p.panel = 0, p.vocab = 600, p.tokens = pick(64, 16), p.hidden = 40;
+        if (i == 12) p.chunk = p.panel = 0, p.vocab = 600, p.tokens = test_pick(64, 16), p.hidden = 40;
         if (i == 16) p.on[SCALE] = true, p.scale = 50, p.sigma = 0.1; /* f16: 50 2^12 is too large for dZ */
         /* compacted by several blocks, and by blocks that take several turns */
         const bool several = i == 14 || i == 15;
         if (several) p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = p.on[MEAN] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
-        if (several) p.hidden = 3, p.vocab = 5, p.chunk = 0, p.tokens = i == 14 ? pick(600, 300) : pick(1536 * test.sms, 40);
+        if (several) p.hidden = 3, p.vocab = 5, p.chunk = 0;
+        if (several) p.tokens = i == 14 ? test_pick(600, 300) : test_pick(1536 * test.sms, 40);
         if (i == 17) p.on[WANT_DBIAS] = true, p.hidden = 3, p.vocab = 5, p.tokens = 130, p.chunk = 100; /* dbias in 3 shares */
         /* a bad target's NaN in a mean over no weight */
         if (i == 18) p.on[WEIGHTS] = p.on[MEAN] = p.on[BAD] = p.on[ZERO_WHEN_EMPTY] = true, p.empty = ALL_WEIGHTLESS;
@@ -1255,7 +1206,7 @@ static void corners(int type, int direction, int path)
         if (i == 34) p.tokens = 130, p.vocab = 1100, p.panel = 256, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true;
         if (i == 34) p.on[IGNORE] = p.on[HAS_DENTROPY] = true;
         if (i == 35) p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = true, p.tokens = 20; /* a loss per token, NaN of a bad one */
-        if (i == 13) p.chunk = p.panel = 0, p.vocab = 515, p.tokens = pick(40, 9), p.budget = 1 << 16;
+        if (i == 13) p.chunk = p.panel = 0, p.vocab = 515, p.tokens = test_pick(40, 9), p.budget = 1 << 16;
         run(p);
     }
 }
@@ -1270,8 +1221,8 @@ static int whole_matmuls(const plan_t *of, int64_t vocab)
 static void workspaces(int type, int direction, int path)
 {
     int matmuls = 99;
-    for (int i = 0; i < pick(7, 3); i++) {
-        problem p = plain(type, direction, path, pick(60, 20), 9, 400);
+    for (int i = 0; i < test_pick(7, 3); i++) {
+        problem p = plain(type, direction, path, test_pick(60, 20), 9, 400);
         p.on[MEAN] = p.on[WANT_DBIAS] = true, p.on[DWEIGHT_F32] = i % 2;
         p.budget = i ? (size_t)24000 << i : 0;
         run(p);
@@ -1281,30 +1232,14 @@ static void workspaces(int type, int direction, int path)
     }
 }
 
-/* Captured once, replayed twice over poison: the bits of a plain call. */
 static void graphs(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 12, 16, 70);
     p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.chunk = 5, p.panel = 32;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
     settle_tensors(&p);
     if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
     collect(&p), verify(&p), settle(&p, true, "the plain call");
-    setup(&p, 1);
-    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
-    const lk_status status = launch(&p);
-    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
-    if (!test_that(status == LK_OK)) test_detail("status %d in capture: %s", status, lk_last_error());
-    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-    for (int i = 0; i < 2; i++) {
-        setup(&p, 1);
-        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
-        collect(&p), settle(&p, false, "the replay");
-    }
-    TEST_CUDA(cudaGraphExecDestroy(replay));
-    TEST_CUDA(cudaGraphDestroy(graph));
+    test_graph(again, &p);
 }
 
 /* The target's gradient is minus the sum of the others': p - 1 would have few digits here, or none. */
@@ -1451,7 +1386,7 @@ static void far_apart(int type, int direction, int path)
 {
     static const double stairs[] = {30, 200, -200, 3e4, -3e4, 0, 0, 0};
     for (int i = 0; i < LENGTH_OF(stairs); i++) {
-        problem p = plain(type, direction, path, 9, 10, pick(1100, 600));
+        problem p = plain(type, direction, path, 9, 10, test_pick(1100, 600));
         if (test.small && i % TEST_TYPES != type && path != FUSED) continue;
         p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = true, p.stairs = stairs[i], p.seed += (uint64_t)i;
         p.panel = 256, p.chunk = i % 2 ? 4 : 0;
@@ -1623,7 +1558,7 @@ static void accuracy(int type, bool fast)
     for (int i = 0; i < 4; i++)
         for (int way = 0; way <= PATHS; way++) { /* the last: fused that keeps its exponentials */
             const int path = way < PATHS ? way : (int)FUSED;
-            problem p = plain(type, BOTH, path, pick(64, 16), 32, pick(500, 120));
+            problem p = plain(type, BOTH, path, test_pick(64, 16), 32, test_pick(500, 120));
             p.sigma = sigma[i], p.on[FAST] = fast, p.on[DWEIGHT_F32] = i % 2;
             /* f16 gradients are subnormal, and coarse, where a mean divides them: a loss scale, as f16 is trained with */
             p.on[MEAN] = p.on[UPSTREAM_ONE] = true, p.one = type == TEST_F16 ? 1024 : 1;
@@ -1683,7 +1618,7 @@ static void rounding_alike(int type)
  * of what they are at most. Rounded to bf16 after every chunk they would have more than that. */
 static void sums_of_24_bits(void)
 {
-    problem p = plain(TEST_BF16, BOTH, FUSED, 24 * pick(16, 8), 32, pick(300, 130));
+    problem p = plain(TEST_BF16, BOTH, FUSED, 24 * test_pick(16, 8), 32, test_pick(300, 130));
     p.sigma = 2, p.on[MEAN] = p.on[DWEIGHT_F32] = true, p.chunk = p.tokens / 24;
     settle_tensors(&p);
     if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
@@ -1709,7 +1644,7 @@ static void sums_of_24_bits(void)
  * the last panel adds in float, is no more than the other columns are. */
 static void sums_of_dx(void)
 {
-    problem p = plain(TEST_BF16, BACKWARD, FUSED, 140, 16, 256 * pick(16, 8));
+    problem p = plain(TEST_BF16, BACKWARD, FUSED, 140, 16, 256 * test_pick(16, 8));
     double error[2], row;
     p.on[UPSTREAM_ONE] = p.on[HAS_DLSE] = p.on[NO_DWEIGHT] = true, p.one = 1e-6f;
     for (int i = 0; i < 2; i++) {
@@ -1752,9 +1687,9 @@ static void masked_target(int type, int path)
 static void some_columns_kept(void)
 {
     int none = 0, some = 0, lent = 0, all = 0;
-    for (int i = 0; i < pick(24, 12); i++) {
+    for (int i = 0; i < test_pick(24, 12); i++) {
         problem p = plain(TEST_BF16, BOTH, FUSED, 20, 16, 9000 + 70 * (i % 3));
-        p.on[MEAN] = true, p.budget = 100000 + (size_t)i * pick(15000, 30000);
+        p.on[MEAN] = true, p.budget = 100000 + (size_t)i * test_pick(15000, 30000);
         p.on[WANT_DBIAS] = i % 2, p.on[DWEIGHT_F32] = i % 4 / 2, p.on[SOFTCAP] = i % 5 == 1, p.on[ACCUMULATE] = i % 7 == 3;
         p.on[NO_DX] = i % 11 == 5, p.on[NO_DWEIGHT] = i % 11 == 7, p.on[HAS_DLSE] = i % 3 == 1, p.sigma = i % 4 == 2 ? 40 : 1;
         p.on[IGNORE] = p.on[COMPACT] = i % 6 == 4;
@@ -1790,7 +1725,7 @@ static void saved_for_backward(void)
     static const int types[] = {TEST_BF16, TEST_F32, TEST_BF16, TEST_F16};
     static test_buffer saved, before;
     int held[2] = {0, 0}, several = 0, differ = 0;
-    for (int seed = 0; seed < pick(96, 24); seed++) {
+    for (int seed = 0; seed < test_pick(96, 24); seed++) {
         split_over = fused_here && seed % 4 == 3;
         int path = seed % 3 ? seed % 3 > 1 ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : 0;
         if (split_over && path) path = FUSED;
@@ -1913,7 +1848,7 @@ static void what_is_saved(void)
  * at together, with few targets, and more of hidden than its blocks have threads for. */
 static void many_rows(int direction)
 {
-    problem p = plain(TEST_BF16, direction, FUSED, pick(3300, 300), 8, 300);
+    problem p = plain(TEST_BF16, direction, FUSED, test_pick(3300, 300), 8, 300);
     p.panel = 256, p.on[MEAN] = p.on[IGNORE] = true;
     run_both_ways(p);
     for (int i = 0; i < 2 && gives_gradient(direction); i++) {
@@ -1976,7 +1911,7 @@ static void invariant(int variant)
             if (!p.has[t]) continue;
             const size_t bytes_out = (size_t)laid[t].bytes, from = (size_t)first * bytes_out, all = buffers[t].bytes;
             const char *const back = (const char *)test_buffer_back(&buffers[t]);
-            if (i < 0) kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], all), memcpy(kept[t], back, all);
+            if (i < 0) kept[t] = (unsigned char *)test_room(kept[t], &kept_bytes[t], all), memcpy(kept[t], back, all);
             for (int64_t token = 0; token < tokens; token++)
                 if (!test_that(!memcmp(kept[t] + from + (size_t)token * bytes_out, back + (size_t)token * bytes_out,
                                        bytes_out)))
@@ -1994,10 +1929,10 @@ static void invariant(int variant)
 static void choices_by_name(int direction, int seen)
 {
     int fused = 0, kept = 0;
-    for (int i = 0; i < pick(16, 8); i++) {
+    for (int i = 0; i < test_pick(16, 8); i++) {
         problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 600, 16, 101);
         p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.on[FAST] = i % 4 > 1;
-        p.budget = i / 2 ? (size_t)12000 << i / 2 * pick(1, 2) : 0;
+        p.budget = i / 2 ? (size_t)12000 << i / 2 * test_pick(1, 2) : 0;
         see_device(seen);
         run(p);
         fused += plan.path == FUSED, kept += plan.path != FUSED;
@@ -2208,28 +2143,17 @@ static void good_calls(const problem *p)
  * pointers, the context and the workspace. */
 static void expect_error(const problem *p, lk_status want, const char *field)
 {
-    char op[80], said[512];
-    snprintf(op, sizeof op, "lk_linear_cross_entropy_%s_%s", direction_name[p->direction], test_type_name[p->type]);
     const lk_status status = launch(p);
-    snprintf(said, sizeof said, "%s", lk_last_error());
-    size_t asked = 12345;
+    test_expect(status, want, field, "lk_linear_cross_entropy", direction_name[p->direction], p->type);
+    size_t asked = TEST_NOT_ASKED;
     const lk_status answer = query(p, &asked);
-    if (!test_that(status == want))
-        test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
-    if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
-        test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
     const bool pointers = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT;
     const bool not_asked = pointers || want == LK_ERR_WORKSPACE || !strcmp(field, "context") || !strcmp(field, "overlap");
-    if (!test_that(answer == (not_asked ? LK_OK : want) && (asked == 12345) == (answer != LK_OK)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
+    test_expect_query(answer, not_asked ? LK_OK : want, asked, field);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
-    for (int t = 0; t <= TENSORS; t++) {
-        test_buffer_download(&buffers[t]);
-        if (status) test_buffer_untouched(&buffers[t], tensor_name[t], field);
-    }
+    for (int t = 0; t <= TENSORS; t++) test_expect_unwritten(status, &buffers[t], tensor_name[t], field);
 }
 
-#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
 #define BAD_CALL(status, field, ...) (good_calls(p), __VA_ARGS__, expect_error(p, status, field))
 
 /* The fields that every direction has. */
@@ -2787,28 +2711,30 @@ static void plans_again(void)
         const int type = i % 3, direction = i % 8 == 7 ? BACKWARD : i % 8 > 4 ? FORWARD : BOTH;
         lk_status (*const ask)(const args_t *, size_t, plan_t *) = plan_function_of[direction][type];
         a.x = a.weight = a.target = dummy, a.loss = (float *)dummy, a.dx = i % 5 ? dummy : NULL;
-        a.dweight = chance(&r, 5) ? NULL : dummy + (chance(&r, 3) ? 1 : 0), a.dbias = i % 7 ? NULL : dummy;
+        a.dweight = test_chance(&r, 5) ? NULL : dummy + (test_chance(&r, 3) ? 1 : 0), a.dbias = i % 7 ? NULL : dummy;
         a.tokens = 1 + test_below(&r, (int64_t)1 << test_below(&r, 20));
         a.vocab = 1 + test_below(&r, (int64_t)1 << test_below(&r, 19));
         a.hidden = 1 + test_below(&r, (int64_t)1 << test_below(&r, 14));
-        if (chance(&r, 2)) a.hidden = (a.hidden + 7) / 8 * 8; /* as the fused path wants it */
-        a.accumulate = chance(&r, 4), a.fast_logits = chance(&r, 4);
-        a.dweight_dtype = chance(&r, 2) ? LK_DTYPE_F32 : LK_DTYPE_T, a.path = (int)(chance(&r, 3) ? test_below(&r, FUSED) : 0);
-        if (chance(&r, 4)) a.max_counted = 1 + test_below(&r, a.tokens);
-        const bool fits = type == TEST_BF16 && a.hidden % 8 == 0 && fused_here, lengths = chance(&r, 2);
-        if (lengths && chance(&r, 3)) a.chunk_tokens = 1 + test_below(&r, a.tokens);
-        if (lengths && chance(&r, 3)) a.panel_vocab = 1 + test_below(&r, a.vocab);
-        if (lengths && chance(&r, 3)) a.slice_tokens = 1 + test_below(&r, a.tokens);
-        if (fits && chance(&r, 4)) a.path = FUSED;
-        if (direction == FORWARD) a.entropy = chance(&r, 2) ? (float *)dummy : NULL, a.argmax = chance(&r, 2) ? dummy : NULL;
-        if (direction == FORWARD && chance(&r, 2)) a.tokens = 1 + a.tokens % 40;
+        if (test_chance(&r, 2)) a.hidden = (a.hidden + 7) / 8 * 8; /* as the fused path wants it */
+        a.accumulate = test_chance(&r, 4), a.fast_logits = test_chance(&r, 4);
+        a.dweight_dtype = test_chance(&r, 2) ? LK_DTYPE_F32 : LK_DTYPE_T;
+        a.path = (int)(test_chance(&r, 3) ? test_below(&r, FUSED) : 0);
+        if (test_chance(&r, 4)) a.max_counted = 1 + test_below(&r, a.tokens);
+        const bool fits = type == TEST_BF16 && a.hidden % 8 == 0 && fused_here, lengths = test_chance(&r, 2);
+        if (lengths && test_chance(&r, 3)) a.chunk_tokens = 1 + test_below(&r, a.tokens);
+        if (lengths && test_chance(&r, 3)) a.panel_vocab = 1 + test_below(&r, a.vocab);
+        if (lengths && test_chance(&r, 3)) a.slice_tokens = 1 + test_below(&r, a.tokens);
+        if (fits && test_chance(&r, 4)) a.path = FUSED;
+        if (direction == FORWARD) a.entropy = test_chance(&r, 2) ? (float *)dummy : NULL;
+        if (direction == FORWARD) a.argmax = test_chance(&r, 2) ? dummy : NULL;
+        if (direction == FORWARD && test_chance(&r, 2)) a.tokens = 1 + a.tokens % 40;
         if (i % 16 > 12) { /* forward and backward */
             a.saved = dummy, a.entropy = NULL, a.argmax = NULL;
             if (a.path == LK_LINEAR_CROSS_ENTROPY_PANELS || a.hidden % 8) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         }
         ask(&a, SIZE_MAX, &of);
         const size_t least = of.minimum_bytes, more = of.workspace_bytes - least;
-        const size_t budget = least + (size_t)test_below(&r, (int64_t)(chance(&r, 4) ? 4096 : more + 1));
+        const size_t budget = least + (size_t)test_below(&r, (int64_t)(test_chance(&r, 4) ? 4096 : more + 1));
         const lk_status status = ask(&a, budget, &of);
         const lk_status second = ask(&a, of.workspace_bytes, &again);
         if (!test_that(!status && !second && of.workspace_bytes <= budget && !memcmp(&of, &again, sizeof of) &&
@@ -2841,14 +2767,7 @@ static void plans_again(void)
 /* Element i of a tensor: a multiple of 1/128 in [-1, 1), exact in bf16, the same on both sides. */
 static __host__ __device__ float huge_number(int64_t i)
 {
-    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-    h *= 0xbf58476d1ce4e5b9u;
-    return (float)(int)(h >> 56) / 128.0f - 1.0f;
-}
-static __host__ __device__ int64_t huge_target(int64_t token, int64_t vocab)
-{
-    return (int64_t)((uint64_t)token * 0x9e3779b97f4a7c15u >> 11) % vocab;
+    return (float)test_huge_number(i) / 128.0f - 1.0f;
 }
 
 /* x has but GROUPS different rows and weight KINDS, so that the reference needs few logits. */
@@ -2867,31 +2786,20 @@ LK_KERNEL void huge_fill_kernel(huge_fill p)
         lk_put(p.x + i, huge_number(i / p.hidden % GROUPS * p.hidden + i % p.hidden));
     for (int64_t i = first; i < p.vocab * p.hidden; i += step)
         lk_put(p.weight + i, p.scale * huge_number(i / p.hidden % KINDS * p.hidden + i % p.hidden + (1 << 20)));
-    for (int64_t i = first; i < p.tokens; i += step) p.target[i] = (int32_t)huge_target(i, p.vocab);
-}
-
-static double huge_get(int type, const void *elements, int64_t at)
-{
-    uint32_t bits = 0;
-    const size_t bytes = (size_t)test_type_bytes[type];
-    TEST_CUDA(cudaMemcpy(&bits, (const char *)elements + (size_t)at * bytes, bytes, cudaMemcpyDeviceToHost));
-    return (double)test_decode(type, bits);
+    for (int64_t i = first; i < p.tokens; i += step) p.target[i] = (int32_t)test_huge_target(i, p.vocab);
 }
 
 /* forward_backward of a mean, or forward and backward with `saved`; f32 dweight. Sampled elements are recomputed here. workspace:
  * a part of what one chunk takes. */
 static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_t part, bool saves)
 {
-    void *x, *weight, *target, *dx, *dweight, *lse, *workspace, *saved = NULL;
-    TEST_CUDA(cudaMalloc(&x, (size_t)(tokens * hidden) * 2));
-    TEST_CUDA(cudaMalloc(&dx, (size_t)(tokens * hidden) * 2));
-    TEST_CUDA(cudaMalloc(&weight, (size_t)(vocab * hidden) * 2));
-    TEST_CUDA(cudaMalloc(&dweight, (size_t)(vocab * hidden) * 4));
-    TEST_CUDA(cudaMalloc(&target, (size_t)tokens * 4));
-    TEST_CUDA(cudaMalloc(&lse, (size_t)tokens * 4));
+    void *const x = test_huge_allocate(tokens * hidden * 2), *const dx = test_huge_allocate(tokens * hidden * 2);
+    void *const weight = test_huge_allocate(vocab * hidden * 2), *const dweight = test_huge_allocate(vocab * hidden * 4);
+    void *const target = test_huge_allocate(tokens * 4), *const lse = test_huge_allocate(tokens * 4);
+    void *workspace, *saved = NULL;
     const float scale = exp2f(-floorf(log2f(sqrtf((float)hidden)))) * 4;
     const huge_fill fill = {(lk_bf16 *)x, (lk_bf16 *)weight, (int32_t *)target, tokens, hidden, vocab, scale};
-    TEST_CUDA(lk_launch(huge_fill_kernel, pick(4096, 4), 256, 0, test.stream, fill));
+    TEST_CUDA(lk_launch(huge_fill_kernel, test_pick(4096, 4), 256, 0, test.stream, fill));
     void *at[TENSORS] = {};
     at[X] = x, at[WEIGHT] = weight, at[TARGET] = target, at[DX] = dx, at[DWEIGHT] = dweight, at[LSE] = lse;
     bool ran = true;
@@ -2902,7 +2810,7 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
         size_t bytes = 0;
         if (saves && step == 0) {
             if (!test_that(saved_bytes_of[TEST_BF16](&args, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
-            TEST_CUDA(cudaMalloc(&saved, bytes));
+            saved = test_huge_allocate((int64_t)bytes);
         }
         args.saved = saved;
         if (!test_that(smallest(&p, &bytes) == LK_OK)) test_detail("%s", lk_last_error());
@@ -2932,8 +2840,8 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
     const double half = plan.path == FUSED ? 0x1p-7 : 0x1p-8; /* dZ is kept in bf16; fused, v x too */
     for (int s = 0; ran && s < 24; s++) {
         const int64_t token = s == 0 ? tokens - 1 : s == 1 ? 0 : test_below(&random, tokens), d = test_below(&random, hidden);
-        const int64_t c = s == 0 ? vocab - 1 : s == 1 ? 0 : test_below(&random, vocab), y = huge_target(token, vocab);
-        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, lse, token), exact[token % GROUPS], 1e-5 * exact[token % GROUPS]))
+        const int64_t c = s == 0 ? vocab - 1 : s == 1 ? 0 : test_below(&random, vocab), y = test_huge_target(token, vocab);
+        if (!test_near(TEST_F32, test_huge_get(TEST_F32, lse, token), exact[token % GROUPS], 1e-5 * exact[token % GROUPS]))
             test_detail("lse[%lld] is wrong; plan: %s", (long long)token, plan.text);
         double want = 0, slack = 0;
         for (int kind = 0; kind < KINDS; kind++) {
@@ -2942,35 +2850,30 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
             const double size = (double)often[kind] * q[token % GROUPS][kind] + (y % KINDS == kind);
             want += g * w / (double)tokens, slack += size * fabs(w) / (double)tokens * (half + 1e-4);
         }
-        if (!test_near(TEST_BF16, (float)huge_get(TEST_BF16, dx, token * hidden + d), want, slack))
+        if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, dx, token * hidden + d), want, slack))
             test_detail("dx[%lld, %lld] is wrong; plan: %s", (long long)token, (long long)d, plan.text);
         want = slack = 0;
         for (int64_t t = 0; t < tokens; t++) {
             const double v = (double)huge_number(t % GROUPS * hidden + d);
-            const double g = q[t % GROUPS][c % KINDS] - (huge_target(t, vocab) == c);
+            const double g = q[t % GROUPS][c % KINDS] - (test_huge_target(t, vocab) == c);
             want += g * v / (double)tokens, slack += fabs(g * v) / (double)tokens * (half + 1e-4);
         }
-        if (!test_near(TEST_F32, (float)huge_get(TEST_F32, dweight, c * hidden + d), want, slack))
+        if (!test_near(TEST_F32, test_huge_get(TEST_F32, dweight, c * hidden + d), want, slack))
             test_detail("dweight[%lld, %lld] is wrong; plan: %s", (long long)c, (long long)d, plan.text);
     }
-    void *const all[] = {x, dx, weight, dweight, target, lse, saved};
-    for (int i = 0; i < LENGTH_OF(all); i++) TEST_CUDA(cudaFree(all[i]));
+    test_huge_free();
 }
 
 #if !defined(LK_SIMT)
 
-/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 600, 64, 1500);
     p.on[MEAN] = p.on[WANT_DBIAS] = true, p.chunk = 256, p.panel = 512;
     settle_tensors(&p);
     if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
-    collect(&p), settle(&p, true, "the first run"), setup(&p, 0);
-    test_hold_sms();
-    launched(&p, launch(&p));
-    test_release_sms(describe(&p));
-    collect(&p), settle(&p, false, "a run beside a spinning kernel");
+    collect(&p), settle(&p, true, "the first run");
+    test_busy(again, &p);
 }
 
 #endif
@@ -3013,8 +2916,8 @@ static void fuzz(void)
     for (long i = 0; i < test.fuzz; i++) {
         problem p = drawn((int)test_below(&r, TEST_TYPES), (int)test_below(&r, DIRECTIONS), (int)test_below(&r, PATHS),
                           test_below(&r, 40), 1 + test_below(&r, 40), 1 + test_below(&r, 300), (int)test_below(&r, 1 << 30));
-        p.over = chance(&r, 4);
-        if (chance(&r, 9)) p.empty = p.on[WEIGHTS] ? ALL_WEIGHTLESS : ALL_IGNORED, p.on[BAD] = false;
+        p.over = test_chance(&r, 4);
+        if (test_chance(&r, 9)) p.empty = p.on[WEIGHTS] ? ALL_WEIGHTLESS : ALL_IGNORED, p.on[BAD] = false;
         run(p);
     }
     test_finish();
@@ -3041,10 +2944,7 @@ int main(int argc, char **argv)
     all_themes();
     if (test.small) test_skip("huge", "left out of --small");
     else all_huge();
-    if (!test.selected) {
-        test_counts_print(&counts, "calls by path and option");
-        if (test_begin("every option ran on every path that has it")) all_counts(), test_finish();
-    }
+    test_all_ran(&counts, possible, all_counts);
     fuzz();
     lk_linear_cross_entropy_destroy(&context);
     return test_end();

@@ -14,27 +14,13 @@
 
 #include "tests/test.h"
 
-#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
-LK_DEFINE_LOGSUMEXP(f32)
-LK_DEFINE_LOGSUMEXP(f16)
-LK_DEFINE_LOGSUMEXP(bf16)
-#else
-LK_DECLARE_LOGSUMEXP(f32)
-LK_DECLARE_LOGSUMEXP(f16)
-LK_DECLARE_LOGSUMEXP(bf16)
-#endif
+TEST_DEFINE(LOGSUMEXP)
 
 typedef lk_status (*call)(const lk_logsumexp_args *, cudaStream_t);
 typedef lk_status (*query)(const lk_logsumexp_args *, size_t *);
-static const call forward_of[] = {lk_logsumexp_forward_f32, lk_logsumexp_forward_f16, lk_logsumexp_forward_bf16};
-static const call backward_of[] = {lk_logsumexp_backward_f32, lk_logsumexp_backward_f16,
-                                                lk_logsumexp_backward_bf16};
-static const query forward_query_of[] = {lk_logsumexp_forward_workspace_bytes_f32,
-                                                 lk_logsumexp_forward_workspace_bytes_f16,
-                                                 lk_logsumexp_forward_workspace_bytes_bf16};
-static const query backward_query_of[] = {lk_logsumexp_backward_workspace_bytes_f32,
-                                                   lk_logsumexp_backward_workspace_bytes_f16,
-                                                   lk_logsumexp_backward_workspace_bytes_bf16};
+static const call call_of[2][TEST_TYPES] = {TEST_OF_TYPES(lk_logsumexp_forward), TEST_OF_TYPES(lk_logsumexp_backward)};
+static const query query_of[2][TEST_TYPES] = {TEST_OF_TYPES(lk_logsumexp_forward_workspace_bytes),
+                                              TEST_OF_TYPES(lk_logsumexp_backward_workspace_bytes)};
 
 enum { FORWARD, BACKWARD };
 static const char *const direction_name[] = {"forward", "backward"};
@@ -90,8 +76,8 @@ static const char *describe(const problem *p)
              (long long)p->inner, (long long)p->outer_stride, (long long)p->col_stride, (long long)p->dx_outer_stride,
              (long long)p->dx_col_stride, (double)p->scale, p->x_at, p->dx_at, p->lse_at, p->dlse_at, p->rounded_at,
              p->in_place ? " in place" : "", p->no_lse ? " lse=NULL" : "", p->no_rounded ? " lse_rounded=NULL" : "",
-             p->low ? "" : " lse_low=NULL", upstream_name[p->upstream], p->typed ? " in T" : "", special_name[p->special], where_name[p->where],
-             p->offset, p->spread, (unsigned long long)p->seed);
+             p->low ? "" : " lse_low=NULL", upstream_name[p->upstream], p->typed ? " in T" : "", special_name[p->special],
+             where_name[p->where], p->offset, p->spread, (unsigned long long)p->seed);
     return text;
 }
 
@@ -123,16 +109,11 @@ static const int counted_path[] = {LK_LOGSUMEXP_AUTO,    LK_LOGSUMEXP_WARP,   LK
 enum { COUNTED = 9 };
 static test_counts counts = {counted_paths, did_name, COUNTED, DIDS, {}, {}};
 
-static bool cluster_here(void)
-{
-    return test.arch >= 90;
-}
-
 /* Whether this direction and path can be asked for an option at all. */
 static bool possible(int counted, int did)
 {
     const int direction = counted_direction[counted], path = counted_path[counted];
-    if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) return false;
+    if (path == LK_LOGSUMEXP_CLUSTER && !test_clusters()) return false;
     if (did == DID_INNER || did == DID_PERMUTED) return path == LK_LOGSUMEXP_AUTO || path == LK_LOGSUMEXP_COLUMN;
     if (did == DID_DX_STRIDE || did == DID_SAME_OFF || did == DID_OTHER_OFF || did == DID_DLSE_OFF || did == DID_IN_PLACE ||
         did == DID_DLSE_NULL || did == DID_DLSE_ZERO || did == DID_DLSE_WILD || did == DID_DLSE_TYPED)
@@ -249,17 +230,11 @@ static double low_slack(const problem *p, const double *z, int64_t cols)
 
 /* ---- One checked call ------------------------------------------------------------------------------------------------ */
 
+static lk_logsumexp_args args; /* of the last checked call */
 static test_buffer x_buffer, dx_buffer, lse_buffer, low_buffer, dlse_buffer, rounded_buffer;
 static unsigned char *kept, *kept_rounded, *kept_low; /* the first run's outputs */
 static double *row_z;
 static size_t kept_bytes, kept_rounded_bytes, kept_low_bytes, row_bytes;
-
-static void *room(void *pointer, size_t *have, size_t want)
-{
-    if (want <= *have) return pointer;
-    *have = 2 * want;
-    return realloc(pointer, *have);
-}
 
 static bool is_special(const problem *p, int64_t row, int64_t rows, int64_t c)
 {
@@ -304,20 +279,12 @@ static const double *load_z(const problem *p, layout l, const void *x, int64_t r
 {
     const double scale = p->scale == 0 ? 1 : (double)p->scale;
     const int64_t at = row / l.inner * l.outer_stride + row % l.inner;
-    row_z = (double *)room(row_z, &row_bytes, (size_t)l.cols * sizeof(double));
+    row_z = (double *)test_room(row_z, &row_bytes, (size_t)l.cols * sizeof(double));
     for (int64_t c = 0; c < l.cols; c++) row_z[c] = scale * (double)test_get(p->type, x, at + c * l.col_stride);
     return row_z;
 }
 
-static bool launched(const problem *p, lk_status status)
-{
-    if (!test_that(status == LK_OK)) {
-        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
-        return false;
-    }
-    TEST_CUDA(cudaStreamSynchronize(test.stream));
-    return true;
-}
+static bool launched(const problem *p, lk_status status) { return test_launched(status, describe(p)); }
 
 static void check_forward(const problem *p)
 {
@@ -333,7 +300,7 @@ static void check_forward(const problem *p)
         test_buffer_upload(&x_buffer), test_buffer_upload(&lse_buffer), test_buffer_upload(&low_buffer),
             test_buffer_upload(&rounded_buffer);
 
-        lk_logsumexp_args args = {};
+        args = {};
         args.x = test_buffer_device(&x_buffer);
         args.lse = p->no_lse ? NULL : (float *)test_buffer_device(&lse_buffer);
         args.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
@@ -341,16 +308,16 @@ static void check_forward(const problem *p)
         args.outer = p->outer, args.cols = p->cols, args.inner = p->inner;
         args.outer_stride = p->outer_stride, args.col_stride = p->col_stride;
         args.scale = p->scale, args.path = p->path;
-        const bool ran = launched(p, forward_of[p->type](&args, test.stream));
+        const bool ran = launched(p, call_of[FORWARD][p->type](&args, test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&lse_buffer), test_buffer_download(&low_buffer),
             test_buffer_download(&rounded_buffer);
         if (!ran) return;
 
         const float *lse = (const float *)test_buffer_back(&lse_buffer), *low = (const float *)test_buffer_back(&low_buffer);
         const void *rounded = test_buffer_back(&rounded_buffer);
-        kept = (unsigned char *)room(kept, &kept_bytes, (size_t)rows * 4);
-        kept_rounded = (unsigned char *)room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
-        kept_low = (unsigned char *)room(kept_low, &kept_low_bytes, (size_t)rows * 4);
+        kept = (unsigned char *)test_room(kept, &kept_bytes, (size_t)rows * 4);
+        kept_rounded = (unsigned char *)test_room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
+        kept_low = (unsigned char *)test_room(kept_low, &kept_low_bytes, (size_t)rows * 4);
         for (int64_t r = 0; r < rows; r++) {
             if (run == 0) {
                 const double *z = load_z(p, l, test_buffer_host(&x_buffer), r);
@@ -454,14 +421,14 @@ static void check_backward(const problem *p)
             if (p->typed) test_put(p->type, dlse, r, upstream_of(p, r));
             else dlse[r] = upstream_of(p, r);
         }
-        kept_rounded = (unsigned char *)room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
-        kept_low = (unsigned char *)room(kept_low, &kept_low_bytes, (size_t)rows * 4);
+        kept_rounded = (unsigned char *)test_room(kept_rounded, &kept_rounded_bytes, (size_t)rows * 4);
+        kept_low = (unsigned char *)test_room(kept_low, &kept_low_bytes, (size_t)rows * 4);
         if (run == 0) memcpy(kept_rounded, lse, (size_t)rows * 4), memcpy(kept_low, low, (size_t)rows * 4);
         else memcpy(lse, kept_rounded, (size_t)rows * 4), memcpy(low, kept_low, (size_t)rows * 4); /* lse is the costly part */
         test_buffer_upload(&x_buffer), test_buffer_upload(&dx_buffer), test_buffer_upload(&lse_buffer),
             test_buffer_upload(&low_buffer), test_buffer_upload(&dlse_buffer);
 
-        lk_logsumexp_args args = {};
+        args = {};
         args.x = test_buffer_device(&x_buffer);
         args.lse = (float *)test_buffer_device(&lse_buffer);
         args.lse_low = p->low ? (float *)test_buffer_device(&low_buffer) : NULL;
@@ -473,13 +440,13 @@ static void check_backward(const problem *p)
         args.dx_outer_stride = p->in_place ? p->outer_stride : p->dx_outer_stride;
         args.dx_col_stride = p->in_place ? p->col_stride : p->dx_col_stride;
         args.scale = p->scale, args.path = p->path;
-        const bool ran = launched(p, backward_of[p->type](&args, test.stream));
+        const bool ran = launched(p, call_of[BACKWARD][p->type](&args, test.stream));
         test_buffer_download(&x_buffer), test_buffer_download(&dx_buffer), test_buffer_download(&lse_buffer),
             test_buffer_download(&low_buffer), test_buffer_download(&dlse_buffer);
         if (!ran) return;
 
         void *dx = test_buffer_back(out);
-        kept = (unsigned char *)room(kept, &kept_bytes, out->bytes);
+        kept = (unsigned char *)test_room(kept, &kept_bytes, out->bytes);
         for (int64_t r = 0; r < rows; r++) {
             const double *z = run == 0 ? load_z(p, l, x, r) : NULL;
             const double rest = p->low ? (double)low[r] : 0, given = (double)lse[r] + rest;
@@ -511,9 +478,19 @@ static void check(const problem *p)
     else check_backward(p);
 }
 
-/* ---- Cases of rows: each on every path that takes contiguous rows ---------------------------------------------------- */
+/* The same again, in a graph and on a busy device: see test_op. What was kept are lse's bits, or dx's. */
+static test_buffer *output_of(const problem *p) { return p->direction == FORWARD ? &lse_buffer : &dx_buffer; }
+static void prepare(const problem *p) { test_buffer_upload(output_of(p)); }
+static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
+static void compare(const problem *p, const char *what)
+{
+    const test_buffer *const out = output_of(p);
+    test_buffer_download(out);
+    if (!test_that(!memcmp(test_buffer_back(out), kept, out->bytes))) test_detail("%s gives other bits; %s", what, describe(p));
+}
+static const test_op<problem> again = {describe, prepare, launch, compare};
 
-#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+/* ---- Cases of rows: each on every path that takes contiguous rows ---------------------------------------------------- */
 
 static void lengths(int type, int direction, int path)
 {
@@ -742,43 +719,38 @@ static void empty(int type, int direction, int path)
     lk_logsumexp_args backward = {};
     forward.path = backward.path = path;
     forward.cols = backward.cols = 7;
-    const lk_status status =
-        direction == FORWARD ? forward_of[type](&forward, test.stream) : backward_of[type](&backward, test.stream);
+    const lk_status status = call_of[direction][type](direction == FORWARD ? &forward : &backward, test.stream);
     if (!test_that(status == LK_OK)) test_detail("0 rows and NULL tensors: %s, %s", lk_status_string(status), lk_last_error());
     backward.outer = 3, backward.cols = 0;
-    const lk_status no_cols = direction == FORWARD ? LK_OK : backward_of[type](&backward, test.stream);
+    const lk_status no_cols = direction == FORWARD ? LK_OK : call_of[BACKWARD][type](&backward, test.stream);
     if (!test_that(no_cols == LK_OK))
         test_detail("0 cols and NULL tensors: %s, %s", lk_status_string(no_cols), lk_last_error());
 }
 
-typedef void (*theme_function)(int type, int direction, int path);
-typedef struct {
-    const char *name;
-    theme_function run;
-} theme;
+static void graphs(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 5, 1500, 1);
+    p.low = false;
+    check(&p);
+    test_graph(again, &p);
+}
+
+static bool backward_alone(int direction, int) { return direction == BACKWARD; }
 
 static void all_rows(void)
 {
-    static const theme themes[] = {{"empty", empty},           {"lengths", lengths},   {"rows", row_counts},
+    static const test_theme themes[] = {{"empty", empty},           {"lengths", lengths},   {"rows", row_counts},
                                    {"strides", row_strides},   {"off by elements", misaligned}, {"scales", scales},
                                    {"special values", specials}, {"offsets of 1e4", offsets}, {"options", options},
-                                   {"in place", in_place},     {"vocabulary", vocabulary},
-                                   {"huge values", huge_rows}};
+                                   {"in place", in_place, backward_alone},     {"vocabulary", vocabulary},
+                                   {"huge values", huge_rows},  {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = counted_direction[at], path = counted_path[at];
-        if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) {
+        if (path == LK_LOGSUMEXP_CLUSTER && !test_clusters()) {
             test_skip("forward cluster", "the device has no clusters");
             continue;
         }
-        for (int type = 0; type < TEST_TYPES; type++)
-            for (int i = 0; i < LENGTH_OF(themes); i++) {
-                if (themes[i].run == in_place && direction == FORWARD) continue;
-                if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
-                                themes[i].name))
-                    continue;
-                themes[i].run(type, direction, path);
-                test_finish();
-            }
+        test_themes(themes, LENGTH_OF(themes), direction, path, direction_name[direction], path_name[path]);
     }
 }
 
@@ -848,18 +820,11 @@ static void column_values(int type, int direction, int path)
 
 static void all_columns(void)
 {
-    static const theme themes[] = {{"inner shapes", column_shapes}, {"nests", column_strides}, {"inner values", column_values},
+    static const test_theme themes[] = {{"inner shapes", column_shapes}, {"nests", column_strides}, {"inner values", column_values},
                                    {"huge inner values", huge_columns}};
     for (int direction = 0; direction < 2; direction++)
         for (int path = LK_LOGSUMEXP_AUTO; path <= LK_LOGSUMEXP_COLUMN; path += LK_LOGSUMEXP_COLUMN)
-            for (int type = 0; type < TEST_TYPES; type++)
-                for (int i = 0; i < LENGTH_OF(themes); i++) {
-                    if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
-                                    themes[i].name))
-                        continue;
-                    themes[i].run(type, direction, path);
-                    test_finish();
-                }
+            test_themes(themes, LENGTH_OF(themes), direction, path, direction_name[direction], path_name[path]);
 }
 
 /* ---- Forward, then backward from its lse; differences; graphs -------------------------------------------------------- */
@@ -891,7 +856,8 @@ static void forward_backward_of(const problem *p)
     backward.outer = p->outer, backward.cols = p->cols, backward.inner = p->inner;
     backward.scale = p->scale, backward.path = p->path == LK_LOGSUMEXP_CLUSTER ? LK_LOGSUMEXP_AUTO : p->path;
     /* No wait between the two: with programmatic launch the second may start early, and must still see the first's lse. */
-    const lk_status first = forward_of[p->type](&forward, test.stream), second = backward_of[p->type](&backward, test.stream);
+    const lk_status first = call_of[FORWARD][p->type](&forward, test.stream);
+    const lk_status second = call_of[BACKWARD][p->type](&backward, test.stream);
     const bool ran = launched(p, first ? first : second);
     test_buffer_download(&x_buffer), test_buffer_download(&dx_buffer), test_buffer_download(&lse_buffer),
         test_buffer_download(&low_buffer), test_buffer_download(&dlse_buffer);
@@ -902,7 +868,8 @@ static void forward_backward_of(const problem *p)
         const float high = ((const float *)test_buffer_back(&lse_buffer))[r];
         /* Or a wrong lse_low, which the limit below is made of, would pass for a small gradient. */
         if (p->low && isfinite(lse) && !test_within(fabs((double)high + low - lse), low_slack(p, z, l.cols)))
-            test_detail("row %lld: lse + lse_low is %.9g + %.9g, want %.17g; %s", (long long)r, (double)high, low, lse, describe(p));
+            test_detail("row %lld: lse + lse_low is %.9g + %.9g, want %.17g; %s", (long long)r, (double)high, low, lse,
+                        describe(p));
         const double extra = p->low ? 3 + 2 * fabs(low) + 0x1p23 * low_slack(p, z, l.cols) : fabs(lse);
         for (int64_t c = 0; c < l.cols; c++) {
             const int64_t at = r / l.inner * l.outer_stride + c * l.col_stride + r % l.inner;
@@ -966,68 +933,18 @@ static void differences(void)
         }
 }
 
-/* Captured once, replayed twice over poison: the bits of a plain call. */
-static void graphs(int type, int direction, int path)
-{
-    problem p = plain(type, direction, path, 5, 1500, 1);
-    p.low = false;
-    check(&p);
-    const int64_t rows = p.outer;
-    const int bytes = test_type_bytes[type];
-    test_buffer *const out = direction == FORWARD ? &lse_buffer : &dx_buffer;
-    if (direction == FORWARD) test_buffer_size(&lse_buffer, (size_t)rows * 4, 0, 0x33);
-    else test_buffer_size(&dx_buffer, (size_t)(rows * p.cols * bytes), 0, 0x33);
-    lk_logsumexp_args forward = {};
-    forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
-    forward.outer = rows, forward.cols = p.cols, forward.path = path;
-    lk_logsumexp_args backward = {};
-    backward.x = forward.x, backward.lse = forward.lse, backward.dlse = (const float *)test_buffer_device(&dlse_buffer);
-    backward.dx = test_buffer_device(&dx_buffer);
-    backward.outer = rows, backward.cols = p.cols, backward.path = path;
-
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
-    const lk_status status =
-        direction == FORWARD ? forward_of[type](&forward, test.stream) : backward_of[type](&backward, test.stream);
-    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
-    if (!test_that(status == LK_OK))
-        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
-    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-    for (int run = 0; run < 2; run++) {
-        test_buffer_upload(out);
-        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
-        test_buffer_download(out);
-        if (!test_that(!memcmp(test_buffer_back(out), kept, out->bytes)))
-            test_detail("replay %d differs from a plain call; %s", run, describe(&p));
-    }
-    TEST_CUDA(cudaGraphExecDestroy(replay));
-    TEST_CUDA(cudaGraphDestroy(graph));
-}
-
 static void all_sequences(void)
 {
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("forward, then backward %s", test_type_name[type])) forward_backward(type), test_finish();
     for (int path = LK_LOGSUMEXP_AUTO; path <= LK_LOGSUMEXP_COLUMN; path++)
         for (int type = 0; type < TEST_TYPES; type++) {
-            if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) continue;
+            if (path == LK_LOGSUMEXP_CLUSTER && !test_clusters()) continue;
             if (!test_begin("far values, forward, then backward %s %s", test_type_name[type], path_name[path])) continue;
             forward_backward_far(type, path);
             test_finish();
         }
     if (test_begin("backward f32 auto: central differences")) differences(), test_finish();
-    for (int at = 0; at < COUNTED; at++) {
-        if (counted_path[at] == LK_LOGSUMEXP_CLUSTER && !cluster_here()) continue;
-        for (int type = 0; type < TEST_TYPES; type++) {
-            if (!test_begin("%s %s %s: graph", direction_name[counted_direction[at]], test_type_name[type],
-                            path_name[counted_path[at]]))
-                continue;
-            graphs(type, counted_direction[at], counted_path[at]);
-            test_finish();
-        }
-    }
 }
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -1072,11 +989,8 @@ static void expect_error(int type, int direction, const bad_call *bad)
 {
     test_buffer *const buffers[] = {&x_buffer, &dx_buffer, &lse_buffer, &low_buffer, &rounded_buffer, &dlse_buffer};
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 4096, 0, 0x3c), test_buffer_upload(buffers[i]);
-    char op[64];
-    snprintf(op, sizeof op, "lk_logsumexp_%s_%s", direction_name[direction], test_type_name[type]);
     lk_logsumexp_args a = {};
-    size_t asked = 12345;
-    char said[512];
+    size_t asked = TEST_NOT_ASKED;
     a.x = moved(&x_buffer, bad->x), a.lse = (float *)moved(&lse_buffer, bad->lse);
     a.lse_low = (float *)moved(&low_buffer, bad->low), a.lse_rounded = moved(&rounded_buffer, bad->rounded);
     a.dlse = (float *)moved(&dlse_buffer, bad->dlse), a.dx = moved(&dx_buffer, bad->dx);
@@ -1085,23 +999,13 @@ static void expect_error(int type, int direction, const bad_call *bad)
     set_size(&a.outer, bad->outer), set_size(&a.cols, bad->cols), set_size(&a.inner, bad->inner);
     set_size(&a.outer_stride, bad->outer_stride), set_size(&a.col_stride, bad->col_stride);
     set_size(&a.dx_outer_stride, bad->dx_outer_stride), set_size(&a.dx_col_stride, bad->dx_col_stride);
-    const lk_status status =
-        direction == FORWARD ? forward_of[type](&a, test.stream) : backward_of[type](&a, test.stream);
-    snprintf(said, sizeof said, "%s", lk_last_error());
-    const lk_status query =
-        direction == FORWARD ? forward_query_of[type](&a, &asked) : backward_query_of[type](&a, &asked);
-    if (!test_that(status == bad->want))
-        test_detail("%s, %s: status %s, want %s (%s)", op, bad->field, lk_status_string(status), lk_status_string(bad->want),
-                    said);
-    const bool named = bad->want == LK_OK || (strstr(said, op) && strstr(said, bad->field));
-    if (!test_that(named)) test_detail("%s: lk_last_error does not name %s: \"%s\"", op, bad->field, said);
-    if (!test_that(query == bad->query && asked == (query ? 12345u : 0u)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, bad->field, lk_status_string(query), asked);
+    const lk_status status = call_of[direction][type](&a, test.stream);
+    test_expect(status, bad->want, bad->field, "lk_logsumexp", direction_name[direction], type);
+    const lk_status answer = query_of[direction][type](&a, &asked);
+    test_expect_query(answer, bad->query, asked, bad->field);
+    if (!test_that(answer || asked == 0)) test_detail("%s: %zu bytes of workspace", bad->field, asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
-    for (int i = 0; i < LENGTH_OF(buffers); i++) {
-        test_buffer_download(buffers[i]);
-        if (status) test_buffer_untouched(buffers[i], bad->field, op);
-    }
+    for (int i = 0; i < LENGTH_OF(buffers); i++) test_expect_unwritten(status, buffers[i], "a tensor", bad->field);
 }
 
 static void errors(int type, int direction)
@@ -1215,8 +1119,7 @@ static void errors(int type, int direction)
     char op[64];
     snprintf(op, sizeof op, "lk_logsumexp_%s_%s", direction_name[direction], test_type_name[type]);
     size_t asked = 12345;
-    const lk_status status = back ? backward_of[type](NULL, test.stream) : forward_of[type](NULL, test.stream);
-    const lk_status query = back ? backward_query_of[type](NULL, &asked) : forward_query_of[type](NULL, &asked);
+    const lk_status status = call_of[direction][type](NULL, test.stream), query = query_of[direction][type](NULL, &asked);
     if (!test_that(status == LK_ERR_NULL && query == LK_ERR_NULL && asked == 12345 && strstr(lk_last_error(), op) &&
                    strstr(lk_last_error(), "args")))
         test_detail("args NULL: %s, %s, \"%s\"", lk_status_string(status), lk_status_string(query), lk_last_error());
@@ -1397,7 +1300,7 @@ static void lse_teams(int kind, int64_t cols)
     void (*const kernels[])(team_plan) = {team_kernel<LK_TEAM_LANES, TEAM_THREADS>, team_kernel<LK_TEAM_WARP, 0>,
                                           team_kernel<LK_TEAM_BLOCK, TEAM_THREADS>, team_kernel<LK_TEAM_CLUSTER, 0>,
                                           team_kernel<LK_TEAM_ANY, TEAM_THREADS>};
-    const int64_t sizes[] = {4, 32, TEAM_THREADS, 4 * TEAM_THREADS, cluster_here() ? TEAM_MOST : TEAM_THREADS};
+    const int64_t sizes[] = {4, 32, TEAM_THREADS, 4 * TEAM_THREADS, test_clusters() ? TEAM_MOST : TEAM_THREADS};
     lk_device device = {};
     TEST_CUDA(lk_current_device(&device));
     test_buffer_size(&x_buffer, (size_t)(TEAM_ROWS * cols + 1) * 4, 0, 0xff);
@@ -1524,7 +1427,7 @@ static void all_states(void)
         if (test_begin("lk_lse: values %d", kind)) lse_states(kind), test_finish();
     if (test_begin("lk_lse: two slices")) lse_slices(), test_finish();
     for (int kind = LK_TEAM_LANES; kind <= LK_TEAM_ANY; kind++)
-        if ((kind != LK_TEAM_CLUSTER || cluster_here()) && test_begin("lk_lse: team of kind %d", kind))
+        if ((kind != LK_TEAM_CLUSTER || test_clusters()) && test_begin("lk_lse: team of kind %d", kind))
             lse_teams(kind, 3), lse_teams(kind, 1501), test_finish();
     if (test_begin("lk_lse_log")) mathematics(true), test_finish();
     if (test_begin("lk_exp")) mathematics(false), test_finish();
@@ -1538,7 +1441,7 @@ static void all_long(void)
 {
     for (int at = 0; at < COUNTED; at++) {
         const int path = counted_path[at];
-        if (counted_direction[at] == BACKWARD || path == LK_LOGSUMEXP_AUTO || (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()))
+        if (counted_direction[at] == BACKWARD || path == LK_LOGSUMEXP_AUTO || (path == LK_LOGSUMEXP_CLUSTER && !test_clusters()))
             continue;
         for (int type = 0; type < TEST_TYPES; type++) {
             if (!test_begin("forward %s %s: long rows", test_type_name[type], path_name[path])) continue;
@@ -1568,7 +1471,7 @@ static problem draw(uint64_t seed)
     uint64_t state = test_hash(seed), *const r = &state;
     const int at = (int)test_below(r, COUNTED);
     int path = counted_path[at];
-    if (path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) path = LK_LOGSUMEXP_BLOCK;
+    if (path == LK_LOGSUMEXP_CLUSTER && !test_clusters()) path = LK_LOGSUMEXP_BLOCK;
     problem p = plain((int)test_below(r, 3), counted_direction[at], path, 0, 0, 1);
     const bool back = p.direction == BACKWARD;
     const int vec = 16 / test_type_bytes[p.type];
@@ -1629,74 +1532,26 @@ static problem draw(uint64_t seed)
 
 static void fuzz(void)
 {
-    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 60 : 200;
-    char name[128];
-    snprintf(name, sizeof name, "fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed,
-             test.fuzz < 0 ? " (default)" : "");
-    if (!test_begin("%s", name)) return;
-    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    const long n = test_fuzz_begin(&counts, 200, 60);
     for (long i = 0; i < n; i++) {
         const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
         check(&p);
     }
-    for (int o = 0; o < DIDS && n >= 1000; o++) {
-        long total = 0;
-        for (int at = 0; at < COUNTED; at++) total += counts.of[at][o];
-        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
-    }
-    for (int at = 0; at < COUNTED && n >= 1000; at++)
-        if (!test_that(counts.runs[at] > 0 || !possible(at, DID_F32)))
-            test_detail("path %s was never drawn", counted_paths[at]);
-    test_finish();
-    test_counts_print(&counts, "drawn");
+    test_fuzz_end(&counts, possible, n);
 }
 
 /* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
 
 #if !defined(LK_SIMT)
 
-/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
-static __host__ __device__ float huge_value(int64_t i)
-{
-    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-    h *= 0xbf58476d1ce4e5b9u;
-    return (float)(h >> 56) / 32.0f - 4.0f;
-}
-
-typedef struct {
-    lk_bf16 *x;
-    float *lse;
-    int64_t n;
-    float value;
-} huge_fill;
-
-LK_KERNEL void huge_fill_kernel(huge_fill p)
-{
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x) {
-        if (p.x) lk_put(p.x + i, huge_value(i));
-        if (p.lse) p.lse[i] = p.value;
-    }
-}
-
-static float huge_lse_at(const float *lse, int64_t at)
-{
-    float value;
-    TEST_CUDA(cudaMemcpy(&value, lse + at, 4, cudaMemcpyDeviceToHost));
-    return value;
-}
-
 /* Forward and backward in place over one shape and path; sampled rows are recomputed on the host. */
 static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t longest_checked)
 {
     const int64_t n = outer * cols * inner, rows = outer * inner;
-    lk_bf16 *x;
-    float *lse;
-    TEST_CUDA(cudaMalloc((void **)&x, (size_t)n * 2));
-    TEST_CUDA(cudaMalloc((void **)&lse, (size_t)rows * 4));
-    const huge_fill fill_values = {x, NULL, n, 0}, fill_lse = {NULL, lse, rows, -77.0f};
-    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_values));
-    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_lse));
+    lk_bf16 *const x = (lk_bf16 *)test_huge_allocate(n * 2);
+    float *const lse = (float *)test_huge_allocate(rows * 4);
+    test_huge_fill(x, n, 0);
+    TEST_CUDA(cudaMemsetAsync(lse, 0xc2, (size_t)rows * 4, test.stream)); /* -97 */
     problem p = plain(TEST_BF16, FORWARD, path, outer, cols, inner);
     p.upstream = UPSTREAM_NULL;
     lk_logsumexp_args forward = {};
@@ -1717,10 +1572,10 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
         int64_t often[256] = {};
         double z[256];
         for (int64_t c = 0; c < cols; c++)
-            often[(int)(32 * (huge_value(row / inner * cols * inner + c * inner + row % inner) + 4))]++;
+            often[(int)(32 * (test_huge_value(row / inner * cols * inner + c * inner + row % inner) + 4))]++;
         for (int v = 0; v < 256; v++) z[v] = v / 32.0 - 4 + log((double)often[v]);
         want[s] = reference_lse(z, 256);
-        const float got = huge_lse_at(lse, row);
+        const float got = test_huge_get(TEST_F32, lse, row);
         if (!test_near(TEST_F32, got, want[s], 8 * 0x1p-24 * (4 + log((double)cols) + 1)))
             test_detail("lse[%lld] is %.9g, want %.9g; %s", (long long)row, (double)got, want[s], describe(&p));
     }
@@ -1734,38 +1589,19 @@ static void huge(int64_t outer, int64_t cols, int64_t inner, int path, int64_t l
             for (int k = 0; k < 64 && sample[s] >= 0; k++) {
                 const int64_t row = sample[s], c = k == 0 ? cols - 1 : k == 1 ? 0 : test_below(&random, cols);
                 const int64_t at = row / inner * cols * inner + c * inner + row % inner;
-                uint16_t bits;
-                TEST_CUDA(cudaMemcpy(&bits, x + at, 2, cudaMemcpyDeviceToHost));
-                check_gradient(&p, row, c, test_decode(TEST_BF16, bits), (double)huge_value(at), want[s], fabs(want[s]) + 40,
-                               0);
+                check_gradient(&p, row, c, test_huge_get(TEST_BF16, x, at), (double)test_huge_value(at), want[s],
+                               fabs(want[s]) + 40, 0);
             }
     }
-    TEST_CUDA(cudaFree(x));
-    TEST_CUDA(cudaFree(lse));
+    test_huge_free();
 }
 
-/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 700, 3001, 1);
     p.low = false;
     check(&p); /* leaves its bits in kept */
-    test_buffer *const out = direction == FORWARD ? &lse_buffer : &dx_buffer;
-    test_buffer_upload(out); /* the poison again */
-    test_hold_sms();
-    lk_logsumexp_args forward = {};
-    forward.x = test_buffer_device(&x_buffer), forward.lse = (float *)test_buffer_device(&lse_buffer);
-    forward.lse_rounded = test_buffer_device(&rounded_buffer);
-    forward.outer = p.outer, forward.cols = p.cols, forward.path = path;
-    lk_logsumexp_args backward = {};
-    backward.x = forward.x, backward.lse = forward.lse, backward.dlse = (const float *)test_buffer_device(&dlse_buffer);
-    backward.dx = test_buffer_device(&dx_buffer);
-    backward.outer = p.outer, backward.cols = p.cols, backward.path = path;
-    launched(&p, direction == FORWARD ? forward_of[type](&forward, test.stream) : backward_of[type](&backward, test.stream));
-    test_release_sms(describe(&p));
-    test_buffer_download(out);
-    if (!test_that(!memcmp(test_buffer_back(out), kept, out->bytes)))
-        test_detail("other bits beside a spinning kernel; %s", describe(&p));
+    test_busy(again, &p);
 }
 
 static void all_huge(void)
@@ -1786,22 +1622,19 @@ static void all_huge(void)
     };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const huge_case c = cases[i];
-        if (c.path == LK_LOGSUMEXP_CLUSTER && !cluster_here()) continue;
+        if (c.path == LK_LOGSUMEXP_CLUSTER && !test_clusters()) continue;
         if (!test_begin("huge: %lld x %lld x %lld %s", (long long)c.outer, (long long)c.cols, (long long)c.inner,
                         path_name[c.path]))
             continue;
         huge(c.outer, c.cols, c.inner, c.path, 1 << 20);
         test_finish();
     }
-    for (int at = 0; at < COUNTED; at++)
-        for (int type = 0; type < TEST_TYPES; type++) {
-            if (counted_path[at] == LK_LOGSUMEXP_CLUSTER && !cluster_here()) continue;
-            if (!test_begin("%s %s %s: half of the SMs held", direction_name[counted_direction[at]], test_type_name[type],
-                            path_name[counted_path[at]]))
-                continue;
-            busy(type, counted_direction[at], counted_path[at]);
-            test_finish();
-        }
+    static const test_theme held = {"half of the SMs held", busy};
+    for (int at = 0; at < COUNTED; at++) {
+        const int direction = counted_direction[at], path = counted_path[at];
+        if (path == LK_LOGSUMEXP_CLUSTER && !test_clusters()) continue;
+        test_themes(&held, 1, direction, path, direction_name[direction], path_name[path]);
+    }
 }
 
 #endif
@@ -1817,22 +1650,8 @@ int main(int argc, char **argv)
     all_columns();
     all_sequences();
     all_long();
-#if defined(LK_SIMT)
-    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
-#else
-    if (test.small) test_skip("huge", "left out of --small");
-    else all_huge();
-#endif
-    if (!test.selected) {
-        test_counts_print(&counts, "calls by path and option");
-        if (test_begin("every option ran on every path that has it")) {
-            for (int at = 0; at < COUNTED; at++)
-                for (int o = 0; o < DIDS; o++)
-                    if (possible(at, o) && !test_that(counts.of[at][o] > 0))
-                        test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
-            test_finish();
-        }
-    }
+    TEST_HUGE(all_huge);
+    test_all_ran(&counts, possible);
     fuzz();
     return test_end();
 }

@@ -15,28 +15,13 @@
 
 #include "tests/test.h"
 
-#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
-LK_DEFINE_MD_LRPE_COSINE(f32)
-LK_DEFINE_MD_LRPE_COSINE(f16)
-LK_DEFINE_MD_LRPE_COSINE(bf16)
-#else
-LK_DECLARE_MD_LRPE_COSINE(f32)
-LK_DECLARE_MD_LRPE_COSINE(f16)
-LK_DECLARE_MD_LRPE_COSINE(bf16)
-#endif
+TEST_DEFINE(MD_LRPE_COSINE)
 
 typedef lk_status (*call)(const lk_md_lrpe_cosine_args *, cudaStream_t);
 typedef lk_status (*query)(const lk_md_lrpe_cosine_args *, size_t *);
-static const call call_of[2][TEST_TYPES] = {
-    {lk_md_lrpe_cosine_forward_f32, lk_md_lrpe_cosine_forward_f16, lk_md_lrpe_cosine_forward_bf16},
-    {lk_md_lrpe_cosine_backward_f32, lk_md_lrpe_cosine_backward_f16, lk_md_lrpe_cosine_backward_bf16}};
-static const query query_of[2][TEST_TYPES] = {
-    {lk_md_lrpe_cosine_forward_workspace_bytes_f32, lk_md_lrpe_cosine_forward_workspace_bytes_f16,
-     lk_md_lrpe_cosine_forward_workspace_bytes_bf16},
-    {lk_md_lrpe_cosine_backward_workspace_bytes_f32, lk_md_lrpe_cosine_backward_workspace_bytes_f16,
-     lk_md_lrpe_cosine_backward_workspace_bytes_bf16}};
-
-#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+static const call call_of[2][TEST_TYPES] = {TEST_OF_TYPES(lk_md_lrpe_cosine_forward), TEST_OF_TYPES(lk_md_lrpe_cosine_backward)};
+static const query query_of[2][TEST_TYPES] = {TEST_OF_TYPES(lk_md_lrpe_cosine_forward_workspace_bytes),
+                                              TEST_OF_TYPES(lk_md_lrpe_cosine_backward_workspace_bytes)};
 
 enum { FORWARD, BACKWARD };
 static const char *const direction_name[] = {"forward", "backward"};
@@ -353,18 +338,11 @@ static test_buffer offset_buffer;
 static unsigned char *kept, *kept_dtheta;                                                   /* the first run's outputs */
 static size_t kept_bytes, kept_dtheta_bytes;
 
-static void *room(void *pointer, size_t *have, size_t want)
-{
-    if (want <= *have) return pointer;
-    *have = 2 * want;
-    return realloc(pointer, *have);
-}
-
 static double *table(int which, int64_t count)
 {
     static double *tables[16];
     static size_t bytes[16];
-    tables[which] = (double *)room(tables[which], &bytes[which], (size_t)(count > 0 ? count : 1) * sizeof(double));
+    tables[which] = (double *)test_room(tables[which], &bytes[which], (size_t)(count > 0 ? count : 1) * sizeof(double));
     return tables[which];
 }
 
@@ -381,7 +359,7 @@ static void make_columns(const problem *p, const double *x)
     static size_t bytes;
     const int64_t tokens = tokens_of(p), count = p->batch * p->heads * p->dim;
     if (p->activation != LK_MD_LRPE_COSINE_SOFTMAX_TOKENS || tokens == 0) return;
-    columns = (column *)room(columns, &bytes, (size_t)(count + 1) * sizeof(column));
+    columns = (column *)test_room(columns, &bytes, (size_t)(count + 1) * sizeof(column));
     for (int64_t i = 0; i < count; i++) {
         const double *const at = x + i / p->dim * tokens * p->dim + i % p->dim;
         column c = {-INFINITY, 0, 0, 0, tokens};
@@ -439,15 +417,7 @@ static void fill(const problem *p, const placing *a, int64_t width, uint64_t sal
                 }
 }
 
-static bool launched(const problem *p, lk_status status)
-{
-    if (!test_that(status == LK_OK)) {
-        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
-        return false;
-    }
-    TEST_CUDA(cudaStreamSynchronize(test.stream));
-    return true;
-}
+static bool launched(const problem *p, lk_status status) { return test_launched(status, describe(p)); }
 
 /* The part of an offset that the host gives. */
 static int64_t host_offset(const problem *p, int axis)
@@ -514,7 +484,7 @@ static bool give_workspace(const problem *p, lk_md_lrpe_cosine_args *args, int p
 static void check_workspace(const problem *p)
 {
     test_buffer_download(&work_buffer);
-    for (size_t i = 0; i < work_buffer.bytes; i++) test_buffer_accept(&work_buffer, (int64_t)i, 1);
+    test_buffer_accept_all(&work_buffer);
     test_buffer_untouched(&work_buffer, "workspace", describe(p));
 }
 
@@ -579,7 +549,7 @@ static void check_forward(const problem *p)
         check_workspace(p);
 
         const void *y = test_buffer_back(&y_buffer);
-        kept = (unsigned char *)room(kept, &kept_bytes, y_buffer.bytes);
+        kept = (unsigned char *)test_room(kept, &kept_bytes, y_buffer.bytes);
         for (int64_t b = 0; b < p->batch; b++)
             for (int64_t h = 0; h < p->heads; h++)
                 for (int64_t n = 0; n < tokens; n++) {
@@ -730,8 +700,8 @@ static void check_backward(const problem *p)
         check_workspace(p);
 
         const void *dx = p->no_dx ? NULL : test_buffer_back(&dx_buffer);
-        kept = (unsigned char *)room(kept, &kept_bytes, dx_buffer.bytes);
-        kept_dtheta = (unsigned char *)room(kept_dtheta, &kept_dtheta_bytes, dtheta_buffer.bytes + 4);
+        kept = (unsigned char *)test_room(kept, &kept_bytes, dx_buffer.bytes);
+        kept_dtheta = (unsigned char *)test_room(kept_dtheta, &kept_dtheta_bytes, dtheta_buffer.bytes + 4);
         for (int64_t i = 0; i < thetas; i++) sum[i] = limit[i] = 0;
         backward_row r = {};
         r.x = table(0, dim), r.a = table(1, dim), r.err = table(2, dim), r.slope = table(3, dim), r.slope_err = table(4, dim);
@@ -791,6 +761,25 @@ static void check(const problem *p)
     if (p->direction == FORWARD) check_forward(p);
     else check_backward(p);
 }
+
+/* The same again, in a graph and on a busy device: see test_op. */
+static test_buffer *output_of(const problem *p) { return p->direction == FORWARD ? &y_buffer : &dx_buffer; }
+static void prepare(const problem *p) { test_buffer_upload(output_of(p)), test_buffer_upload(&dtheta_buffer); }
+static lk_status launch(const problem *p)
+{
+    lk_md_lrpe_cosine_args args = args_of(p);
+    if (work_buffer.bytes) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
+    return call_of[p->direction][p->type](&args, test.stream);
+}
+static void compare(const problem *p, const char *what)
+{
+    const test_buffer *const out = output_of(p);
+    test_buffer_download(out), test_buffer_download(&dtheta_buffer);
+    bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
+    if (p->direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
+    if (!test_that(same)) test_detail("%s gives other bits; %s", what, describe(p));
+}
+static const test_op<problem> again = {describe, prepare, launch, compare};
 
 static void check_both(problem p)
 {
@@ -1117,40 +1106,41 @@ static void walks(int type, int direction, int path)
     check(&p);
 }
 
-typedef void (*theme_function)(int type, int direction, int path);
-typedef struct {
-    const char *name;
-    theme_function run;
-} theme;
+static void graphs(int type, int direction, int path)
+{
+    const int activations_of[] = {LK_MD_LRPE_COSINE_NONE, LK_MD_LRPE_COSINE_SOFTMAX_TOKENS};
+    for (int activation : activations_of) {
+        problem p = plain(type, direction, path, 3, 2, 40, 64);
+        p.dtheta = direction == BACKWARD, p.prefix = 2, p.activation = activation;
+        check(&p);
+        test_graph(again, &p);
+    }
+}
+
+static bool backward_alone(int direction, int) { return direction == BACKWARD; }
+static bool vectors_alone(int, int path) { return path == LK_MD_LRPE_COSINE_VECTOR; }
 
 static void all_themes(void)
 {
-    static const theme themes[] = {{"empty", empty},
-                                   {"axes", axes},
-                                   {"dims", dims},
-                                   {"batches", batches},
-                                   {"prefix", prefixes},
-                                   {"activations", activations},
-                                   {"softmax over tokens", token_softmax},
-                                   {"layouts", layouts},
-                                   {"off by elements", misaligned},
-                                   {"positions and thetas", thetas},
-                                   {"shared thetas", shared},
-                                   {"offsets on the device", device_offsets},
-                                   {"special values", specials},
-                                   {"walks", walks},
-                                   {"outputs", outputs}};
+    static const test_theme themes[] = {{"empty", empty},
+                                        {"axes", axes},
+                                        {"dims", dims},
+                                        {"batches", batches},
+                                        {"prefix", prefixes},
+                                        {"activations", activations},
+                                        {"softmax over tokens", token_softmax},
+                                        {"layouts", layouts},
+                                        {"off by elements", misaligned},
+                                        {"positions and thetas", thetas},
+                                        {"shared thetas", shared},
+                                        {"offsets on the device", device_offsets},
+                                        {"special values", specials},
+                                        {"walks", walks, vectors_alone},
+                                        {"outputs", outputs, backward_alone},
+                                        {"graph", graphs}};
     for (int at = 0; at < COUNTED; at++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            for (int i = 0; i < LENGTH_OF(themes); i++) {
-                if (themes[i].run == outputs && counted_direction[at] == FORWARD) continue;
-                if (themes[i].run == walks && counted_path[at] != LK_MD_LRPE_COSINE_VECTOR) continue;
-                if (!test_begin("%s %s %s: %s", direction_name[counted_direction[at]], test_type_name[type],
-                                path_name[counted_path[at]], themes[i].name))
-                    continue;
-                themes[i].run(type, counted_direction[at], counted_path[at]);
-                test_finish();
-            }
+        test_themes(themes, LENGTH_OF(themes), counted_direction[at], counted_path[at], direction_name[counted_direction[at]],
+                    path_name[counted_path[at]]);
 }
 
 /* ---- Angles of their own ------------------------------------------------------------------------------------------------ */
@@ -1565,40 +1555,6 @@ static void compensated(int type, int path, int which)
     test_buffer_free(&y_buffer);
 }
 
-/* Captured once, replayed twice over poison: the bits of a plain call. */
-static void graphs(int type, int direction, int path, int activation)
-{
-    problem p = plain(type, direction, path, 3, 2, 40, 64);
-    p.dtheta = direction == BACKWARD, p.prefix = 2, p.activation = activation;
-    check(&p);
-    test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
-    if (direction == FORWARD) test_buffer_size(&y_buffer, y_buffer.bytes, 0, 0x33);
-    else test_buffer_size(&dx_buffer, dx_buffer.bytes, 0, 0x33);
-    lk_md_lrpe_cosine_args args = args_of(&p);
-    if (work_buffer.bytes) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
-    const lk_status status = call_of[direction][type](&args, test.stream);
-    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
-    if (!test_that(status == LK_OK))
-        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
-    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-    for (int run = 0; run < 2; run++) {
-        test_buffer_upload(out);
-        test_buffer_upload(&dtheta_buffer);
-        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
-        test_buffer_download(out);
-        test_buffer_download(&dtheta_buffer);
-        bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
-        if (direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
-        if (!test_that(same)) test_detail("replay %d differs from a plain call; %s", run, describe(&p));
-    }
-    TEST_CUDA(cudaGraphExecDestroy(replay));
-    TEST_CUDA(cudaGraphDestroy(graph));
-}
-
 static void all_sequences(void)
 {
     for (int type = 0; type < TEST_TYPES; type++)
@@ -1616,12 +1572,6 @@ static void all_sequences(void)
                 if (test_begin("backward %s %s: dtheta's compensation over %s", test_type_name[type], path_name[path],
                                compensated_name[which]))
                     compensated(type, path, which), test_finish();
-    for (int at = 0; at < COUNTED; at++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            if (test_begin("%s %s %s: graph", direction_name[counted_direction[at]], test_type_name[type],
-                           path_name[counted_path[at]]))
-                graphs(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_NONE),
-                    graphs(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_SOFTMAX_TOKENS), test_finish();
 }
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -1663,9 +1613,7 @@ static void expect_error(const bad_call *bad)
     test_buffer *const buffers[] = {&x_buffer,      &y_buffer,    &dx_buffer,    &theta_buffer,
                                     &dtheta_buffer, &work_buffer, &offset_buffer};
     for (int i = 0; i < LENGTH_OF(buffers); i++) test_buffer_size(buffers[i], 65536, 0, 0x3c), test_buffer_upload(buffers[i]);
-    char op[64], said[512];
-    snprintf(op, sizeof op, "lk_md_lrpe_cosine_%s_%s", direction_name[p->direction], test_type_name[p->type]);
-    size_t asked = 12345;
+    size_t asked = TEST_NOT_ASKED;
     const bool back = p->direction == BACKWARD;
     const int64_t wrong[3] = {-1, INT64_MIN, INT64_MAX}, none[3] = {};
     lk_md_lrpe_cosine_args a = sizes_of(p);
@@ -1690,20 +1638,12 @@ static void expect_error(const bad_call *bad)
         set_strides(&a.y_batch_stride, &a.y_head_stride, &a.y_token_stride, bad->y_stride);
     }
     const lk_status status = call_of[p->direction][p->type](bad->no_args ? NULL : &a, test.stream);
-    snprintf(said, sizeof said, "%s", lk_last_error());
-    const lk_status query = query_of[p->direction][p->type](bad->no_args ? NULL : &a, &asked);
-    if (!test_that(status == bad->want))
-        test_detail("%s, %s: status %s, want %s (%s)", op, bad->field, lk_status_string(status), lk_status_string(bad->want),
-                    said);
-    const bool named = bad->want == LK_OK || (strstr(said, op) && strstr(said, bad->field));
-    if (!test_that(named)) test_detail("%s: lk_last_error does not name %s: \"%s\"", op, bad->field, said);
-    if (!test_that(query == bad->query && (query ? asked == 12345 : asked < 65536)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, bad->field, lk_status_string(query), asked);
+    test_expect(status, bad->want, bad->field, "lk_md_lrpe_cosine", direction_name[p->direction], p->type);
+    const lk_status answer = query_of[p->direction][p->type](bad->no_args ? NULL : &a, &asked);
+    test_expect_query(answer, bad->query, asked, bad->field);
+    if (!test_that(answer || asked < 65536)) test_detail("%s: %zu bytes of workspace", bad->field, asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
-    for (int i = 0; i < LENGTH_OF(buffers); i++) {
-        test_buffer_download(buffers[i]);
-        if (status) test_buffer_untouched(buffers[i], bad->field, op);
-    }
+    for (int i = 0; i < LENGTH_OF(buffers); i++) test_expect_unwritten(status, buffers[i], "a tensor", bad->field);
 }
 
 /* What a query says where a call says `status` because of a pointer or of sizes. */
@@ -1996,57 +1936,19 @@ static problem draw(uint64_t seed)
 
 static void fuzz(void)
 {
-    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 60 : 200;
-    char name[128];
-    snprintf(name, sizeof name, "fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed,
-             test.fuzz < 0 ? " (default)" : "");
-    if (!test_begin("%s", name)) return;
-    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    const long n = test_fuzz_begin(&counts, 200, 60);
     for (long i = 0; i < n; i++) {
         const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
         check(&p);
     }
-    for (int o = 0; o < DIDS && n >= 1000; o++) {
-        long total = 0;
-        for (int at = 0; at < COUNTED; at++) total += counts.of[at][o];
-        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
-    }
-    for (int at = 0; at < COUNTED && n >= 1000; at++)
-        if (!test_that(counts.runs[at] > 0)) test_detail("path %s was never drawn", counted_paths[at]);
-    test_finish();
-    test_counts_print(&counts, "drawn");
+    test_fuzz_end(&counts, possible, n);
 }
 
 /* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
 
 #if !defined(LK_SIMT)
 
-/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
-static __host__ __device__ float huge_value(int64_t i)
-{
-    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-    h *= 0xbf58476d1ce4e5b9u;
-    return (float)(h >> 56) / 32.0f - 4.0f;
-}
-
-typedef struct {
-    lk_bf16 *x;
-    int64_t n;
-} huge_fill;
-
-LK_KERNEL void huge_fill_kernel(huge_fill p)
-{
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x)
-        lk_put(p.x + i, huge_value(i));
-}
-
-static double bf16_at(const lk_bf16 *x, int64_t at)
-{
-    uint16_t bits;
-    TEST_CUDA(cudaMemcpy(&bits, x + at, 2, cudaMemcpyDeviceToHost));
-    return (double)test_decode(TEST_BF16, bits);
-}
+static double huge_at(const lk_bf16 *x, int64_t at) { return (double)test_huge_get(TEST_BF16, x, at); }
 
 /* Forward, then backward of what forward wrote: g = x (cos^2 + sin^2) = x up to roundings. Sampled elements, of which `beyond`
  * is one. */
@@ -2057,14 +1959,11 @@ static void huge(const problem *p)
         test_detail("only %lld elements; %s", (long long)n, describe(p));
         return;
     }
-    lk_bf16 *x, *y, *dx;
-    TEST_CUDA(cudaMalloc((void **)&x, (size_t)n * 2));
-    TEST_CUDA(cudaMalloc((void **)&y, (size_t)n * 4));
-    TEST_CUDA(cudaMalloc((void **)&dx, (size_t)n * 2));
+    lk_bf16 *const x = (lk_bf16 *)test_huge_allocate(n * 2), *const y = (lk_bf16 *)test_huge_allocate(n * 4);
+    lk_bf16 *const dx = (lk_bf16 *)test_huge_allocate(n * 2);
     TEST_CUDA(cudaMemsetAsync(y, 0xff, (size_t)n * 4, test.stream));
     TEST_CUDA(cudaMemsetAsync(dx, 0xff, (size_t)n * 2, test.stream));
-    const huge_fill fill_x = {x, n};
-    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_x));
+    test_huge_fill(x, n, 0);
     prepare_theta(p, 0xff);
     lk_md_lrpe_cosine_args args = sizes_of(p);
     args.x = x, args.y = y, args.dy = y, args.dx = dx;
@@ -2075,41 +1974,32 @@ static void huge(const problem *p)
     for (int k = 0; k < 2000 && ran; k++) {
         const int64_t at = k == 0 ? n - 1 : k == 1 ? 0 : k == 2 ? beyond : test_below(&random, n);
         const int64_t row = at / p->dim, column = at % p->dim, token = row % tokens, h = row / tokens % p->heads;
-        const double value = (double)huge_value(at);
+        const double value = (double)test_huge_value(at);
         double cos_of = 1, sin_of = 0;
         if (token >= p->prefix)
             exact_angle(position_of(p, token - p->prefix, column), theta_value(p, h, column % e_of(p)), &cos_of, &sin_of);
-        const double got[2] = {bf16_at(y, row * 2 * p->dim + column), bf16_at(y, row * 2 * p->dim + p->dim + column)};
+        const double got[2] = {huge_at(y, row * 2 * p->dim + column), huge_at(y, row * 2 * p->dim + p->dim + column)};
         const double want[2] = {value * cos_of, value * sin_of};
         for (int half = 0; half < 2; half++)
             if (!test_near(TEST_BF16, (float)got[half], want[half], ROTATION * fabs(value)))
                 test_detail("half %d of y at element %lld is %.9g, want %.9g; %s", half, (long long)at, got[half], want[half],
                             describe(p));
         const double g = token < p->prefix ? got[0] : got[0] * cos_of + got[1] * sin_of;
-        if (!test_near(TEST_BF16, (float)bf16_at(dx, at), g, ROTATION * (fabs(got[0]) + fabs(got[1]))))
-            test_detail("dx at element %lld is %.9g, want %.9g; %s", (long long)at, bf16_at(dx, at), g, describe(p));
+        if (!test_near(TEST_BF16, (float)huge_at(dx, at), g, ROTATION * (fabs(got[0]) + fabs(got[1]))))
+            test_detail("dx at element %lld is %.9g, want %.9g; %s", (long long)at, huge_at(dx, at), g, describe(p));
     }
-    TEST_CUDA(cudaFree(x)), TEST_CUDA(cudaFree(y)), TEST_CUDA(cudaFree(dx));
+    test_huge_free();
 }
 
-/* The bits of a call do not depend on how many SMs there are for it. */
-static void busy(int type, int direction, int path, int activation)
+static void busy(int type, int direction, int path)
 {
-    problem p = plain(type, direction, path, 4, 6, 300, 64);
-    p.dtheta = direction == BACKWARD, p.activation = activation;
-    check(&p); /* leaves its bits in kept and kept_dtheta */
-    test_buffer *const out = direction == FORWARD ? &y_buffer : &dx_buffer;
-    test_buffer_upload(out); /* the poison again */
-    test_buffer_upload(&dtheta_buffer);
-    test_hold_sms();
-    lk_md_lrpe_cosine_args args = args_of(&p);
-    if (work_buffer.bytes) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
-    launched(&p, call_of[direction][type](&args, test.stream));
-    test_release_sms(describe(&p));
-    test_buffer_download(out), test_buffer_download(&dtheta_buffer);
-    bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
-    if (direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
-    if (!test_that(same)) test_detail("other bits beside a spinning kernel; %s", describe(&p));
+    const int activations_of[] = {LK_MD_LRPE_COSINE_NONE, LK_MD_LRPE_COSINE_SOFTMAX_TOKENS};
+    for (int activation : activations_of) {
+        problem p = plain(type, direction, path, 4, 6, 300, 64);
+        p.dtheta = direction == BACKWARD, p.activation = activation;
+        check(&p); /* leaves its bits in kept and kept_dtheta */
+        test_busy(again, &p);
+    }
 }
 
 static void all_huge(void)
@@ -2141,15 +2031,10 @@ static void all_huge(void)
         huge(&p);
         test_finish();
     }
+    static const test_theme held = {"half of the SMs held", busy};
     for (int at = 0; at < COUNTED; at++)
-        for (int type = 0; type < TEST_TYPES; type++) {
-            if (!test_begin("%s %s %s: half of the SMs held", direction_name[counted_direction[at]], test_type_name[type],
-                            path_name[counted_path[at]]))
-                continue;
-            busy(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_NONE);
-            busy(type, counted_direction[at], counted_path[at], LK_MD_LRPE_COSINE_SOFTMAX_TOKENS);
-            test_finish();
-        }
+        test_themes(&held, 1, counted_direction[at], counted_path[at], direction_name[counted_direction[at]],
+                    path_name[counted_path[at]]);
 }
 
 #endif
@@ -2163,22 +2048,8 @@ int main(int argc, char **argv)
     all_themes();
     all_angles();
     all_sequences();
-#if defined(LK_SIMT)
-    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
-#else
-    if (test.small) test_skip("huge", "left out of --small");
-    else all_huge();
-#endif
-    if (!test.selected) {
-        test_counts_print(&counts, "calls by path and option");
-        if (test_begin("every option ran on every path that has it")) {
-            for (int at = 0; at < COUNTED; at++)
-                for (int o = 0; o < DIDS; o++)
-                    if (possible(at, o) && !test_that(counts.of[at][o] > 0))
-                        test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
-            test_finish();
-        }
-    }
+    TEST_HUGE(all_huge);
+    test_all_ran(&counts, possible);
     fuzz();
     return test_end();
 }

@@ -19,31 +19,13 @@
 
 #include "tests/test.h"
 
-#if !defined(TEST_SPLIT) /* tests/mutate builds them by themselves */
-LK_DEFINE_SRMS_NORM(f32)
-LK_DEFINE_SRMS_NORM(f16)
-LK_DEFINE_SRMS_NORM(bf16)
-#else
-LK_DECLARE_SRMS_NORM(f32)
-LK_DECLARE_SRMS_NORM(f16)
-LK_DECLARE_SRMS_NORM(bf16)
-#endif
+TEST_DEFINE(SRMS_NORM)
 
 typedef lk_status (*call)(const lk_srms_norm_args *, cudaStream_t);
 typedef lk_status (*query)(const lk_srms_norm_args *, size_t *);
-static const call forward_of[] = {lk_srms_norm_forward_f32, lk_srms_norm_forward_f16, lk_srms_norm_forward_bf16};
-static const call backward_of[] = {lk_srms_norm_backward_f32, lk_srms_norm_backward_f16, lk_srms_norm_backward_bf16};
-static const query forward_query_of[] = {lk_srms_norm_forward_workspace_bytes_f32, lk_srms_norm_forward_workspace_bytes_f16,
-                                         lk_srms_norm_forward_workspace_bytes_bf16};
-static const query backward_query_of[] = {lk_srms_norm_backward_workspace_bytes_f32, lk_srms_norm_backward_workspace_bytes_f16,
-                                          lk_srms_norm_backward_workspace_bytes_bf16};
-
-static int pick(int full, int small)
-{
-    return test.small ? small : full;
-}
-
-#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+static const call call_of[2][TEST_TYPES] = {TEST_OF_TYPES(lk_srms_norm_forward), TEST_OF_TYPES(lk_srms_norm_backward)};
+static const query query_of[2][TEST_TYPES] = {TEST_OF_TYPES(lk_srms_norm_forward_workspace_bytes),
+                                              TEST_OF_TYPES(lk_srms_norm_backward_workspace_bytes)};
 
 enum { FORWARD, BACKWARD, BOTH };
 static const char *const direction_name[] = {"forward", "backward"};
@@ -164,14 +146,9 @@ static int did_direction[TEST_MOST_OPTIONS];
 static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster"};
 static test_counts counts = {counted_paths, did_name, 2 * PATHS, 0, {}, {}};
 
-static bool cluster_here(void)
-{
-    return test.arch >= 90;
-}
-
 static bool path_here(int path)
 {
-    return path != LK_SRMS_NORM_CLUSTER || cluster_here();
+    return path != LK_SRMS_NORM_CLUSTER || test_clusters();
 }
 
 static void count(const problem *p)
@@ -252,38 +229,33 @@ static bool possible(int at, int did)
 
 /* ---- Draws ----------------------------------------------------------------------------------------------------------- */
 
-static bool chance(uint64_t *r, int64_t in)
-{
-    return test_below(r, in) == 0;
-}
-
 /* Which tensors there are, their types and who lies in whose memory. */
 static void draw_options(problem *p, uint64_t *r)
 {
     static const float eps[] = {0, 1e-6f, 1e-30f, 1e-5f, 0.7f};
     int *const dtypes[] = {&p->residual_dtype, &p->weight_dtype, &p->dweight_dtype};
-    for (int i = 0; i < 3; i++) *dtypes[i] = chance(r, 2) ? LK_DTYPE_F32 : chance(r, 3) ? p->type + 1 : LK_DTYPE_T;
+    for (int i = 0; i < 3; i++) *dtypes[i] = test_chance(r, 2) ? LK_DTYPE_F32 : test_chance(r, 3) ? p->type + 1 : LK_DTYPE_T;
     for (int i = 1; i < 3; i++)
-        if (chance(r, 3)) *dtypes[i] = (int)test_below(r, 4);
+        if (test_chance(r, 3)) *dtypes[i] = (int)test_below(r, 4);
     for (int t = 0; t < TENSORS; t++) p->has[t] = false, p->home[t] = t;
     const bool same = layout_of(p, RESIDUAL).type == p->type;
-    const int outputs = chance(r, 4) ? 7 : 1 + (int)test_below(r, 7);
-    p->has[X] = true, p->has[WEIGHT] = !chance(r, 3);
-    const int more = chance(r, 3) ? 1 + (int)test_below(r, 7) : 0; /* two thirds by the kernels without these */
-    p->groups = more & 1 ? 2 + (int)test_below(r, 4) : chance(r, 2), p->weight_offset = more & 2 ? 1.0f : 0.0f;
-    if (chance(r, 4)) p->weight_offset *= -0.3f;
+    const int outputs = test_chance(r, 4) ? 7 : 1 + (int)test_below(r, 7);
+    p->has[X] = true, p->has[WEIGHT] = !test_chance(r, 3);
+    const int more = test_chance(r, 3) ? 1 + (int)test_below(r, 7) : 0; /* two thirds by the kernels without these */
+    p->groups = more & 1 ? 2 + (int)test_below(r, 4) : test_chance(r, 2), p->weight_offset = more & 2 ? 1.0f : 0.0f;
+    if (test_chance(r, 4)) p->weight_offset *= -0.3f;
     p->has[p->direction == FORWARD ? BIAS : DBIAS] = more & 4;
     if (p->direction == FORWARD) {
-        p->has[RESIDUAL] = !chance(r, 3);
+        p->has[RESIDUAL] = !test_chance(r, 3);
         p->has[Y] = outputs & 1, p->has[RESIDUAL_OUT] = outputs & 2, p->has[RSTD] = outputs & 4;
-        if (chance(r, 3)) p->home[Y] = X;
-        if (p->has[RESIDUAL] && chance(r, 3)) p->home[RESIDUAL_OUT] = RESIDUAL;
+        if (test_chance(r, 3)) p->home[Y] = X;
+        if (p->has[RESIDUAL] && test_chance(r, 3)) p->home[RESIDUAL_OUT] = RESIDUAL;
     } else {
         const int source = (int)test_below(r, 3);
         p->has[RESIDUAL_OUT] = source == 0, p->has[X] = source != 0, p->has[RESIDUAL] = source == 2;
-        p->has[RSTD] = chance(r, 2), p->has[DY] = !chance(r, 4), p->has[DRESIDUAL_OUT] = chance(r, 2);
+        p->has[RSTD] = test_chance(r, 2), p->has[DY] = !test_chance(r, 4), p->has[DRESIDUAL_OUT] = test_chance(r, 2);
         p->has[DX] = outputs & 1, p->has[DRESIDUAL] = outputs & 2, p->has[DWEIGHT] = outputs & 4;
-        p->accumulate = chance(r, 2);
+        p->accumulate = test_chance(r, 2);
         const int place = (int)test_below(r, 6);
         if (place < 2 && p->has[DY]) p->home[DX] = DY;
         if ((place == 1 || place == 2) && p->has[DRESIDUAL_OUT]) p->home[DRESIDUAL] = DRESIDUAL_OUT;
@@ -302,13 +274,13 @@ static void draw_place(problem *p, uint64_t *r, int place)
     const int64_t full = (p->cols + 7) / 8 * 8, gap = 8 * (1 + test_below(r, 3)), odd = p->cols + 1 + 2 * test_below(r, 4);
     for (int t = 0; t < TENSORS; t++) {
         p->at[t] = place == WILD || is_columns(t) || t == RSTD ? (int)test_below(r, 8) : off;
-        p->stride[t] = chance(r, 2) ? 0 : p->cols; /* packed, as 0 or spelt out */
+        p->stride[t] = test_chance(r, 2) ? 0 : p->cols; /* packed, as 0 or spelt out */
         if (place == GAPS) p->stride[t] = full + gap;
         if (place == OWN_GAPS) p->stride[t] = full + 8 * test_below(r, 4);
         if (place == ODD_GAPS) p->stride[t] = odd;
         if (place == WILD) p->stride[t] = p->cols + test_below(r, 12);
     }
-    if (chance(r, 2)) p->at[WEIGHT] = 0;
+    if (test_chance(r, 2)) p->at[WEIGHT] = 0;
 }
 
 static void draw_special(problem *p, uint64_t *r)
@@ -328,7 +300,7 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t co
     draw_place(&p, &random, place);
     /* A dweight of many columns is what takes the simulator longest: it turns up in every fourth long row. */
     if (cols > 100000) p.has[DBIAS] = false;
-    if (p.has[DWEIGHT] && (cols > 100000 || (cols > pick(3000, 150) && (type + path + seed + 1) % 4)))
+    if (p.has[DWEIGHT] && (cols > 100000 || (cols > test_pick(3000, 150) && (type + path + seed + 1) % 4)))
         p.has[DWEIGHT] = false, p.has[DX] = true;
     return p;
 }
@@ -340,13 +312,6 @@ static layout laid[TENSORS];
 static unsigned char *kept[TENSORS]; /* the first run's outputs */
 static size_t kept_bytes[TENSORS], row_bytes[4];
 static double *row_s, *row_g, *column_sum, *column_size;
-
-static void *room(void *pointer, size_t *have, size_t want)
-{
-    if (want <= *have) return pointer;
-    *have = 2 * want;
-    return realloc(pointer, *have);
-}
 
 static bool is_special(const problem *p, int t, int64_t row, int64_t c)
 {
@@ -420,6 +385,7 @@ static void fill(const problem *p, int t)
 }
 
 static lk_srms_norm_args forward, backward;
+static const lk_srms_norm_args *args_of(int direction) { return direction == FORWARD ? &forward : &backward; }
 
 /* What a call must not look at: pointers that nothing may follow, strides and types that no check accepts. */
 static lk_srms_norm_args garbage(void)
@@ -447,11 +413,11 @@ static bool setup(const problem *p, int run)
 {
     void *at[TENSORS] = {};
     int64_t strides[TENSORS];
-    row_s = (double *)room(row_s, &row_bytes[0], (size_t)p->cols * sizeof(double));
-    row_g = (double *)room(row_g, &row_bytes[1], (size_t)p->cols * sizeof(double));
+    row_s = (double *)test_room(row_s, &row_bytes[0], (size_t)p->cols * sizeof(double));
+    row_g = (double *)test_room(row_g, &row_bytes[1], (size_t)p->cols * sizeof(double));
     const size_t sums = 2 * (size_t)(groups_of(p) * p->cols) * sizeof(double); /* for dweight, then for dbias */
-    column_sum = (double *)room(column_sum, &row_bytes[2], sums);
-    column_size = (double *)room(column_size, &row_bytes[3], sums);
+    column_sum = (double *)test_room(column_sum, &row_bytes[2], sums);
+    column_size = (double *)test_room(column_size, &row_bytes[3], sums);
     for (int t = 0; t < TENSORS; t++) {
         const int home = p->home[t];
         laid[t] = layout_of(p, t), strides[t] = p->stride[home];
@@ -493,8 +459,7 @@ static bool setup(const problem *p, int run)
     backward.residual_dtype = p->residual_dtype, backward.weight_dtype = p->weight_dtype;
     backward.dweight_dtype = p->dweight_dtype, backward.accumulate = p->accumulate, backward.path = p->path;
     size_t bytes = 12345;
-    const lk_status status =
-        p->direction == FORWARD ? forward_query_of[p->type](&forward, &bytes) : backward_query_of[p->type](&backward, &bytes);
+    const lk_status status = query_of[p->direction][p->type](args_of(p->direction), &bytes);
     const bool summed = p->has[DWEIGHT] || p->has[DBIAS];
     const bool good = status == LK_OK && bytes <= most_bytes(&backward) && (summed || bytes == 0);
     if (!test_that(good))
@@ -508,18 +473,10 @@ static bool setup(const problem *p, int run)
 
 static lk_status launch(const problem *p)
 {
-    return p->direction == FORWARD ? forward_of[p->type](&forward, test.stream) : backward_of[p->type](&backward, test.stream);
+    return call_of[p->direction][p->type](args_of(p->direction), test.stream);
 }
 
-static bool launched(const problem *p, lk_status status)
-{
-    if (!test_that(status == LK_OK)) {
-        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), describe(p));
-        return false;
-    }
-    TEST_CUDA(cudaStreamSynchronize(test.stream));
-    return true;
-}
+static bool launched(const problem *p, lk_status status) { return test_launched(status, describe(p)); }
 
 static void collect(const problem *p)
 {
@@ -605,33 +562,19 @@ static void verify_backward(const problem *p)
 /* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
 static void settle(const problem *p, bool keep, const char *what)
 {
-    for (int t = 0; t < TENSORS; t++) {
-        if (!is_output(p, t)) continue;
-        const test_buffer *const b = &buffers[p->home[t]];
-        const layout l = laid[t];
-        const size_t bytes = (size_t)test_type_bytes[l.type];
-        if (keep) {
-            kept[t] = (unsigned char *)room(kept[t], &kept_bytes[t], b->bytes);
-            if (b->bytes) memcpy(kept[t], test_buffer_back(b), b->bytes);
-        }
-        for (int64_t row = 0; row < l.rows; row++) {
-            const size_t at = (size_t)(row * l.stride) * bytes, n = (size_t)l.cols * bytes;
-            if (!keep && !test_that(!memcmp(kept[t] + at, (char *)test_buffer_back(b) + at, n)))
-                test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, tensor_name[t], describe(p));
-        }
-    }
-    for (int t = 0; t < TENSORS; t++) {
-        if (!is_output(p, t)) continue;
-        const layout l = laid[t];
-        for (int64_t row = 0; row < l.rows; row++)
-            for (int64_t c = 0; c < l.cols; c++)
-                test_buffer_accept(&buffers[p->home[t]], row * l.stride + c, test_type_bytes[l.type]);
-    }
-    const test_buffer *const w = &buffers[WORKSPACE];
-    if (w->bytes) memcpy(test_buffer_back(w), test_buffer_host(w), w->bytes);
+    for (int t = 0; t < TENSORS; t++)
+        if (is_output(p, t))
+            test_settle(&buffers[p->home[t]], &kept[t], &kept_bytes[t], keep, laid[t].rows, laid[t].cols, laid[t].stride,
+                        test_type_bytes[laid[t].type], tensor_name[t], what, describe(p));
+    test_buffer_accept_all(&buffers[WORKSPACE]);
     for (int t = 0; t <= TENSORS; t++)
         if (t == WORKSPACE || (p->has[t] && p->home[t] == t)) test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
 }
+
+/* The same in a graph and on a busy device: see test_op. */
+static void prepare(const problem *p) { setup(p, 0); }
+static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
+static const test_op<problem> again = {describe, prepare, launch, compare};
 
 static void check(const problem *p)
 {
@@ -652,7 +595,7 @@ static void check(const problem *p)
 static void empty(int type, int direction, int path)
 {
     const int64_t cols[] = {1, 9, 300, 1001};
-    for (int i = 0; i < pick(LENGTH_OF(cols), 2); i++)
+    for (int i = 0; i < test_pick(LENGTH_OF(cols), 2); i++)
         for (int seed = 0; seed < 2; seed++) {
             problem p = drawn(type, direction, path, 0, cols[i], seed, seed % PLACES);
             if (direction == BACKWARD) p.has[DWEIGHT] = p.has[DBIAS] = true, p.accumulate = seed % 2;
@@ -681,9 +624,9 @@ static void lengths(int type, int direction, int path)
 /* Every option with every other, more or less. */
 static void options(int type, int direction, int path)
 {
-    const int64_t cols[] = {24, 37, pick(520, 133)};
+    const int64_t cols[] = {24, 37, test_pick(520, 133)};
     for (int i = 0; i < LENGTH_OF(cols); i++)
-        for (int seed = 0; seed < pick(24, i ? 3 : 6); seed++) {
+        for (int seed = 0; seed < test_pick(24, i ? 3 : 6); seed++) {
             const problem p = drawn(type, direction, path, seed % 3 ? 3 : 6, cols[i], 100 + seed, seed % 2);
             check(&p);
         }
@@ -691,10 +634,10 @@ static void options(int type, int direction, int path)
 
 static void places(int type, int direction, int path)
 {
-    const int64_t cols[] = {5, 37, 64, pick(1000, 131), pick(8191, 300)};
+    const int64_t cols[] = {5, 37, 64, test_pick(1000, 131), test_pick(8191, 300)};
     for (int i = 0; i < LENGTH_OF(cols); i++)
         for (int place = 0; place < PLACES; place++)
-            for (int seed = 0; seed < pick(i < 3 ? 4 : 1, 1); seed++) {
+            for (int seed = 0; seed < test_pick(i < 3 ? 4 : 1, 1); seed++) {
                 if ((test.small || i > 2) && (i + place + path + type) % 3) continue;
                 const problem p = drawn(type, direction, path, i < 3 ? 5 : 3, cols[i], 200 + seed, place);
                 check(&p);
@@ -705,12 +648,12 @@ static void places(int type, int direction, int path)
 static void many_rows(int type, int direction, int path)
 {
 #if defined(LK_SIMT)
-    const int64_t most = pick(3000, 530);
+    const int64_t most = test_pick(3000, 530);
 #else
-    const int64_t most = pick(100003, 2000);
+    const int64_t most = test_pick(100003, 2000);
 #endif
     const int64_t shapes[][2] = {{most, 24}, {most, 3}, {most / 10 + 300, 100}, {most / 20 + 100, 600}};
-    for (int i = 0; i < pick(LENGTH_OF(shapes), 1); i++)
+    for (int i = 0; i < test_pick(LENGTH_OF(shapes), 1); i++)
         for (int place = 0; place < PLACES; place++) {
             if ((place + i + type + path) % PLACES) continue;
             problem p = drawn(type, direction, path, shapes[i][0], shapes[i][1], 300 + place, place);
@@ -730,7 +673,7 @@ static void odd_rows(int type, int direction, int path)
 {
     const int places[] = {PACKED, PACKED_OFF, ODD_GAPS, GAPS};
     /* On the simulator 16-bit rows of 2501 have 20 blocks, and of 10249 4 clusters, which is no multiple of 8, or less. */
-    const int64_t cols[] = {37, pick(1003, 131), 2501, 10249};
+    const int64_t cols[] = {37, test_pick(1003, 131), 2501, 10249};
     for (int i = 0; i < (path == LK_SRMS_NORM_CLUSTER ? 4 : 3); i++)
         for (int k = 0; k < 4 * LENGTH_OF(places); k++) {
             const int source = k / LENGTH_OF(places); /* x; residual_out of T; of f32; x without weight */
@@ -753,7 +696,7 @@ static void odd_rows(int type, int direction, int path)
 static void groups(int type, int direction, int path)
 {
     const int64_t shapes[][3] = {{600, 16, 2}, {600, 9, 7}, {500, 40, 64}, {300, 37, 100}, {90, 8, 90}, {60, 33, 65},
-                                 {40, pick(520, 133), 3}, {9, 20000, 2}, {7, 10249, 3}};
+                                 {40, test_pick(520, 133), 3}, {9, 20000, 2}, {7, 10249, 3}};
     for (int i = 0; i < LENGTH_OF(shapes); i++)
         for (int seed = 0; seed < 2; seed++) {
             if ((test.small || i > 6) && (i + type + path) % 3) continue;
@@ -769,9 +712,9 @@ static void groups(int type, int direction, int path)
 
 static void long_rows(int type, int direction, int path)
 {
-    const int64_t cols[] = {pick(5001, 3001), 32771, 70000, 300001};
-    for (int i = 0; i < pick(LENGTH_OF(cols), 1); i++)
-        for (int place = 0; place < pick(3 - (i + 1) / 2, 1); place++) {
+    const int64_t cols[] = {test_pick(5001, 3001), 32771, 70000, 300001};
+    for (int i = 0; i < test_pick(LENGTH_OF(cols), 1); i++)
+        for (int place = 0; place < test_pick(3 - (i + 1) / 2, 1); place++) {
             if (i > 1 && (type + path + i) % 3) continue; /* each of the longest on some paths */
             const int chosen = (2 * place + i + type + path) % PLACES;
             problem p = drawn(type, direction, path, i > 1 ? 1 : 2, cols[i], 400 + place, chosen);
@@ -809,7 +752,7 @@ static void long_rows(int type, int direction, int path)
 
 static void specials(int type, int direction, int path)
 {
-    const int64_t cols[] = {24, pick(701, 257), 4099};
+    const int64_t cols[] = {24, test_pick(701, 257), 4099};
     for (int special = 1; special < SPECIALS; special++)
         for (int where = 0; where < WHERES; where++)
             for (int i = 0; i < LENGTH_OF(cols); i++) {
@@ -830,8 +773,8 @@ static void zero_rows(int type, int direction, int path)
 {
     const float eps[] = {1e-30f, 0, 1e-6f, 4};
     for (int i = 0; i < LENGTH_OF(eps); i++)
-        for (int seed = 0; seed < pick(4, 1); seed++) {
-            problem p = drawn(type, direction, path, 4, seed % 2 ? 40 : pick(333, 100), 700 + seed + 10 * i, seed % 2);
+        for (int seed = 0; seed < test_pick(4, 1); seed++) {
+            problem p = drawn(type, direction, path, 4, seed % 2 ? 40 : test_pick(333, 100), 700 + seed + 10 * i, seed % 2);
             p.eps = eps[i], p.special = ZERO, p.where = ALL, p.victim = X;
             if (direction == FORWARD) p.has[Y] = p.has[RSTD] = true;
             else p.has[DX] = true;
@@ -841,7 +784,7 @@ static void zero_rows(int type, int direction, int path)
 
 static void offsets(int type, int direction, int path)
 {
-    for (int seed = 0; seed < pick(12, 1); seed++) {
+    for (int seed = 0; seed < test_pick(12, 1); seed++) {
         problem p = drawn(type, direction, path, 3, seed % 2 ? 300 : 65, 800 + seed, seed % PLACES);
         p.offset = seed % 3 ? 1e4 : -1e4;
         if (seed % 4 == 1) p.spread = 0;
@@ -853,7 +796,7 @@ static void offsets(int type, int direction, int path)
 static void in_place(int type, int direction, int path)
 {
     const int64_t cols[] = {9, 300, 5001, 33000};
-    for (int i = 0; i < pick(LENGTH_OF(cols), 2); i++)
+    for (int i = 0; i < test_pick(LENGTH_OF(cols), 2); i++)
         for (int pair = 0; pair < 4; pair++) {
             if (i > 1 && (pair + type + path + i) % 4) continue;
             problem p = drawn(type, direction, path, i < 2 ? 3 : 2, cols[i], 900 + pair, (pair + i) % PLACES);
@@ -873,41 +816,17 @@ static void in_place(int type, int direction, int path)
         }
 }
 
-/* Captured once, replayed twice over poison: the bits of a plain call. */
 static void graphs(int type, int direction, int path)
 {
-    problem p = drawn(type, direction, path, 5, pick(700, 140), 1000, PACKED);
+    problem p = drawn(type, direction, path, 5, test_pick(700, 140), 1000, PACKED);
     if (direction == BACKWARD) p.has[DWEIGHT] = true;
-    check(&p); /* leaves its bits in kept, and its arguments */
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    setup(&p, 0);
-    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
-    const lk_status status = launch(&p);
-    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
-    if (!test_that(status == LK_OK))
-        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), describe(&p));
-    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-    for (int run = 0; run < 2; run++) {
-        if (run) setup(&p, 0);
-        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
-        collect(&p);
-        settle(&p, false, "a replay");
-    }
-    TEST_CUDA(cudaGraphExecDestroy(replay));
-    TEST_CUDA(cudaGraphDestroy(graph));
+    check(&p); /* leaves its bits in kept */
+    test_graph(again, &p);
 }
-
-typedef void (*theme_function)(int type, int direction, int path);
-typedef struct {
-    const char *name;
-    theme_function run;
-} theme;
 
 static void all_themes(void)
 {
-    static const theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"options", options},
+    static const test_theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"options", options},
                                    {"places", places},       {"many rows", many_rows}, {"odd rows", odd_rows},
                                    {"groups", groups},
                                    {"long rows", long_rows}, {"special values", specials},
@@ -919,14 +838,7 @@ static void all_themes(void)
             test_skip("cluster", "the device has no clusters");
             continue;
         }
-        for (int type = 0; type < TEST_TYPES; type++)
-            for (int i = 0; i < LENGTH_OF(themes); i++) {
-                if (!test_begin("%s %s %s: %s", direction_name[direction], test_type_name[type], path_name[path],
-                                themes[i].name))
-                    continue;
-                themes[i].run(type, direction, path);
-                test_finish();
-            }
+        test_themes(themes, LENGTH_OF(themes), direction, path, direction_name[direction], path_name[path]);
     }
 }
 
@@ -1013,9 +925,9 @@ static void few_rows(int type, int direction)
     const int vec = 16 / test_type_bytes[type], vecs[] = {1, 31, 33, 64, 65, 1000, 1024, 1025};
     const int places[] = {PACKED, GAPS, OWN_GAPS};
     for (int i = 0; i < LENGTH_OF(vecs); i++)
-        for (int seed = 0; seed < pick(12, 6); seed++) {
+        for (int seed = 0; seed < test_pick(12, 6); seed++) {
             if (test.small && i > 4 && seed != 2) continue; /* that one has all that these kernels ask for */
-            const int64_t rows = seed % 4 ? 1 + seed % 2 : pick(9, 3);
+            const int64_t rows = seed % 4 ? 1 + seed % 2 : test_pick(9, 3);
             problem p = drawn(type, direction, LK_SRMS_NORM_AUTO, rows, vecs[i] * vec, 1000 + seed,
                               places[seed % LENGTH_OF(places)]);
             for (int t = 0; t < TENSORS; t++) p.at[t] = t == WEIGHT && seed % 6 == 0 ? 3 : 0;
@@ -1128,11 +1040,11 @@ static void limits(int type, int path)
         backward.dresidual_out = test_buffer_device(&buffers[DRESIDUAL_OUT]);
         backward.rstd = i % 3 ? forward.rstd : NULL;
         backward.dweight = weighed ? test_buffer_device(&buffers[DWEIGHT]) : NULL;
-        lk_status status = forward_of[type](&forward, test.stream);
-        if (!status) status = backward_query_of[type](&backward, &backward.workspace_bytes);
+        lk_status status = call_of[FORWARD][type](&forward, test.stream);
+        if (!status) status = query_of[BACKWARD][type](&backward, &backward.workspace_bytes);
         test_buffer_size(&buffers[WORKSPACE], backward.workspace_bytes, 0, 0x5a), test_buffer_upload(&buffers[WORKSPACE]);
         backward.workspace = test_buffer_device(&buffers[WORKSPACE]);
-        if (!status) status = backward_of[type](&backward, test.stream);
+        if (!status) status = call_of[BACKWARD][type](&backward, test.stream);
         TEST_CUDA(cudaStreamSynchronize(test.stream));
         for (int t = 0; t <= TENSORS; t++) test_buffer_download(&buffers[t]);
         if (!test_that(status == LK_OK)) test_detail("%s: %s", lk_status_string(status), lk_last_error());
@@ -1192,24 +1104,24 @@ static void queries(int type)
                 lk_srms_norm_args f = {};
                 f.rows = rows[i], f.cols = cols[j];
                 size_t most = 12345, needed = 0, none = 12345;
-                lk_status status = forward_query_of[type](&f, &most);
+                lk_status status = query_of[FORWARD][type](&f, &most);
                 if (!test_that(status == LK_OK && most == 0)) test_detail("forward: %s", lk_last_error());
                 lk_srms_norm_args a = {};
                 a.rows = rows[i], a.cols = cols[j], a.path = path, a.residual_dtype = k / 36 % 2 ? LK_DTYPE_F32 : LK_DTYPE_T;
                 a.x_stride = k < 144 ? 0 : cols[j] + 1;
                 a.dy_stride = k % 3 ? 0 : a.x_stride; /* then dx is dy where there is one */
-                status = backward_query_of[type](&a, &none);
+                status = query_of[BACKWARD][type](&a, &none);
                 if (!test_that(status == LK_OK && none == 0))
                     test_detail("without dweight: %s, %zu bytes", lk_last_error(), none);
                 a.dweight = (void *)4096, a.groups = k % 7 == 0 ? 3 : 0, a.dbias = k % 7 < 2 ? (void *)2048 : NULL;
-                status = backward_query_of[type](&a, &most);
+                status = query_of[BACKWARD][type](&a, &most);
                 /* Each pointer with an offset of its own, an element's multiple. */
                 const size_t t = shift ? (size_t)test_type_bytes[type] : 0, r = k / 36 % 2 && shift ? 4 : t;
                 a.x = source < 2 ? (void *)(4096 + t) : NULL, a.residual = source == 1 ? (void *)(8192 + r) : NULL;
                 a.residual_out = source == 2 ? (void *)(8192 + r) : NULL, a.dx = (void *)(12288 + (shift == 2 ? 0 : t));
                 a.dy = k / 72 % 2 ? (void *)(16384 + t) : NULL, a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
                 if (k % 3 == 0 && a.dy) a.dx = (void *)a.dy;
-                const lk_status exact = backward_query_of[type](&a, &needed);
+                const lk_status exact = query_of[BACKWARD][type](&a, &needed);
                 if (!test_that(status == LK_OK && exact == LK_OK && needed > 0 && needed <= most))
                     test_detail("%lld rows of %lld, path %s, source %d, shift %d: %s, %zu bytes, at most %zu",
                                 (long long)rows[i], (long long)cols[j], path_name[path], source, shift, lk_last_error(), needed,
@@ -1253,7 +1165,7 @@ static void good_calls(int type)
     backward.x = at[X], backward.residual = at[RESIDUAL], backward.rstd = (float *)at[RSTD], backward.weight = at[WEIGHT];
     backward.dy = at[DY], backward.dresidual_out = at[DRESIDUAL_OUT], backward.dx = at[DX], backward.dresidual = at[DRESIDUAL];
     backward.dweight = at[DWEIGHT], backward.rows = 4, backward.cols = 8;
-    if (!test_that(backward_query_of[type](&backward, &backward.workspace_bytes) == LK_OK && backward.workspace_bytes > 0))
+    if (!test_that(query_of[BACKWARD][type](&backward, &backward.workspace_bytes) == LK_OK && backward.workspace_bytes > 0))
         test_detail("the query of 4 rows of 8 says %zu bytes, %s", backward.workspace_bytes, lk_last_error());
     test_buffer_size(&buffers[WORKSPACE], backward.workspace_bytes + 256, 0, 0x3c); /* room to move it */
     test_buffer_upload(&buffers[WORKSPACE]);
@@ -1267,32 +1179,19 @@ static lk_status queried = LIKE_THE_CALL;
 /* `forward` or `backward` as it now is must fail with `want` and name `field`; the query too, whatever the pointers. */
 static void expect_error(int type, int direction, lk_status want, const char *field)
 {
-    char op[64], said[512];
-    snprintf(op, sizeof op, "lk_srms_norm_%s_%s", direction_name[direction], test_type_name[type]);
     problem p = plain(type, direction, LK_SRMS_NORM_AUTO, 4, 8);
     const lk_status status = launch(&p);
-    snprintf(said, sizeof said, "%s", lk_last_error());
-    size_t asked = 12345;
-    const lk_status answer =
-        direction == FORWARD ? forward_query_of[type](&forward, &asked) : backward_query_of[type](&backward, &asked);
-    if (!test_that(status == want))
-        test_detail("%s, %s: status %s, want %s (%s)", op, field, lk_status_string(status), lk_status_string(want), said);
-    if (!test_that(want == LK_OK || (strstr(said, op) && strstr(said, field))))
-        test_detail("%s: lk_last_error does not name %s: \"%s\"", op, field, said);
+    const char *const said = test_expect(status, want, field, "lk_srms_norm", direction_name[direction], type);
+    size_t asked = TEST_NOT_ASKED;
+    const lk_status answer = query_of[direction][type](args_of(direction), &asked);
     const bool pointers = want == LK_ERR_NULL || want == LK_ERR_ALIGNMENT || want == LK_ERR_WORKSPACE;
     const bool device = strstr(said, "sm_90");
-    const lk_status right = queried != LIKE_THE_CALL ? queried : pointers || device ? LK_OK : want;
+    test_expect_query(answer, queried != LIKE_THE_CALL ? queried : pointers || device ? LK_OK : want, asked, field);
     queried = LIKE_THE_CALL;
-    if (!test_that(answer == right && (asked == 12345) == (answer != LK_OK)))
-        test_detail("%s, %s: the workspace query says %s, %zu bytes", op, field, lk_status_string(answer), asked);
     TEST_CUDA(cudaStreamSynchronize(test.stream));
-    for (int t = 0; t <= TENSORS; t++) {
-        test_buffer_download(&buffers[t]);
-        if (status) test_buffer_untouched(&buffers[t], tensor_name[t], field);
-    }
+    for (int t = 0; t <= TENSORS; t++) test_expect_unwritten(status, &buffers[t], tensor_name[t], field);
 }
 
-#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by))
 #define BAD(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
 #define BAD_QUERIED(status, field, query, ...) (queried = query, BAD(status, field, __VA_ARGS__))
 
@@ -1380,7 +1279,7 @@ static void forward_errors(int type)
     BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
     BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
     BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
-    if (!cluster_here()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
+    if (!test_clusters()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
     BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", (MOVED(a.residual, 2), a.residual_dtype = LK_DTYPE_F32));
@@ -1483,7 +1382,7 @@ static void backward_errors(int type)
     BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
     BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
     BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
-    if (!cluster_here()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
+    if (!test_clusters()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
     BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));
     BAD(LK_ERR_ALIGNMENT, "residual_out", (a.residual_out = (void *)a.x, a.x = a.residual = NULL, MOVED(a.residual_out, 1)));
@@ -1516,9 +1415,9 @@ static void backward_errors(int type)
 static void no_args(int type)
 {
     size_t asked = 12345;
-    const bool forward_says = forward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args"),
-               backward_says = backward_of[type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args");
-    const lk_status first = forward_query_of[type](NULL, &asked), second = backward_query_of[type](NULL, &asked);
+    const bool forward_says = call_of[FORWARD][type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args"),
+               backward_says = call_of[BACKWARD][type](NULL, test.stream) == LK_ERR_NULL && strstr(lk_last_error(), "args");
+    const lk_status first = query_of[FORWARD][type](NULL, &asked), second = query_of[BACKWARD][type](NULL, &asked);
     if (!test_that(forward_says && backward_says && first == LK_ERR_NULL && second == LK_ERR_NULL && asked == 12345))
         test_detail("args NULL: %s", lk_last_error());
 }
@@ -1537,20 +1436,20 @@ static void workspaces(int type)
                 size_t with = 12345, without = 12345;
                 lk_srms_norm_args a = backward;
                 a.rows = rows[i], a.cols = cols[j], a.path = path, a.dbias = NULL;
-                const lk_status first = backward_query_of[type](&a, &with);
+                const lk_status first = query_of[BACKWARD][type](&a, &with);
                 const int64_t groups[] = {2, 3, 32, 1000, 65535};
                 const bool good = with <= most_bytes(&a);
                 for (int g = 0; g < 2 * LENGTH_OF(groups); g++) {
                     size_t grouped = 12345;
                     a.groups = groups[g / 2], a.dbias = g % 2 ? backward.dbias : NULL;
                     if (a.groups > ((int64_t)1 << 30) / a.cols) continue;
-                    const lk_status status = backward_query_of[type](&a, &grouped);
+                    const lk_status status = query_of[BACKWARD][type](&a, &grouped);
                     if (!test_that(status == LK_OK && grouped <= most_bytes(&a)))
                         test_detail("rows=%lld cols=%lld path=%s groups=%lld: %s, %zu bytes", (long long)rows[i],
                                     (long long)cols[j], path_name[path], (long long)a.groups, lk_last_error(), grouped);
                 }
                 a.groups = 0, a.dweight = a.dbias = NULL;
-                const lk_status second = backward_query_of[type](&a, &without);
+                const lk_status second = query_of[BACKWARD][type](&a, &without);
                 if (!test_that(first == LK_OK && good && second == LK_OK && without == 0))
                     test_detail("rows=%lld cols=%lld path=%s: %s, %zu bytes with dweight, %zu without", (long long)rows[i],
                                 (long long)cols[j], path_name[path], lk_status_string(first), with, without);
@@ -1572,68 +1471,29 @@ static void all_errors(void)
 static void fuzz(void)
 {
     static const int64_t lengths_drawn[] = {1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1000, 1025, 2049, 8200};
-    const long n = test.fuzz >= 0 ? test.fuzz : test.small ? 40 : 300;
-    const char *const who = test.fuzz < 0 ? " (default)" : "";
-    if (!test_begin("fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed, who)) return;
-    memset(counts.runs, 0, sizeof counts.runs), memset(counts.of, 0, sizeof counts.of);
+    const long n = test_fuzz_begin(&counts, 300, 40);
     for (long i = 0; i < n; i++) {
         uint64_t state = test_hash(test_hash(test.fuzz_seed) + (uint64_t)i), *const r = &state;
         const int type = (int)test_below(r, TEST_TYPES), direction = (int)test_below(r, 2), path = (int)test_below(r, PATHS);
-        int64_t cols = chance(r, 3) ? lengths_drawn[test_below(r, LENGTH_OF(lengths_drawn))] : 1 + test_below(r, 70);
-        if (!test.small && chance(r, 40)) cols = 1 + test_below(r, 40000);
-        const int64_t rows = chance(r, 20) ? 0 : chance(r, 30) && cols < 80 ? 500 + test_below(r, 200)
+        int64_t cols = test_chance(r, 3) ? lengths_drawn[test_below(r, LENGTH_OF(lengths_drawn))] : 1 + test_below(r, 70);
+        if (!test.small && test_chance(r, 40)) cols = 1 + test_below(r, 40000);
+        const int64_t rows = test_chance(r, 20) ? 0 : test_chance(r, 30) && cols < 80 ? 500 + test_below(r, 200)
                                                                             : 1 + test_below(r, cols > 1000 ? 3 : 20);
         problem p = plain(type, direction, path_here(path) ? path : LK_SRMS_NORM_BLOCK, rows, cols);
         p.seed = test_random(r);
         draw_options(&p, r);
         draw_place(&p, r, (int)test_below(r, PLACES));
-        if (chance(r, 3)) draw_special(&p, r);
-        if (chance(r, 8)) p.offset = chance(r, 2) ? 1e4 : -1e4;
-        if (chance(r, 8)) p.spread = 0;
+        if (test_chance(r, 3)) draw_special(&p, r);
+        if (test_chance(r, 8)) p.offset = test_chance(r, 2) ? 1e4 : -1e4;
+        if (test_chance(r, 8)) p.spread = 0;
         check(&p);
     }
-    for (int o = 0; o < counts.option_count && n >= 1000; o++) {
-        long total = 0;
-        for (int at = 0; at < 2 * PATHS; at++) total += counts.of[at][o];
-        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", did_name[o]);
-    }
-    for (int at = 0; at < 2 * PATHS && n >= 1000; at++)
-        if (!test_that(counts.runs[at] > 0 || !path_here(at % PATHS)))
-            test_detail("path %s was never drawn", counted_paths[at]);
-    test_finish();
-    test_counts_print(&counts, "drawn");
+    test_fuzz_end(&counts, possible, n);
 }
 
 /* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
 
 #if !defined(LK_SIMT)
-
-/* Element i of a huge tensor: a multiple of 1/32 in [-4, 4), exact in bf16, the same on both sides. */
-static __host__ __device__ float huge_value(int64_t i)
-{
-    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-    h *= 0xbf58476d1ce4e5b9u;
-    return (float)(h >> 56) / 32.0f - 4.0f;
-}
-
-typedef struct {
-    lk_bf16 *x;
-    int64_t n, from;
-} huge_fill;
-
-LK_KERNEL void huge_fill_kernel(huge_fill p)
-{
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x)
-        lk_put(p.x + i, huge_value(i + p.from));
-}
-
-static float huge_bf16(const lk_bf16 *x, int64_t at)
-{
-    uint16_t bits;
-    TEST_CUDA(cudaMemcpy(&bits, x + at, 2, cudaMemcpyDeviceToHost));
-    return test_decode(TEST_BF16, bits);
-}
 
 /* Forward, then backward with dx over dy, and with dweight where rstd is few enough to be read back. Sampled rows and columns
  * are recomputed here. A chain of cols / 256 additions of random numbers loses its square root besides. */
@@ -1642,16 +1502,11 @@ static void huge(int64_t rows, int64_t cols, int path)
     const int64_t n = rows * cols, dy_from = 12345;
     const bool columns = rows <= (int64_t)1 << 20;
     const double k = 16 + sqrt((double)cols / 256);
-    lk_bf16 *x, *y;
-    float *rstd, *dweight = NULL, *host_rstd = (float *)malloc((size_t)rows * 4);
-    void *workspace = NULL;
-    TEST_CUDA(cudaMalloc((void **)&x, (size_t)n * 2));
-    TEST_CUDA(cudaMalloc((void **)&y, (size_t)n * 2));
-    TEST_CUDA(cudaMalloc((void **)&rstd, (size_t)rows * 4));
-    if (columns) TEST_CUDA(cudaMalloc((void **)&dweight, (size_t)cols * 4));
+    lk_bf16 *const x = (lk_bf16 *)test_huge_allocate(n * 2), *const y = (lk_bf16 *)test_huge_allocate(n * 2);
+    float *const rstd = (float *)test_huge_allocate(rows * 4), *const host_rstd = (float *)malloc((size_t)rows * 4);
+    float *const dweight = columns ? (float *)test_huge_allocate(cols * 4) : NULL;
     problem p = plain(TEST_BF16, FORWARD, path, rows, cols);
-    huge_fill fill_x = {x, n, 0}, fill_dy = {y, n, dy_from};
-    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_x));
+    test_huge_fill(x, n, 0);
     forward = {}, backward = {};
     forward.x = x, forward.y = y, forward.rstd = rstd, forward.rows = rows, forward.cols = cols, forward.path = path;
     forward.eps = 1e-6f;
@@ -1666,25 +1521,24 @@ static void huge(int64_t rows, int64_t cols, int path)
         double sum = 0;
         sample[s] = s > 0 && cols > 1 << 21 ? -1 : row; /* the host is slow */
         for (int64_t c = 0; c < cols && sample[s] >= 0; c++)
-            sum += (double)huge_value(row * cols + c) * (double)huge_value(row * cols + c);
+            sum += (double)test_huge_value(row * cols + c) * (double)test_huge_value(row * cols + c);
         want_rstd[s] = 1 / sqrt(sum / (double)cols + (double)1e-6f);
         if (sample[s] >= 0 && !test_near(TEST_F32, host_rstd[row], want_rstd[s], k * 0x1p-24 * want_rstd[s]))
             test_detail("rstd[%lld] is %.9g, want %.9g; %s", (long long)row, (double)host_rstd[row], want_rstd[s],
                         describe(&p));
         for (int i = 0; i < COLUMNS && sample[s] >= 0; i++) {
             const int64_t c = sample_col[s][i] = i == 0 ? cols - 1 : i == 1 ? 0 : test_below(&random, cols);
-            const double want = (double)huge_value(row * cols + c) * want_rstd[s];
-            if (!test_near(TEST_BF16, huge_bf16(y, row * cols + c), want, k * 0x1p-24 * fabs(want)))
+            const double want = (double)test_huge_value(row * cols + c) * want_rstd[s];
+            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, y, row * cols + c), want, k * 0x1p-24 * fabs(want)))
                 test_detail("y[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
         }
     }
-    TEST_CUDA(lk_launch(huge_fill_kernel, 4096, 256, 0, test.stream, fill_dy));
+    test_huge_fill(y, n, dy_from);
     p.direction = BACKWARD;
     backward.x = x, backward.rstd = rstd, backward.dy = y, backward.dx = y, backward.dweight = dweight, backward.rows = rows;
     backward.cols = cols, backward.path = path, backward.dweight_dtype = LK_DTYPE_F32;
-    ran = ran && test_that(backward_query_of[TEST_BF16](&backward, &backward.workspace_bytes) == LK_OK);
-    if (backward.workspace_bytes) TEST_CUDA(cudaMalloc(&workspace, backward.workspace_bytes));
-    backward.workspace = workspace;
+    ran = ran && test_that(query_of[BACKWARD][TEST_BF16](&backward, &backward.workspace_bytes) == LK_OK);
+    backward.workspace = test_huge_allocate((int64_t)backward.workspace_bytes);
     ran = ran && launched(&p, launch(&p));
     for (int s = 0; ran && s < SAMPLES; s++) {
         const int64_t row = sample[s];
@@ -1692,13 +1546,13 @@ static void huge(int64_t rows, int64_t cols, int path)
         const double r = (double)host_rstd[row];
         double mean = 0, size = 0;
         for (int64_t c = 0; c < cols; c++) {
-            const double term = (double)huge_value(row * cols + c) * r * (double)huge_value(row * cols + c + dy_from);
+            const double term = (double)test_huge_value(row * cols + c) * r * (double)test_huge_value(row * cols + c + dy_from);
             mean += term / (double)cols, size += fabs(term) / (double)cols;
         }
         for (int i = 0; i < COLUMNS; i++) {
             const int64_t at = row * cols + sample_col[s][i];
-            const double g = (double)huge_value(at + dy_from), h = (double)huge_value(at) * r, want = r * (g - h * mean);
-            if (!test_near(TEST_BF16, huge_bf16(y, at), want, k * 0x1p-24 * r * (fabs(g) + fabs(h) * size)))
+            const double g = (double)test_huge_value(at + dy_from), h = (double)test_huge_value(at) * r, want = r * (g - h * mean);
+            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, y, at), want, k * 0x1p-24 * r * (fabs(g) + fabs(h) * size)))
                 test_detail("dx[row %lld, col %lld] is wrong; %s", (long long)row, (long long)sample_col[s][i], describe(&p));
         }
     }
@@ -1706,35 +1560,24 @@ static void huge(int64_t rows, int64_t cols, int path)
         const int64_t c = sample_col[0][i];
         double want = 0, size = 0;
         for (int64_t row = 0; row < rows; row++) {
-            const double term = (double)huge_value(row * cols + c + dy_from) * (double)huge_value(row * cols + c) *
+            const double term = (double)test_huge_value(row * cols + c + dy_from) * (double)test_huge_value(row * cols + c) *
                                 (double)host_rstd[row];
             want += term, size += fabs(term);
         }
-        float got;
-        TEST_CUDA(cudaMemcpy(&got, dweight + c, 4, cudaMemcpyDeviceToHost));
+        const float got = test_huge_get(TEST_F32, dweight, c);
         if (!test_near(TEST_F32, got, want, (16 + log2((double)rows)) * 0x1p-24 * size))
             test_detail("dweight[%lld] is %.9g, want %.9g; %s", (long long)c, (double)got, want, describe(&p));
     }
     free(host_rstd);
-    TEST_CUDA(cudaFree(x));
-    TEST_CUDA(cudaFree(y));
-    TEST_CUDA(cudaFree(rstd));
-    if (columns) TEST_CUDA(cudaFree(dweight));
-    if (workspace) TEST_CUDA(cudaFree(workspace));
+    test_huge_free();
 }
 
-/* The bits of a call do not depend on how many SMs there are for it. */
 static void busy(int type, int direction, int path)
 {
     problem p = drawn(type, direction, path, 3000, 1001, 1100, PACKED);
     if (direction == BACKWARD) p.has[DWEIGHT] = true;
     check(&p); /* leaves its bits in kept */
-    setup(&p, 0);
-    test_hold_sms();
-    launched(&p, launch(&p));
-    test_release_sms(describe(&p));
-    collect(&p);
-    settle(&p, false, "a run beside a spinning kernel");
+    test_busy(again, &p);
 }
 
 static void all_huge(void)
@@ -1748,15 +1591,10 @@ static void all_huge(void)
             huge(rows, cols, path);
             test_finish();
         }
+    static const test_theme held = {"half of the SMs held", busy};
     for (int at = 0; at < 2 * PATHS; at++)
-        for (int type = 0; type < TEST_TYPES; type++) {
-            if (!path_here(at % PATHS)) continue;
-            if (!test_begin("%s %s %s: half of the SMs held", direction_name[at / PATHS], test_type_name[type],
-                            path_name[at % PATHS]))
-                continue;
-            busy(type, at / PATHS, at % PATHS);
-            test_finish();
-        }
+        if (path_here(at % PATHS))
+            test_themes(&held, 1, at / PATHS, at % PATHS, direction_name[at / PATHS], path_name[at % PATHS]);
 }
 
 #endif
@@ -1769,22 +1607,8 @@ int main(int argc, char **argv)
     all_errors();
     all_themes();
     all_sequences();
-#if defined(LK_SIMT)
-    test_skip("huge", "more than 2^31 elements and a busy device need a GPU");
-#else
-    if (test.small) test_skip("huge", "left out of --small");
-    else all_huge();
-#endif
-    if (!test.selected) {
-        test_counts_print(&counts, "calls by path and option");
-        if (test_begin("every option ran on every path that has it")) {
-            for (int at = 0; at < 2 * PATHS; at++)
-                for (int o = 0; o < counts.option_count; o++)
-                    if (possible(at, o) && !test_that(counts.of[at][o] > 0))
-                        test_detail("%s never ran \"%s\"", counted_paths[at], did_name[o]);
-            test_finish();
-        }
-    }
+    TEST_HUGE(all_huge);
+    test_all_ran(&counts, possible);
     fuzz();
     return test_end();
 }

@@ -50,6 +50,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lk/lk_base.cuh"
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -88,6 +90,34 @@ typedef struct {
 } test_state;
 
 static test_state test;
+
+#define LENGTH_OF(list) ((int)(sizeof(list) / sizeof((list)[0])))
+#define TEST_OF_TYPES(name) {name##_f32, name##_f16, name##_bf16} /* in the order of TEST_F32, ... */
+
+/* An op's functions of all types. tests/mutate builds those by themselves. */
+#if !defined(TEST_SPLIT)
+#define TEST_DEFINE(OP) LK_DEFINE_##OP(f32) LK_DEFINE_##OP(f16) LK_DEFINE_##OP(bf16)
+#else
+#define TEST_DEFINE(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
+#endif
+
+static inline int test_pick(int full, int small)
+{
+    return test.small ? small : full;
+}
+
+static inline bool test_clusters(void) /* whether the device has them */
+{
+    return test.arch >= 90;
+}
+
+/* Memory of `want` bytes or more; what `pointer` has is kept. */
+static inline void *test_room(void *pointer, size_t *have, size_t want)
+{
+    if (want <= *have) return pointer;
+    *have = 2 * want;
+    return realloc(pointer, *have);
+}
 
 static inline void test_print_groups(void)
 {
@@ -369,6 +399,54 @@ static inline void test_counts_print(const test_counts *counts, const char *titl
     }
 }
 
+/* Whether an option can be asked for on a path: by their numbers in the counts. */
+typedef bool (*test_possible)(int path, int option);
+
+/* Checks that every option ran on every path that has it. */
+static inline void test_counts_complete(const test_counts *counts, test_possible possible)
+{
+    for (int p = 0; p < counts->path_count; p++)
+        for (int o = 0; o < counts->option_count; o++)
+            if (possible(p, o) && !test_that(counts->of[p][o] > 0))
+                test_detail("%s never ran \"%s\"", counts->paths[p], counts->options[o]);
+}
+
+/* The case of that, where all cases ran. complete: test_counts_complete, or what checks more than it. */
+static inline void test_all_ran(const test_counts *counts, test_possible possible, void (*complete)(void) = NULL)
+{
+    if (test.selected) return;
+    test_counts_print(counts, "calls by path and option");
+    if (!test_begin("every option ran on every path that has it")) return;
+    if (complete) complete();
+    else test_counts_complete(counts, possible);
+    test_finish();
+}
+
+/* The case of random draws, with the counts set to 0: how many to draw, FUZZ=n or the default. -1 where the case is left out. */
+static inline long test_fuzz_begin(test_counts *counts, int full, int small)
+{
+    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(full, small);
+    const char *const who = test.fuzz < 0 ? " (default)" : "";
+    if (!test_begin("fuzz: FUZZ=%ld FUZZ_SEED=%llu%s", n, (unsigned long long)test.fuzz_seed, who)) return -1;
+    memset(counts->runs, 0, sizeof counts->runs), memset(counts->of, 0, sizeof counts->of);
+    return n;
+}
+
+/* Its end: 1000 draws or more have every option and path. */
+static inline void test_fuzz_end(const test_counts *counts, test_possible possible, long n)
+{
+    if (n < 0) return;
+    for (int o = 0; o < counts->option_count && n >= 1000; o++) {
+        long total = 0;
+        for (int p = 0; p < counts->path_count; p++) total += counts->of[p][o];
+        if (!test_that(total > 0)) test_detail("\"%s\" was never drawn", counts->options[o]);
+    }
+    for (int p = 0; p < counts->path_count && n >= 1000; p++)
+        if (!test_that(counts->runs[p] > 0 || !possible(p, 0))) test_detail("path %s was never drawn", counts->paths[p]);
+    test_finish();
+    test_counts_print(counts, "drawn");
+}
+
 /* ---- Random numbers: splitmix64, the same everywhere ----------------------------------------------------------------- */
 
 static inline uint64_t test_hash(uint64_t x)
@@ -388,6 +466,12 @@ static inline uint64_t test_random(uint64_t *state)
 static inline int64_t test_below(uint64_t *state, int64_t below)
 {
     return (int64_t)(test_random(state) >> 1) % below;
+}
+
+/* True once in `in` times. */
+static inline bool test_chance(uint64_t *state, int64_t in)
+{
+    return test_below(state, in) == 0;
 }
 
 /* Uniform in [-1, 1). */
@@ -549,6 +633,11 @@ static inline void test_buffer_accept(const test_buffer *b, int64_t at, int byte
     memcpy(b->back + b->begin + at * bytes, b->host + b->begin + at * bytes, (size_t)bytes);
 }
 
+static inline void test_buffer_accept_all(const test_buffer *b)
+{
+    if (b->bytes) memcpy(test_buffer_back(b), test_buffer_host(b), b->bytes);
+}
+
 /* The first byte that changed and was not accepted, relative to the data; INT64_MIN if there is none. */
 static inline int64_t test_buffer_changed(const test_buffer *b)
 {
@@ -566,6 +655,123 @@ static inline bool test_buffer_untouched(const test_buffer *b, const char *name,
                 b->host[b->begin + changed], b->back[b->begin + changed]);
     return false;
 }
+
+/* ---- Calls ------------------------------------------------------------------------------------------------------------- */
+
+/* Whether a call succeeded; then waits for it. */
+static inline bool test_launched(lk_status status, const char *what)
+{
+    if (!test_that(status == LK_OK)) {
+        test_detail("status %d (%s): %s; %s", status, lk_status_string(status), lk_last_error(), what);
+        return false;
+    }
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    return true;
+}
+
+#define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by)) /* by bytes */
+
+/* Checks what a call returned, and if that is an error, that its sentence names the function and the field. Returns the
+ * sentence, until the next one. op: the function's name up to the direction. */
+static inline const char *test_expect(lk_status status, lk_status want, const char *field, const char *op, const char *direction,
+                                      int type)
+{
+    static char said[512];
+    char name[96];
+    snprintf(said, sizeof said, "%s", lk_last_error());
+    snprintf(name, sizeof name, "%s_%s_%s", op, direction, test_type_name[type]);
+    if (!test_that(status == want))
+        test_detail("%s, %s: status %s, want %s (%s)", name, field, lk_status_string(status), lk_status_string(want), said);
+    if (!test_that(want == LK_OK || (strstr(said, name) && strstr(said, field))))
+        test_detail("%s: lk_last_error does not name %s: \"%s\"", name, field, said);
+    return said;
+}
+
+/* Checks what its query answered, before which `asked` was TEST_NOT_ASKED, as it stays where the query fails. */
+enum { TEST_NOT_ASKED = 12345 };
+static inline void test_expect_query(lk_status answer, lk_status want, size_t asked, const char *field)
+{
+    if (!test_that(answer == want && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
+        test_detail("%s: the workspace query says %s, want %s, and %zu bytes", field, lk_status_string(answer),
+                    lk_status_string(want), asked);
+}
+
+/* Checks, after a call that returned an error, that it wrote nothing into the buffer. */
+static inline void test_expect_unwritten(lk_status status, const test_buffer *b, const char *name, const char *field)
+{
+    test_buffer_download(b);
+    if (status) test_buffer_untouched(b, name, field);
+}
+
+/* Keeps the bits of an output in `kept`, or compares its rows with those that were kept. Then accepts them. */
+static inline void test_settle(const test_buffer *b, unsigned char **kept, size_t *kept_bytes, bool keep, int64_t rows,
+                               int64_t cols, int64_t stride, int bytes, const char *name, const char *what, const char *text)
+{
+    unsigned char *const back = (unsigned char *)test_buffer_back(b);
+    if (keep) *kept = (unsigned char *)test_room(*kept, kept_bytes, b->bytes);
+    if (keep && b->bytes) memcpy(*kept, back, b->bytes);
+    for (int64_t row = 0; row < rows; row++) {
+        const size_t at = (size_t)(row * stride * bytes);
+        if (!keep && !test_that(!memcmp(*kept + at, back + at, (size_t)(cols * bytes))))
+            test_detail("%s gives other bits for row %lld of %s; %s", what, (long long)row, name, text);
+        for (int64_t c = 0; c < cols; c++) test_buffer_accept(b, row * stride + c, bytes);
+    }
+}
+
+/* ---- An op's problem in a graph, and beside other work ------------------------------------------------------------------ */
+
+/* How an op's test runs a problem again whose plain call has kept its bits. */
+template <class Problem> struct test_op {
+    const char *(*describe)(const Problem *);
+    void (*prepare)(const Problem *); /* uploads inputs and poisoned outputs */
+    lk_status (*launch)(const Problem *);
+    void (*compare)(const Problem *, const char *what); /* downloads the outputs, and compares their bits with those kept */
+};
+
+/* Captured once, replayed twice over poison: the bits of a plain call. */
+template <class Problem> static inline void test_graph(const test_op<Problem> &op, const Problem *p)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    op.prepare(p);
+    TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
+    const lk_status status = op.launch(p);
+    TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
+    if (!test_that(status == LK_OK))
+        test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), op.describe(p));
+    TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    for (int run = 0; run < 2; run++) {
+        if (run) op.prepare(p);
+        TEST_CUDA(cudaGraphLaunch(replay, test.stream));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        op.compare(p, "a replay");
+    }
+    TEST_CUDA(cudaGraphExecDestroy(replay));
+    TEST_CUDA(cudaGraphDestroy(graph));
+}
+
+/* ---- Tables of cases ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    void (*run)(int type, int direction, int path);
+    bool (*takes)(int direction, int path) = NULL; /* NULL: it is for all of them */
+} test_theme;
+
+/* Runs a table of cases for all types on a path: `forward f32 warp: lengths`. */
+static inline void test_themes(const test_theme *themes, int count, int direction, int path, const char *direction_name,
+                               const char *path_name)
+{
+    for (int type = 0; type < TEST_TYPES; type++)
+        for (const test_theme *t = themes; t < themes + count; t++) {
+            if (t->takes && !t->takes(direction, path)) continue;
+            if (!test_begin("%s %s %s: %s", direction_name, test_type_name[type], path_name, t->name)) continue;
+            t->run(type, direction, path);
+            test_finish();
+        }
+}
+
+/* ---- Columns split over ranks -------------------------------------------------------------------------------------------- */
 
 /* Cuts `vocab` columns into uneven slices for ranks, some of them empty: rank i has cut[i] to cut[i + 1] - 1. */
 static inline void test_cut_columns(int64_t *cut, int ranks, int64_t vocab, uint64_t seed)
@@ -645,5 +851,85 @@ static inline void test_release_sms(const char *what)
     TEST_CUDA(cudaStreamSynchronize(test_spin.spinning));
 }
 
+/* The bits of a call do not depend on how many SMs there are for it. */
+template <class Problem> static inline void test_busy(const test_op<Problem> &op, const Problem *p)
+{
+    op.prepare(p);
+    test_hold_sms();
+    test_launched(op.launch(p), op.describe(p));
+    test_release_sms(op.describe(p));
+    op.compare(p, "a run beside a spinning kernel");
+}
+
+#endif
+
+/* ---- Tensors of more than 2^31 elements ---------------------------------------------------------------------------------- */
+
+/* Number i of a huge tensor, 0 to 255, the same on both sides. */
+static inline __host__ __device__ int test_huge_number(int64_t i)
+{
+    uint64_t h = (uint64_t)i * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    return (int)(h >> 56);
+}
+/* The same as an element: a multiple of 1/32 in [-4, 4), exact in bf16. */
+static inline __host__ __device__ float test_huge_value(int64_t i)
+{
+    return (float)test_huge_number(i) / 32.0f - 4.0f;
+}
+static inline __host__ __device__ int64_t test_huge_target(int64_t row, int64_t vocab)
+{
+    return (int64_t)((uint64_t)row * 0x9e3779b97f4a7c15u >> 11) % vocab;
+}
+
+typedef struct {
+    lk_bf16 *x;
+    int64_t n, from; /* element i is value from + i */
+} test_huge_fill_args;
+
+static __global__ void test_huge_fill_kernel(test_huge_fill_args p)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x)
+        lk_put(p.x + i, test_huge_value(p.from + i));
+}
+
+static inline void test_huge_fill(lk_bf16 *x, int64_t n, int64_t from)
+{
+    const test_huge_fill_args args = {x, n, from};
+    TEST_CUDA(lk_launch(test_huge_fill_kernel, 4096, 256, 0, test.stream, args));
+}
+
+/* An element in device memory. */
+static inline float test_huge_get(int type, const void *elements, int64_t at)
+{
+    uint32_t bits = 0;
+    const size_t bytes = (size_t)test_type_bytes[type];
+    TEST_CUDA(cudaMemcpy(&bits, (const char *)elements + (size_t)at * bytes, bytes, cudaMemcpyDeviceToHost));
+    return test_decode(type, bits);
+}
+
+/* Device memory until test_huge_free. */
+static void *test_huge_memory[16];
+static inline void *test_huge_allocate(int64_t bytes)
+{
+    int i = 0;
+    while (test_huge_memory[i]) i++;
+    TEST_CUDA(cudaMalloc(&test_huge_memory[i], (size_t)(bytes ? bytes : 1)));
+    return test_huge_memory[i];
+}
+static inline void test_huge_free(void)
+{
+    for (void *&memory : test_huge_memory) {
+        if (memory) TEST_CUDA(cudaFree(memory));
+        memory = NULL;
+    }
+}
+
+/* The cases of these, which --small leaves out. */
+#if defined(LK_SIMT)
+#define TEST_HUGE(all) test_skip("huge", "more than 2^31 elements and a busy device need a GPU")
+#else
+#define TEST_HUGE(all) (test.small ? test_skip("huge", "left out of --small") : all())
 #endif
 #endif
