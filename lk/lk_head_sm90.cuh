@@ -1,0 +1,895 @@
+// SPDX-License-Identifier: MIT
+/* lk_head_sm90.cuh - the kernels of linear_cross_entropy whose logits stay in registers (path FUSED), for Hopper: what follows a
+ * tile of lk_gemm.cuh, the two products of the gradients, and the steps of a chunk. Another architecture gets a file of its own.
+ *
+ * A part of linear_cross_entropy.cuh, which includes it before the steps of a call. Alone it is empty.
+ *
+ * Needs: lk_gemm.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh.
+ */
+#include "lk_gemm.cuh"
+#include "lk_loss.cuh"
+
+#if defined(LK_LINEAR_CROSS_ENTROPY_CUH) && !defined(LK_HEAD_SM90_CUH)
+#define LK_HEAD_SM90_CUH
+
+/* ---- Fused: the logits stay in registers --------------------------------------------------------------------------------- */
+
+/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. forward_backward keeps exponentials of as many columns
+ * as there is memory for, in bf16:
+ *   E[t,j] = exp(scale (logit[t,j] - reference[t]))
+ * dZ is E times a factor v[t] that is known when the row's sum is. So dx = v (E weight), and dweight = E^T (v x). The logits of
+ * all other columns are made again, a panel at a time, when lse is known: then the tile leaves as dZ. So are all of backward.
+ *
+ * The target's dZ is never among them. It is often the largest of its row, so its rounding would be most of the gradients'
+ * error. It stays in float: lk_lce_products_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
+ * row of x to dweight.
+ *
+ * A row's exponentials have one reference, chosen before the row is known. It is guessed from a few columns, whose maximum and
+ * mean say how far the largest of all columns may be. bf16 has float's range, so a tile may be 2^40 above the guess or 2^90
+ * below it. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales
+ * it. */
+
+/* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
+#define LK_LCE_GROUP 12
+
+/* What lk_lce_fused_kernel makes of a tile: the rows' states; exponentials too; dZ by a known lse. */
+enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
+
+typedef struct {
+    CUtensorMap x, weight;
+    lk_lce_work q;        /* the chunk; all columns, or for dZ those of a panel */
+    lk_lce_sums *sums;    /* [chunk, stretches] */
+    int sampled;          /* columns of the sample */
+    float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
+    int pairs, tiles;     /* of 256 rows, of 256 columns */
+    int in_dweight, kept; /* tiles that are written: the first `in_dweight` to w.dweight_parts, up to `kept` to w.logits */
+    int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
+    int items;            /* pairs times stretches */
+    int steps;            /* of hidden */
+} lk_lce_fused;
+
+/* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
+LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
+{
+    return a.softcap > 0.0f ? 1.0f : a.logit_scale;
+}
+
+/* Columns counted from that of the thread's first sum: left, up to the row's end; target, the target's. */
+typedef struct {
+    int left, target;
+} lk_lce_window;
+
+/* Whether the thread's i-th sum of the row counts: its column exists and is not the target's. */
+LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
+{
+    const int c = i / 2 * 8 + i % 2;
+    return c < w.left && c != w.target;
+}
+
+/* Adds the bias. The second column of a pair may be behind the last one; it does not count. */
+LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int left)
+{
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS; i += 4) {
+        const float2 two = i * 2 < left ? *(const float2 *)(bias + i * 2) : make_float2(0.0f, 0.0f);
+        z[i] += two.x, z[i + 1] += two.y, z[i + 2] += two.x, z[i + 3] += two.y;
+    }
+}
+
+/* Writes the target's logit, if the thread has it. */
+LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int target_offset)
+{
+    float found = 0.0f;
+    if (!((unsigned)target_offset < LK_GEMM_COLS && target_offset % 8 < 2)) return;
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) found = i / 2 * 8 + i % 2 == target_offset ? v[i] : found;
+    *logit = found;
+}
+
+/* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
+ * not count. */
+template <bool plain>
+LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
+                                     const lk_lce_args &a)
+{
+    const float scale = lk_lce_scale(a);
+    if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
+        float most = -INFINITY;
+        bool nan = false;
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
+            if (edge && i / 2 * 8 + i % 2 >= window.left) v[i] = -INFINITY;
+            most = fmaxf(most, v[i]), nan |= v[i] != v[i];
+        }
+        if (nan) most = NAN;
+        if (lk_ce_order(most) >= (int32_t)(s.top >> 32)) { /* few tiles have a new largest logit */
+            int first = 0;
+#pragma unroll
+            for (int i = LK_GEMM_SUMS / 2 - 1; i >= 0; i--) first = v[i] == most || v[i] != v[i] ? i : first;
+            s = lk_ce_row_top(s, most, (int)a.vocab - window.left + first / 2 * 8 + first % 2);
+        }
+    }
+    if (!plain && a.softcap > 0.0f) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* in pairs, here and below: more at a time would spill registers */
+            float two[2] = {v[i], v[i + 1]}, slope[2];
+            lk_ce_cap(two, slope, a.logit_scale, a.softcap);
+            v[i] = two[0], v[i + 1] = two[1];
+        }
+    }
+    if (edge) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+    }
+    if (plain || (a.label_smoothing <= 0.0f && !a.entropy && !a.dentropy)) {
+        const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
+        s.max = sum.max, s.sum = sum.sum;
+        return s;
+    }
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
+    s = lk_ce_row_raise(s, max, scale);
+    const float reference = lk_lse_reference(max);
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* one branch for two weights */
+        float weight[2] = {lk_lce_within(window, i) ? 1.0f : 0.0f, lk_lce_within(window, i + 1) ? 1.0f : 0.0f};
+        if (w) {
+            if (weight[0] > 0.0f) weight[0] = w[i * 4];
+            if (weight[1] > 0.0f) weight[1] = w[i * 4 + 1];
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const bool within = lk_lce_within(window, i + j);
+            const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
+            sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
+            entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+        }
+    }
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
+    return s;
+}
+
+/* A row's reference, guessed from the largest and the mean of its sample. */
+LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
+{
+    const lk_lce_args &a = p.q.c.a;
+    const float *const bias = (const float *)p.q.w.bias;
+    float max = -INFINITY, sum = 0.0f, slope;
+    for (int j = 0; j < p.sampled; j++) {
+        float v = p.q.w.sample[row * LK_LCE_SAMPLE + j] + (bias ? bias[a.vocab / p.sampled * j] : 0.0f);
+        if (a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
+        max = fmaxf(max, v), sum += v;
+    }
+    max = lk_lse_reference(max);
+    const float above = p.ahead * (max - __fdiv_rn(sum, (float)p.sampled));
+    const float most = __fdiv_rn(80.0f * LK_LN2, lk_lce_scale(a));
+    return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: a mean of -inf or NaN */
+}
+
+/* Puts eight of a thread's values, from v[first] on, under the softcap. slope: their slopes, 1 without one. One branch for all
+ * eight lets the compiler overlap them. */
+template <bool plain>
+LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
+{
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
+    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[first + j] = x[j];
+}
+
+/* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
+ * largest reference so far. edge: some columns may not count. out: NULL where they are not kept; a branch around the writes
+ * would keep the compiler from overlapping one block's shuffles with the next block's exponentials. */
+template <bool plain>
+LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess,
+                                 int cols_left, lk_bf16 *out, float *reference, const lk_lce_args &a)
+{
+    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
+    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
+    if (plain && edge) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
+        if (plain || lk_lce_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
+    float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+    if (!plain && a.softcap > 0.0f) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope); /* -softcap for masked columns */
+    const float off = rate * (max - guess);
+    const float from = off > 40.0f || off < -90.0f ? max : guess, base = lk_lse_reference(from);
+#pragma unroll
+    for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+        uint32_t pair[4];
+        float e[8], slopes[8];
+        lk_lce_cap<plain>(v, block * 8, slopes, a);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int i = block * 8 + j;
+            e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
+            sums[i % 4] += e[j];
+            if (!plain && e[j] > 0.0f) e[j] *= slopes[j]; /* the slope of an ignored row may be NaN */
+        }
+#pragma unroll
+        for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(e[2 * g], e[2 * g + 1]);
+        lk_gemm_put_block(out, block, cols_left, pair);
+    }
+    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    if (out && threadIdx.x % 4 == 0) *reference = from;
+    return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
+}
+
+/* Writes a row's dZ of a tile. Returns the thread's sum of p. lse2: lse log2(e). weights: of the thread's first column, or
+ * NULL. */
+template <bool plain>
+LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, float lse2,
+                                   int cols_left, lk_bf16 *out, const float *weights, const lk_lce_args &a)
+{
+    const float rate = lk_lce_scale(a) * LK_LOG2E;
+    float sums[4] = {};
+    if (plain && edge) {
+#pragma unroll
+        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+        uint32_t pair[4];
+        float z[8], slope[8], w_factor[8];
+        lk_lce_cap<plain>(v, block * 8, slope, a);
+#pragma unroll
+        for (int j = 0; j < 8; j++) w_factor[j] = t.w_factor;
+        if (!plain && weights) {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (lk_lce_within(window, block * 8 + j)) w_factor[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
+        }
+        if (!plain && a.dentropy) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const float x = v[block * 8 + j];
+                w_factor[j] -= lk_lce_entropy_term(t, lk_ex2(fmaf(rate, x, -lse2)), lk_lce_scale(a) * x);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int i = block * 8 + j;
+            const bool within = plain || lk_lce_within(window, i);
+            const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
+            sums[i % 4] += p;
+            z[j] = t.p_factor * p;
+            if (!plain && within) z[j] = slope[j] * (z[j] - w_factor[j]);
+        }
+#pragma unroll
+        for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
+        lk_gemm_put_block(out, block, cols_left, pair);
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/* Where a row's exponentials or dZ of a tile go: its first column, and the columns from there to the padded end. NULL: they are
+ * not kept. */
+LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *cols_left)
+{
+    const lk_lce_workspace &w = p.q.w;
+    lk_bf16 *at = (lk_bf16 *)w.logits;
+    int64_t stride = w.logits_stride, first = (int64_t)p.in_dweight * LK_GEMM_COLS;
+#pragma unroll
+    for (int i = LK_LCE_DWEIGHT_PARTS - 1; i >= 0; i--) {
+        if (tile >= p.in_dweight || tile * LK_GEMM_COLS >= w.dweight_parts[i].first + w.dweight_parts[i].cols) continue;
+        at = (lk_bf16 *)w.dweight_parts[i].at, stride = w.dweight_parts[i].cols, first = w.dweight_parts[i].first;
+    }
+    const int col = (int)(tile * LK_GEMM_COLS - first);
+    *cols_left = (int)(stride - col);
+    return row < p.q.rows && tile < p.kept ? at + row * stride + col : NULL;
+}
+
+/* A cluster owns a pair of row tiles and a stretch of columns at a time. A consumer thread has a quarter of two rows and keeps
+ * their states over the stretch. */
+template <bool plain, int mode>
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const __grid_constant__ lk_lce_fused p)
+{
+#if LK_SM90A
+    LK_DYN_SMEM(lk_gemm_memory, memory);
+    lk_gemm_ring *const ring = lk_gemm_begin(&memory);
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    const int rank = (int)blockIdx.x % 2;
+    unsigned step = 0;
+    if (threadIdx.x == 0) lk_prefetch_tensormap(&p.x), lk_prefetch_tensormap(&p.weight);
+    lk_griddepcontrol_wait();
+    if (lk_gemm_loads()) {
+        lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
+        for (int i = (int)blockIdx.x / 2; threadIdx.x == 0 && i < p.items; i += (int)gridDim.x / 2) {
+            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
+            const int row = (2 * item.pair + rank) * LK_GEMM_ROWS, first = item.stretch * p.stretch_tiles;
+            for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++)
+                lk_gemm_load(ring, &step, &p.x, &p.weight, row, tile * LK_GEMM_COLS, p.steps);
+        }
+    } else {
+        lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
+        const int own = lk_gemm_col(0), quarter = (int)threadIdx.x % 4;
+        const float *const weights = w.class_weight ? w.class_weight : a.class_weight;
+        float z[LK_GEMM_SUMS];
+        for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
+            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
+            const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.stretch * p.stretch_tiles;
+            int y[2];
+            float guess[2] = {0.0f, 0.0f};
+            float lse[2] = {0.0f, 0.0f};
+            lk_lce_terms terms[2] = {};
+            lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const bool here = row + 8 * r < q.rows;
+                if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
+                y[r] = here ? w.target[q.first_row + row + 8 * r] : -1;
+                if (mode != LK_LCE_DZ) continue;
+                s[r].max = 0.0f; /* sums of p need no other reference */
+                lse[r] = y[r] < 0 ? 0.0f : w.lse[q.first_row + row + 8 * r];
+                if (y[r] >= 0) terms[r] = lk_lce_terms_at(q, q.first_row + row + 8 * r, y[r]);
+                lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
+            }
+            for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
+                const int col = (int)q.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
+                const float *const tile_weights = weights ? weights + col + own : NULL;
+                lk_gemm_multiply(z, ring, &step, p.steps);
+                if (!plain && w.bias) lk_lce_add_bias(z, (const float *)w.bias + col + own, left - own);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const bool here = (unsigned)(y[r] - col) < LK_GEMM_COLS;
+                    const bool ignored = mode != LK_LCE_STATES && y[r] < 0; /* then zeros are written */
+                    const bool edge = __any_sync(0xffffffffu, here || ignored || left < LK_GEMM_COLS);
+                    const lk_lce_window window = {ignored ? 0 : left - own, y[r] - col - own};
+                    float v[LK_GEMM_SUMS / 2];
+#pragma unroll
+                    for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
+                    if (edge && y[r] >= 0) lk_lce_find(w.logit + q.first_row + row + 8 * r, v, window.target);
+                    if (mode == LK_LCE_STATES) {
+                        s[r] = lk_lce_add_tile<plain>(s[r], v, window, edge, tile_weights, a);
+                        continue;
+                    }
+                    const int64_t at = row + 8 * r;
+                    int cols_left;
+                    lk_bf16 *const out = lk_lce_place(p, at, tile, &cols_left);
+                    if (mode == LK_LCE_DZ) {
+                        const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
+                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], cols_left, out, smooth, a);
+                    } else {
+                        float *const reference = w.references + at * p.kept + tile;
+                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], cols_left, out,
+                                                                  reference, a);
+                        s[r].max = sum.max, s[r].sum = sum.sum;
+                    }
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int64_t at = row + 8 * r;
+                s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
+                if (quarter == 0 && at < q.rows)
+                    p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
+                if (!plain && mode == LK_LCE_STATES && w.more && quarter == 0 && at < q.rows)
+                    w.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
+            }
+        }
+    }
+    lk_gemm_end();
+#endif
+}
+
+/* The state of a row from those of its stretches, by a warp. It has the target's value, but not in the sums. */
+LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, int y, float *slope)
+{
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const float scale = lk_lce_scale(a);
+    lk_ce_row s = lk_ce_row_empty();
+    for (int stretch = (int)threadIdx.x % 32; stretch < p.stretches; stretch += 32) {
+        const lk_lce_sums of = p.sums[row * p.stretches + stretch];
+        lk_ce_row other = lk_ce_row_empty();
+        other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
+        if (q.w.more) {
+            const lk_lce_more more = q.w.more[row * p.stretches + stretch];
+            other.top = more.top, other.entropic = more.entropic;
+        }
+        s = lk_ce_row_merge(s, other, scale);
+    }
+    s = lk_ce_row_warp<true>(s, scale);
+    const bool here = y >= 0 && y != LK_LCE_ELSEWHERE;
+    s.target = here ? q.w.logit[q.first_row + row] : -INFINITY;
+    *slope = 1.0f;
+    if (here && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
+    return s;
+}
+
+/* A warp owns a row: it merges the states of the stretches and writes the results. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32;
+    lk_griddepcontrol_wait();
+    if (row >= p.q.rows) return;
+    float slope;
+    const int y = p.q.w.target[p.q.first_row + row];
+    const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
+    lk_lce_put_row(p.q, p.q.first_row + row, y, s, lk_lce_scale(p.q.c.a), threadIdx.x % 32 == 0);
+}
+
+/* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
+ * matter. One thread calls. */
+LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &w, int64_t row, int y, float target_offset)
+{
+    w.target_dz[row] = target_offset;
+    if (y < 0 || target_offset == 0.0f || !w.owners) return;
+    atomicMin(&w.owners[y].x, (int)row);
+    atomicAdd(&w.owners[y].y, 1);
+}
+
+/* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
+ *
+ * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= q.rows) return;
+    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
+    const int y = w.target[at];
+    float slope, v = 0.0f, target_offset = 0.0f, base = -INFINITY;
+    const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
+    const lk_ce_result r = lk_lce_put_row(q, at, y, s, scale, lane == 0);
+    for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, w.references[row * p.kept + tile]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
+    if (y >= 0) {
+        const float one[1] = {s.target}, ones[1] = {1.0f};
+        const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
+        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q, at, y, r.lse, r.entropy) : lk_lce_terms{};
+        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
+        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
+        v = t.p_factor * __fdiv_rn(p_scale, all.sum);
+        target_offset = lk_is_finite(r.lse) ? lk_lce_target_dz(t, target, scale * s.target, others, slope) : NAN;
+    }
+    for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
+        const float from = first + lane < p.kept ? w.references[row * p.kept + first + lane] : -INFINITY;
+        const float mine = from > -INFINITY ? lk_ex2(rate * (from - base)) : 1.0f;
+        for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
+            const int tile = first + __ffs((int)out) - 1;
+            const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
+            int cols_left;
+            lk_bf16 *const e = lk_lce_place(p, row, tile, &cols_left) + lane * 8;
+            float x[8] = {};
+            lk_vec<lk_bf16> eight;
+            if (lane * 8 >= cols_left) continue;
+            if (factor != 0.0f) { /* 0: the tile is far below */
+                eight.raw = *(const uint4 *)e;
+                lk_unpack(x, eight);
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] *= factor;
+            lk_pack(&eight, x);
+            *(uint4 *)e = eight.raw;
+        }
+    }
+    if (lane != 0) return;
+    if (w.target_dz) lk_lce_put_target_dz(w, at, y, target_offset);
+    if (w.scale) w.scale[row] = v;
+    if (w.base) w.base[at] = base;
+}
+
+/* backward: the target's dZ of a row, from its logit and the saved lse. */
+LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y, const lk_lce_terms &t, float others)
+{
+    const lk_lce_args &a = p.c.a;
+    const float lse = p.w.lse[row];
+    if (y < 0 || y == LK_LCE_ELSEWHERE) return 0.0f;
+    if (!lk_is_finite(lse)) return NAN;
+    float slope = 1.0f, value = p.w.logit[row];
+    if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
+    const float z = lk_lce_scale(a) * value;
+    return lk_lce_target_dz(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), z, others, slope);
+}
+
+/* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __grid_constant__ lk_lce_work p)
+{
+    const lk_lce_workspace &w = p.w;
+    const int64_t row = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x;
+    lk_griddepcontrol_wait();
+    if (row >= p.c.rows) return;
+    const int y = w.target[row];
+    const lk_lce_terms t = lk_lce_terms_at(p, row, y);
+    const float p_scale = w.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.c.a), w.base[row], -w.lse[row])) : 0.0f;
+    lk_lce_put_target_dz(w, row, y, lk_lce_target_dz_by_lse(p, row, y, t, w.others[row]));
+    w.scale[row] = y < 0 ? 0.0f : t.p_factor * p_scale;
+}
+
+/* backward: a warp owns a row and adds a panel's sums of p to w.others; with ranks the caller has given it. last: then it finds
+ * the target's dZ. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const lk_lce_work &q = p.q;
+    const lk_lce_workspace &w = q.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= q.rows) return;
+    float others = 0.0f;
+    for (int stretch = lane; stretch < p.stretches; stretch += 32) others += p.sums[row * p.stretches + stretch].sum;
+    others = lk_sum_warp(others, 32);
+    if (lane != 0) return; /* the other lanes would read w.others while this one writes it */
+    if (q.c.split) others = w.others[at]; /* of all ranks */
+    else if (!q.first) others += w.others[at];
+    w.others[at] = others;
+    const int y = w.target[at];
+    if (q.last) lk_lce_put_target_dz(w, at, y, lk_lce_target_dz_by_lse(q, at, y, lk_lce_terms_at(q, at, y), others));
+}
+
+/* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
+ * makes both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k
+ * by 64. The last panel's tiles add the target's dZ times its row of weight.
+ *
+ * A sum over launches, dx's over panels or dweight's over chunks, is kept in the caller's bf16, rounded, and in one byte per
+ * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and nothing
+ * is left to do after the last launch. Any other dweight is cuBLASLt's, which is faster. */
+
+#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above */
+
+typedef struct {
+    int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not wanted, or it is cuBLASLt's */
+    int steps;       /* of the dimension that is summed */
+} lk_lce_tiles;
+
+typedef struct {
+    CUtensorMap e, weight;    /* dx's factors */
+    CUtensorMap e_across, x;  /* dweight's */
+    lk_lce_work q;            /* the chunk, and the panel's columns */
+    lk_lce_tiles dx, dweight;
+    int early;                /* see lk_lce_gradient_tile */
+    bool first_chunk, last_chunk;
+    bool wide_dx, wide_dweight, wide_weight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
+} lk_lce_gradients;
+
+typedef struct {
+    int row, col; /* the first of the pair of tiles; row -1: there is none */
+    bool dx;
+} lk_lce_gradient_item;
+
+LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, int i, bool dx)
+{
+    const lk_gemm_item item = lk_gemm_item_of(t.pairs, t.cols, LK_LCE_BAND, i);
+    return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.stretch, dx};
+}
+
+/* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. An item of dx has a step per 64
+ * columns, one of dweight a step per 64 rows. In the last round of dx some clusters have no item of it. Meanwhile they do
+ * `early` items of dweight each. */
+LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
+{
+    const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
+    const int of_dx = p.dx.pairs * p.dx.cols, rest = of_dx % clusters, more = cluster < rest;
+    const int n = round - of_dx / clusters - more; /* this cluster's n-th item of dweight */
+    if (n < 0) return lk_lce_gradient_item_of(p.dx, round * clusters + cluster, true);
+    int i = p.early * (clusters - rest) + (more ? n : n - p.early) * clusters + cluster;
+    if (!more && n < p.early) i = n * (clusters - rest) + cluster - rest;
+    if (i < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i, false);
+    return {-1, 0, false};
+}
+
+/* The thread's low bytes of a tile. */
+LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col)
+{
+    const int64_t tile = (int64_t)(row / LK_GEMM_ROWS) * t.cols + col / LK_GEMM_COLS;
+    return (uint4 *)(low + tile * LK_GEMM_ROWS * LK_GEMM_COLS) + threadIdx.x - 128;
+}
+
+LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
+{
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    const int mine = col + (int)threadIdx.x % 4 * 8;
+    lk_gemm_out o = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int64_t in_chunk = row + 8 * r, at = q.first_row + in_chunk;
+        const int64_t token = in_chunk >= q.rows ? -1 : w.token ? w.token[at] : at;
+        if (token < 0) continue;
+        o.out[r] = (lk_bf16 *)a.dx + token * a.dx_stride + mine;
+        o.factor[r] = alpha * (w.scale ? w.scale[in_chunk] : 1.0f);
+        if (!q.last || w.target_dz[at] == 0.0f) continue;
+        o.more[r] = (const lk_bf16 *)a.weight + w.target[at] * a.weight_stride + mine;
+        o.times[r] = alpha * w.target_dz[at];
+    }
+    if (w.low_dx) o.low = lk_lce_low(w.low_dx, p.dx, row, col);
+    o.old = o.read_low = !q.first, o.write_low = !q.last;
+    o.wide = p.wide_dx, o.wide_more = p.wide_weight, o.left = (int)a.hidden - mine;
+    return o;
+}
+
+LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
+{
+    const lk_lce_args &a = p.q.c.a;
+    const int mine = col + (int)threadIdx.x % 4 * 8;
+    lk_gemm_out o = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
+        o.factor[r] = alpha;
+    }
+    o.low = lk_lce_low(p.q.w.low, p.dweight, row, col);
+    o.old = !p.first_chunk || a.accumulate, o.read_low = !p.first_chunk, o.write_low = !p.last_chunk;
+    o.wide = p.wide_dweight, o.left = (int)a.hidden - mine;
+    return o;
+}
+
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(const __grid_constant__ lk_lce_gradients p)
+{
+#if LK_SM90A
+    LK_DYN_SMEM(lk_gemm_memory, memory);
+    lk_gemm_ring *const ring = lk_gemm_begin(&memory);
+    const int below = LK_GEMM_ROWS * ((int)blockIdx.x % 2);
+    unsigned step = 0;
+    lk_griddepcontrol_wait();
+    if (lk_gemm_loads()) {
+        lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
+        for (int round = 0; threadIdx.x == 0; round++) {
+            const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
+            if (item.row < 0) break;
+            if (item.dx)
+                lk_gemm_load<false, true>(ring, &step, &p.e, &p.weight, item.row + below, item.col, p.dx.steps);
+            else lk_gemm_load<true, true>(ring, &step, &p.e_across, &p.x, item.row + below, item.col, p.dweight.steps);
+        }
+    } else {
+        lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
+        const float alpha = p.q.w.counts->alpha;
+        float d[LK_GEMM_SUMS];
+        for (int round = 0;; round++) {
+            const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
+            const int row = item.row + below + lk_gemm_row(0);
+            if (item.row < 0) break;
+            if (item.dx) {
+                lk_gemm_multiply<false, true>(d, ring, &step, p.dx.steps);
+                lk_gemm_put_sums<2>(lk_lce_dx_out(p, row, item.col, alpha), d);
+            } else {
+                lk_gemm_multiply<true, true>(d, ring, &step, p.dweight.steps);
+                lk_gemm_put_sums<2>(lk_lce_dweight_out(p, row, item.col, alpha), d);
+            }
+        }
+    }
+    lk_gemm_end();
+#endif
+}
+
+/* ---- The targets' part of dweight, and dbias ----------------------------------------------------------------------------- */
+
+/* A bit for each of eight rows from `at` on: it has target y. */
+LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int y)
+{
+    int4 low = {}, high = {};
+    unsigned same = 0;
+    if (at + 8 <= rows) low = ((const int4 *)(target + at))[0], high = ((const int4 *)(target + at))[1];
+    int eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (at + 8 > rows) eight[i] = at + i < rows ? target[at + i] : -1;
+        same |= (unsigned)(eight[i] == y) << i;
+    }
+    return same;
+}
+
+/* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows
+ * with that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if
+ * it has 16 bits. Most targets have one row; then there is nothing to look for. */
+template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
+{
+    constexpr int WINDOW = 8 * LK_LCE_THREADS, WORDS = WINDOW / 32; /* rows that are looked at together, a bit each */
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_workspace &w = p.w;
+    const int thread = (int)threadIdx.x;
+    const int64_t slices = (a.hidden + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / slices;
+    const int64_t col = blockIdx.x % slices * LK_LCE_TILE + thread * 8;
+    const int left = (int)(a.hidden - col);
+    LK_SHARED(unsigned, same, [WORDS]);
+    LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
+    lk_griddepcontrol_wait();
+    const int y = w.target[row];
+    const int2 owner = y < 0 || y == LK_LCE_ELSEWHERE ? make_int2(-1, 0) : w.owners[y];
+    if (owner.x != row) return;
+    const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
+    const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
+    float sum = 0.0f, total[8] = {};
+    int found = 0;
+    for (int64_t from = row / 8 * 8; found < owner.y && from < p.c.rows; from += WINDOW) {
+        int count = 1;
+        if (owner.y > 1) {
+            const unsigned mine = lk_lce_same(w.target, from + thread * 8, p.c.rows, y);
+            ((uint8_t *)same)[thread] = (uint8_t)mine;
+            if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
+            if (thread < WORDS) {
+                int before = 0;
+                for (int i = 0; i < thread; i++) before += __popc(same[i]);
+                for (unsigned bits = same[thread]; bits; bits &= bits - 1) list[before++] = thread * 32 + __ffs((int)bits) - 1;
+                if (thread == WORDS - 1) list[WINDOW] = before;
+            }
+            __syncthreads(); /* orders the list before its reads, and the reads of bits before the next ones */
+            count = list[WINDOW];
+        }
+        for (int i = 0; i < count; i++) {
+            const int64_t at = owner.y > 1 ? from + list[i] : row;
+            const float dz = w.target_dz[at];
+            if (dz == 0.0f) continue;
+            lk_vec<lk_bf16> eight;
+            float x[8];
+            eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
+            lk_unpack(x, eight);
+            found++, sum += dz;
+#pragma unroll
+            for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
+        }
+    }
+    if (a.dbias && col == 0) w.dbias[y] += sum;
+    if (!a.dweight || left <= 0) return;
+    D *const out = (D *)a.dweight + y * a.dweight_stride + col;
+    float x[8];
+    lk_lce_load8(x, out, left, wide_out);
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = fmaf(w.counts->alpha, total[j], x[j]);
+    lk_lce_store8(out, x, left, wide_out);
+}
+
+/* ---- The steps of FUSED -------------------------------------------------------------------------------------------------- */
+
+/* The tiles of a panel's columns. */
+template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_work &q, lk_lce_fused *p)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_args &a = c.a;
+    *p = {};
+    p->q = q, p->sums = q.w.sums;
+    p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
+    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, q.w.stretches)
+                                  : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
+    p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
+    p->items = p->pairs * p->stretches;
+    p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
+    /* Expected: of 8 normal values the largest is 1.4 deviations above the mean; of many, n, it is about sqrt(2 log n). */
+    p->sampled = (int)lk_lce_min(a.vocab, LK_LCE_SAMPLE);
+    p->ahead = a.vocab > LK_LCE_SAMPLE ? sqrtf(2.0f * logf((float)a.vocab)) / 1.4f - 1.0f : 0.0f;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    const T *const weight = (const T *)a.weight + q.first_col * a.weight_stride;
+    const int64_t left = a.vocab - q.first_col;
+    const void *const x = lk_lce_x<T>(job, q);
+    const lk_status status = lk_gemm_map(job->op, &p->x, x, q.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
+    return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
+}
+
+/* Logits of every (vocab / 8)-th column, for the guess of the references; lk_lce_guess adds their bias. A stride of 2^31
+ * elements was not tried with cuBLASLt: then the columns are closer, and a guess with the bias of others is a worse one. */
+template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_args &a = q.c.a;
+    lk_cublas_product m = lk_lce_product(job, LK_DTYPE_F32, false);
+    m.key.transpose_a = 1;
+    m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = q.rows, m.key.k = a.hidden;
+    const int64_t most = INT32_MAX / a.weight_stride; /* rows of weight from one column to the next */
+    m.key.lda = lk_lce_min(a.vocab / m.key.m, most > 0 ? most : 1) * a.weight_stride;
+    m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
+    m.a = a.weight, m.b = lk_lce_x<T>(job, q), m.d = q.w.sample;
+    return lk_lce_multiply(job, &m);
+}
+
+/* dx of a panel's columns, and dweight if it has sums of its own. */
+LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work &q, bool dweight)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_args &a = c.a;
+    const lk_lce_workspace &w = q.w;
+    lk_lce_gradients p = {};
+    lk_status status = LK_OK;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    p.q = q, p.first_chunk = q.first_row == 0, p.last_chunk = q.first_row + q.rows >= c.rows;
+    const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
+    if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(q.cols, LK_GEMM_DEPTH)};
+    if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
+    const int64_t of_dx = (int64_t)p.dx.pairs * p.dx.cols, items = of_dx + (int64_t)p.dweight.pairs * p.dweight.cols;
+    if (dweight && of_dx % c.clusters) p.early = p.dx.steps / p.dweight.steps;
+    p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
+    p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
+    p.wide_weight = a.hidden % 8 == 0;
+    const lk_bf16 *const weight = (const lk_bf16 *)a.weight + q.first_col * a.weight_stride;
+    if (a.dx) status = lk_gemm_map(job->op, &p.e, w.logits, q.rows, q.cols, w.logits_stride, LK_GEMM_ROWS);
+    if (a.dx && !status) status = lk_gemm_map(job->op, &p.weight, weight, q.cols, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
+    if (dweight && !status)
+        status = lk_gemm_map(job->op, &p.e_across, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_DEPTH);
+    if (dweight && !status) status = lk_gemm_map(job->op, &p.x, w.scaled_x, q.rows, a.hidden, w.x_stride, LK_GEMM_DEPTH);
+    return status ? status : lk_lce_launch_tiles(job, lk_lce_products_kernel, items, p);
+}
+
+/* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
+template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_args &a = c.a;
+    const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax && !a.dentropy;
+    lk_lce_fused p;
+    lk_status status = LK_OK;
+    if (kept) status = lk_lce_sample<T>(job, q);
+    if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
+    if (status) return status;
+    p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
+    void (*const states[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>, lk_lce_fused_kernel<true, LK_LCE_STATES>};
+    void (*const keep[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>, lk_lce_fused_kernel<true, LK_LCE_KEEP>};
+    status = lk_lce_launch_tiles(job, (kept ? keep : states)[plain], p.items, p);
+    return status ? status : lk_lce_launch(job, c.gradient || kept ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
+}
+
+/* dZ of a panel's columns, by the rows' lse. */
+template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_args &a = q.c.a;
+    const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.dentropy;
+    lk_lce_fused p;
+    lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
+    if (status) return status;
+    p.kept = p.tiles;
+    status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, LK_LCE_DZ> : lk_lce_fused_kernel<false, LK_LCE_DZ>,
+                                 p.items, p);
+    if (status || q.c.gives_loss) return status;
+    return lk_lce_launch(job, lk_lce_others_kernel, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), p);
+}
+
+/* One chunk whose logits stay in registers: its rows' results, then the gradients, one panel of columns after another. */
+template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t chunk)
+{
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    const lk_lce_plan &plan = job->plan;
+    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
+    q.cols = a.vocab;
+    lk_status status = lk_lce_compact<T>(job, q);
+    if (!status && c.gives_loss) status = lk_lce_fused_forward<T>(job, q);
+    if (!c.gradient || status) return status;
+    const lk_lce_workspace &w = job->p.w;
+    if (c.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(c.rows, LK_LCE_THREADS), job->p);
+    if (w.scaled_x && !status)
+        status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, q), w.scaled_x, NULL, NULL, q.rows, a.hidden,
+                                              lk_lce_x_stride(job), w.x_stride, 0, w.scale});
+    const bool sums = lk_lce_sums_dweight(&c, plan.chunk_tokens);
+    for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
+        const bool kept = q.first_col < plan.kept_vocab;
+        q.w = w; /* then the arrays of these columns */
+        q.cols = kept ? plan.kept_vocab - q.first_col : lk_lce_min(plan.panel_vocab, a.vocab - q.first_col);
+        for (const lk_lce_dweight_part &part : w.dweight_parts)
+            if (part.cols && q.first_col == part.first) q.cols = part.cols, q.w.logits = part.at, q.w.logits_stride = part.cols;
+        if (!kept) q.w.scale = NULL, q.w.scaled_x = NULL;
+        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
+        if (!kept) status = lk_lce_fused_dz<T>(job, q);
+        if (!status) status = lk_lce_dbias<T>(job, q);
+        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, q, sums);
+        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
+        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, q);
+    }
+    return status;
+}
+
+/* The targets' part of dweight and dbias, when all chunks are done. */
+LK_HOST lk_status lk_lce_run_targets(const lk_lce_job *job)
+{
+    const lk_lce_args &a = job->p.c.a;
+    if (!a.dweight && !a.dbias) return LK_OK;
+    return lk_lce_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_lce_targets_kernel<float> : lk_lce_targets_kernel<lk_bf16>,
+                         job->p.c.rows * lk_ceil_div(a.hidden, LK_LCE_TILE), job->p);
+}
+
+#endif
