@@ -248,6 +248,7 @@ typedef struct {
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
 #include "lk_cublas.cuh"
+#include "lk_head_plan.cuh"
 
 #if LK_ARCH == 900 && !LK_SM90A
 #pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
@@ -256,7 +257,6 @@ typedef struct {
 /* ---- A call and its workspace -------------------------------------------------------------------------------------------- */
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
-typedef lk_linear_cross_entropy_plan lk_lce_plan;
 
 typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
@@ -276,7 +276,28 @@ typedef struct {
     const char *why_not_fused;  /* why fused is ruled out, where plan.text says it; else "" */
 } lk_lce_call;
 
-#include "lk_head_plan.cuh"
+static_assert(LK_LCE_STATE_BYTES == sizeof(lk_ce_row), "plans have lk_loss's states");
+static_assert((int)LK_LCE_PATH_CHUNKS == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+              (int)LK_LCE_PATH_PANELS == LK_LINEAR_CROSS_ENTROPY_PANELS &&
+              (int)LK_LCE_PATH_FUSED == LK_LINEAR_CROSS_ENTROPY_FUSED, "plans have the op's paths");
+
+/* What the plan of a call follows from. */
+LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *c)
+{
+    const lk_lce_args &a = c->a;
+    lk_lce_shape s = {};
+    s.rows = c->rows, s.hidden = a.hidden, s.vocab = a.vocab, s.dweight_stride = a.dweight_stride;
+    s.chunk_tokens = a.chunk_tokens, s.panel_vocab = a.panel_vocab, s.slice_tokens = a.slice_tokens;
+    s.dweight = a.dweight, s.saved = a.saved, s.why_not_fused = c->why_not_fused, s.path = a.path;
+    s.type = c->type, s.logits_type = c->logits_type, s.dweight_dtype = a.dweight_dtype, s.clusters = c->clusters;
+    s.gives_loss = c->gives_loss, s.gradient = c->gradient, s.compact = c->compact, s.saves = c->saves, s.split = c->split;
+    s.stores = c->stores, s.fused = c->fused, s.placement_unknown = c->placement_unknown;
+    s.bias = a.bias, s.class_weight = a.class_weight, s.dlse = a.dlse, s.dentropy = a.dentropy, s.denominator = a.denominator;
+    s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.entropy = a.entropy, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
+    s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
+    s.accumulate = a.accumulate, s.tf32 = a.tf32;
+    return s;
+}
 
 /* The parameters of the kernels. */
 typedef struct {
@@ -431,7 +452,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t col = from; w.bias && col < a.vocab; col += step)
         lk_put_as(w.bias, p.c.logits_type, col, lk_get_as(a.bias, a.bias_dtype, col));
     for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
-    for (int64_t col = from; w.owners && col < a.vocab; col += step) w.owners[col] = make_int2(INT32_MAX, 0);
+    for (int64_t col = from; w.owners && col < a.vocab; col += step) w.owners[col] = {INT32_MAX, 0};
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
     const bool sums_weights = (w.states || w.target_dz) && a.class_weight && a.label_smoothing > 0.0f;
@@ -651,12 +672,12 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
         if (a.softcap > 0.0f) target = lk_ce_cap(target, a.logit_scale, a.softcap, &slope);
     }
     if (!q.first) {
-        const lk_ce_row before = w.states[in_chunk];
+        const lk_ce_row before = ((const lk_ce_row *)w.states)[in_chunk];
         s = lk_ce_row_merge(before, s, scale);
         if (!(target_offset >= 0 && target_offset < cols)) target = before.target; /* a maximum of the two would lose a NaN */
     }
     s.target = target;
-    w.states[in_chunk] = s;
+    ((lk_ce_row *)w.states)[in_chunk] = s;
     if (!q.last) return;
     lk_lce_put_row(q, row, y, s, scale, true);
 }
@@ -904,7 +925,8 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *c)
     const int path = c->a.path;
     if (!c->saves || c->split) return false;
     if (path) return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const bool few = !lk_lce_many_columns(c, 2 * lk_lce_min(c->a.hidden, INT32_MAX));
+    const lk_lce_shape s = lk_lce_shape_of(c);
+    const bool few = !lk_lce_many_columns(&s, 2 * lk_lce_min(c->a.hidden, INT32_MAX));
     return few || c->a.label_smoothing > 0.0f || lk_lce_not_fused(c);
 }
 
@@ -990,11 +1012,40 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     return LK_OK;
 }
 
-/* Validates a call and fills c in. least: the smallest workspace. A query looks at shapes and options; its pointers say what is
- * wanted. */
+/* The bytes of a.saved. */
+LK_HOST size_t lk_lce_saved_size(const lk_lce_call *c)
+{
+    const lk_lce_shape s = lk_lce_shape_of(c);
+    lk_lce_workspace w = {};
+    return lk_lce_lay_out_saved(&s, NULL, &w);
+}
+
+/* forward leaves the states of a rank's columns; finish computes the results, so forward has none of them. */
+LK_HOST bool lk_lce_leaves_states(const lk_lce_call *c)
+{
+    return c->split && c->gives_loss && !c->a.parallel.all_gather;
+}
+
+/* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a call that is checked begins here, with
+ * lk_lce_copy_args. planner: NULL where no plan is asked for. */
+template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *c, lk_lce_planner *planner)
+{
+    lk_lce_args *const a = &c->a;
+    if (lk_lce_leaves_states(c)) {
+        a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
+    }
+    const lk_status status = lk_lce_resolve_path<T>(op, query, c);
+    if (status || !planner) return status;
+    const lk_lce_shape shape = lk_lce_shape_of(c);
+    lk_lce_plan_begin(planner, &shape);
+    return LK_OK;
+}
+
+/* Validates a call, fills c in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
+ * planner: NULL where the steps of the call have plans of their own. */
 template <class T>
 LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *c,
-                               size_t *least)
+                               lk_lce_planner *planner)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_LCE_BACKWARD;
@@ -1004,9 +1055,8 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (status) return status;
     if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
         return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
-    const bool leaves_states = c->split && direction == LK_LCE_FORWARD && !a->parallel.all_gather;
-    lk_lce_workspace saved;
-    const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_lay_out_saved(c, NULL, &saved) : 0;
+    const bool leaves_states = lk_lce_leaves_states(c);
+    const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_saved_size(c) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
     int64_t state = c->state_bytes / 16;
@@ -1055,18 +1105,11 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (!status) status = lk_check_dtype<T>(op, "dweight_dtype", a->dweight_dtype);
     if (!status) status = lk_check_dtype<T>(op, "dbias_dtype", a->dbias_dtype);
     if (!status && !query && some) status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
-    if (status) return status;
-
-    if (leaves_states) { /* finish has the others */
-        a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
-    }
-    status = lk_lce_resolve_path<T>(op, query, c);
-    if (status) return status;
-    *least = lk_lce_minimum(c);
-    if (query) return LK_OK;
+    if (!status) status = lk_lce_begin<T>(op, query, c, planner);
+    if (status || query) return status;
     status = lk_check_alignment(op, list, count);
-    if (!status && !lk_lce_in_steps(args, direction)) /* else lk_lce_run checks it */
-        status = lk_check_workspace(op, a->workspace, a->workspace_bytes, *least);
+    if (!status && planner) /* else lk_lce_run checks it */
+        status = lk_check_workspace(op, a->workspace, a->workspace_bytes, planner->least);
     lk_check_warn(op, !some, "tokens is 0; nothing is computed");
     return status ? status : lk_check_allocations(op, list, count);
 }
@@ -1079,6 +1122,7 @@ typedef struct {
     cudaStream_t stream;
     lk_device device;
     lk_lce_work p;
+    lk_lce_shape shape;
     lk_lce_plan plan;
     int mode;
     int reduce_sms; /* what matmuls leave, once reduce has been called */
@@ -1107,7 +1151,7 @@ LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_produ
 {
     const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
     const int64_t bytes = lk_lce_bytes_of(job->p.c.type), bytes_out = lk_lce_bytes_of(m->key.type);
-    const int64_t tail = lk_lce_tail_cols(&job->p.c, m->key.*cols), others = m->key.*cols - tail;
+    const int64_t tail = lk_lce_tail_cols(&job->shape, m->key.*cols), others = m->key.*cols - tail;
     if (!tail) return lk_lce_multiply(job, m);
     lk_cublas_product last = *m;
     last.key.*cols = tail, m->key.*cols = others;
@@ -1439,26 +1483,37 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     return set || !v.reduce ? set : lk_called_back(op, "reduce", v.reduce(v.user, a.dx, a.tokens, stream));
 }
 
-/* A call; where the columns are split over ranks: forward as far as the states, or backward. */
+/* Fills c in and begins the plan of a step whose arguments have been checked as those of the whole call. */
 template <class T>
-LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *c,
+                                    lk_lce_planner *planner)
+{
+    lk_lce_copy_args<T>(args, direction, c);
+    return lk_lce_begin<T>(op, query, c, planner);
+}
+
+/* A call; where the columns are split over ranks: forward as far as the states, or backward. checked: args are those of a call
+ * that has been checked. */
+template <class T>
+LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direction, bool checked, cudaStream_t stream)
 {
     lk_lce_job job = {};
-    size_t least = 0;
+    lk_lce_planner planner;
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &c = job.p.c;
-    lk_status status = lk_lce_check<T>(op, args, direction, false, &c, &least);
+    lk_status status = checked ? lk_lce_begin_step<T>(op, args, direction, false, &c, &planner)
+                               : lk_lce_check<T>(op, args, direction, false, &c, &planner);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const lk_lce_args &a = c.a;
     const lk_lce_plan &plan = job.plan;
     if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
-    job.op = op, job.stream = stream;
-    lk_lce_choose(&c, least, a.workspace_bytes, &job.plan);
+    job.op = op, job.stream = stream, job.shape = planner.shape;
+    lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
     status = lk_check_allocations(op, &workspace, 1);
     if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) c.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
-    if (c.rows > 0) job.p.w = lk_lce_lay_out(&c, &plan, a.workspace);
+    if (c.rows > 0) job.p.w = lk_lce_lay_out(&job.shape, &plan, a.workspace);
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
@@ -1471,6 +1526,7 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
  * backward, in one workspace. forward_backward keeps the exponentials of all logits if they fit, as with `saved`; then its
  * backward has no matmul for logits. */
 typedef struct {
+    lk_lce_call call; /* as a whole */
     lk_lce_args forward, backward;
     lk_cross_entropy_args finish;
     char *states, *all_states;
@@ -1483,28 +1539,31 @@ template <class T>
 LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward, const lk_lce_args *backward, size_t *least)
 {
     lk_lce_call c;
-    size_t other = 0;
-    lk_status status = lk_lce_check<T>(op, forward, LK_LCE_FORWARD, true, &c, least);
-    if (!status && backward) status = lk_lce_check<T>(op, backward, LK_LCE_BACKWARD, true, &c, &other);
-    if (*least < other) *least = other;
+    lk_lce_planner planner;
+    lk_status status = lk_lce_begin_step<T>(op, forward, LK_LCE_FORWARD, true, &c, &planner);
+    if (!status) *least = planner.least;
+    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_LCE_BACKWARD, true, &c, &planner);
+    if (!status && *least < planner.least) *least = planner.least;
     return status;
 }
 
-/* Divides the workspace. */
+/* Checks the call as a whole and divides the workspace. */
 template <class T>
-LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, int direction, lk_lce_ranks *r)
+LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_ranks *r)
 {
     const bool both = direction == LK_LCE_FORWARD_BACKWARD;
     const int64_t tokens = args->tokens;
-    lk_lce_call c;
-    lk_lce_workspace w;
+    lk_lce_call &c = r->call;
     size_t terms = 0, least = 0;
     lk_arena arena = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
     *r = {};
-    lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &least);
+    lk_status status = lk_lce_check<T>(op, args, direction, query, &c, NULL);
     if (status) return status;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
+    /* The check has filled in the strides. */
+    f.x_stride = b.x_stride = c.a.x_stride, f.weight_stride = b.weight_stride = c.a.weight_stride;
+    b.dx_stride = c.a.dx_stride, b.dweight_stride = c.a.dweight_stride;
     if (!both) f.dentropy = NULL; /* forward has none */
     if (both && !f.lse) lk_take(&f.lse, &arena, true, tokens);
     if (both && !f.others) lk_take(&f.others, &arena, true, tokens);
@@ -1521,9 +1580,10 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
     r->fixed = arena.used ? arena.used + 256 : 0;
     if (!status) status = lk_lce_steps_least<T>(op, &f, both && c.gradient ? &b : NULL, &least);
     r->least = r->fixed + least;
-    if (status || !both || !c.fused || !lk_lce_keeps(&c) || args->vocab == 0 || tokens == 0) return status;
+    const lk_lce_shape shape = lk_lce_shape_of(&c);
+    if (status || !both || !c.fused || !lk_lce_keeps(&shape) || args->vocab == 0 || tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
-    r->saved = lk_lce_lay_out_saved(&c, NULL, &w);
+    r->saved = lk_lce_saved_size(&c);
     kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
     status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, &least);
     r->least_saving = r->fixed + r->saved + least;
@@ -1546,22 +1606,19 @@ template <class T>
 LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
 {
     lk_lce_ranks r;
-    lk_lce_call c;
-    size_t least = 0;
-    if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, stream);
+    if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
     const lk_vocab_parallel &v = args->parallel;
-    lk_status status = lk_lce_check<T>(op, args, direction, false, &c, &least);
-    if (!status) status = lk_lce_split_workspace<T>(op, args, direction, &r);
+    lk_status status = lk_lce_split_workspace<T>(op, args, direction, false, &r);
     if (!status) status = lk_check_workspace(op, args->workspace, args->workspace_bytes, r.least);
     if (status) return status;
     lk_lce_share(args, args->workspace_bytes, &r);
     const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
     status = lk_check_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
-    if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, stream);
+    if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, true, stream);
     if (!status && bytes)
         status = lk_called_back(op, "all_gather", v.all_gather(v.user, r.states, r.all_states, bytes, stream));
     if (!status) status = lk_cross_entropy_finish<T>(op, &r.finish, stream);
-    return status || !c.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, stream);
+    return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, true, stream);
 }
 
 /* The results from the states of all ranks, which the caller has gathered. */
@@ -1580,51 +1637,69 @@ LK_HOST lk_status lk_linear_cross_entropy_finish_workspace(const char *op, const
     return lk_cross_entropy_finish_workspace<T>(op, &f, bytes);
 }
 
+/* What the caller gets of a plan. */
+LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_lce_planner *planner, const lk_lce_plan *plan)
+{
+    lk_linear_cross_entropy_plan to = {};
+    to.workspace_bytes = plan->workspace_bytes, to.cublas_bytes = plan->cublas_bytes;
+    to.minimum_bytes = planner->least;
+    to.chunk_tokens = plan->chunk_tokens, to.chunks = plan->chunks, to.panel_vocab = plan->panel_vocab, to.panels = plan->panels;
+    to.slice_tokens = plan->slice_tokens, to.kept_vocab = plan->kept_vocab, to.lent_vocab = plan->lent_vocab;
+    to.path = plan->path, to.matmuls = plan->matmuls, to.exact = plan->exact;
+    lk_lce_describe(&planner->shape, plan, to.text, sizeof to.text);
+    return to;
+}
+
 /* The plan of a call whose steps share the workspace. */
 template <class T>
 LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
-                                     lk_lce_plan *plan)
+                                     lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_ranks r;
     lk_lce_call c;
+    lk_lce_planner planner;
     lk_lce_plan of[2] = {};
-    size_t each[2] = {0, 0};
-    lk_status status = lk_lce_split_workspace<T>(op, args, direction, &r);
+    lk_status status = lk_lce_split_workspace<T>(op, args, direction, true, &r);
     if (status) return status;
     if (budget < r.least && !least)
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r.least);
     if (budget < r.least) budget = r.least;
     lk_lce_share(args, budget, &r);
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD && (args->dx || args->dweight || args->dbias);
+    const bool both = direction == LK_LCE_FORWARD_BACKWARD && r.call.gradient;
     const size_t left = r.forward.workspace_bytes;
     for (int i = 0; i <= both && !status; i++) {
-        status = lk_lce_check<T>(op, i ? &r.backward : &r.forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &c, &each[i]);
-        if (!status) lk_lce_choose(&c, each[i], left, &of[i]);
+        status = lk_lce_begin_step<T>(op, i ? &r.backward : &r.forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &c,
+                                      &planner);
+        if (!status) lk_lce_choose(&planner, left, &of[i]);
     }
     if (status) return status;
     const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
-    *plan = of[both];
+    *plan = lk_lce_answer(&planner, &of[both]);
     plan->workspace_bytes = budget - left + most, plan->minimum_bytes = r.least;
     plan->matmuls = of[0].matmuls + of[1].matmuls;
-    if (both) snprintf(plan->text, sizeof plan->text, "forward, then backward with %.250s", of[1].text);
+    char text[sizeof plan->text];
+    memcpy(text, plan->text, sizeof text);
+    if (both) snprintf(plan->text, sizeof plan->text, "forward, then backward with %.250s", text);
     return LK_OK;
 }
 
 /* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
 LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
-                               lk_lce_plan *plan)
+                               lk_linear_cross_entropy_plan *answer)
 {
     lk_lce_call c;
-    size_t smallest = 0;
-    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
+    lk_lce_planner planner;
+    lk_lce_plan plan;
+    if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     if (args && lk_lce_in_steps(args, direction))
-        return lk_lce_query_ranks<T>(op, args, direction, budget, least, plan);
-    const lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &smallest);
+        return lk_lce_query_ranks<T>(op, args, direction, budget, least, answer);
+    const lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &planner);
     if (status) return status;
-    if (budget < smallest && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, smallest);
-    lk_lce_choose(&c, smallest, budget < smallest ? smallest : budget, plan);
+    if (budget < planner.least && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, planner.least);
+    lk_lce_choose(&planner, budget < planner.least ? planner.least : budget, &plan);
+    *answer = lk_lce_answer(&planner, &plan);
     return LK_OK;
 }
 /* The limit of ..._workspace_bytes. It depends on the device alone and not on what is allocated there; so do the bits. */
@@ -1642,7 +1717,7 @@ LK_HOST size_t lk_lce_default_bytes(void)
 template <class T>
 LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
 {
-    lk_lce_plan plan = {};
+    lk_linear_cross_entropy_plan plan;
     const lk_status status = lk_lce_query<T>(op, args, direction, lk_lce_default_bytes(), true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;
@@ -1652,12 +1727,10 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
 {
     lk_lce_args with = {};
     lk_lce_call c;
-    lk_lce_workspace w;
-    size_t least = 0;
     if (!args || !bytes) return lk_fail(LK_ERR_NULL, op, "%s is NULL", args ? "bytes" : "args");
     with = *args, with.saved = &with;
-    const lk_status status = lk_lce_check<T>(op, &with, LK_LCE_FORWARD, true, &c, &least);
-    if (!status) *bytes = c.saves ? lk_lce_lay_out_saved(&c, NULL, &w) : 0;
+    const lk_status status = lk_lce_check<T>(op, &with, LK_LCE_FORWARD, true, &c, NULL);
+    if (!status) *bytes = c.saves ? lk_lce_saved_size(&c) : 0;
     return status;
 }
 

@@ -2,7 +2,8 @@
 /* lk_base.cuh - what every op stands on: status codes and their sentences, checks of arguments, the launch, the types and their
  * 16-byte accesses.
  *
- * The first half is plain C11 and needs no CUDA header. The second half is for nvcc, or for g++ with -DLK_SIMT -Itests/simt.
+ * The first half is plain C11 and needs no CUDA header, nor does the little arithmetic of the host behind it, in C++. The rest is
+ * for nvcc, or for g++ with -DLK_SIMT -Itests/simt.
  *
  * Needs: lk_ptx.cuh.
  */
@@ -100,6 +101,40 @@ LK_API int lk_version(void);
 #endif
 #endif
 
+#ifdef __cplusplus
+
+#define LK_HOST static inline
+#define LK_COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
+
+/* ---- Arithmetic of the host, without CUDA -------------------------------------------------------------------------------- */
+
+LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* A workspace while arrays are laid out in it, one after another, each at a multiple of `align` bytes from its base. */
+typedef struct {
+    uintptr_t base;
+    size_t used, align;
+} lk_arena;
+
+/* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
+LK_HOST void *lk_take_bytes(lk_arena *arena, bool wanted, int64_t bytes)
+{
+    if (!wanted) return NULL;
+    void *const array = (void *)(arena->base + arena->used);
+    const size_t most = (size_t)1 << 62, whole = (size_t)lk_ceil_div(bytes, (int64_t)arena->align) * arena->align;
+    arena->used = whole > most - arena->used ? most : arena->used + whole;
+    return array;
+}
+template <class E> LK_HOST void lk_take(E **array, lk_arena *arena, bool wanted, int64_t elements)
+{
+    *array = (E *)lk_take_bytes(arena, wanted, elements * (int64_t)sizeof(E));
+}
+
+#endif /* C++ */
+
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
 #include <float.h>
@@ -113,7 +148,6 @@ LK_API int lk_version(void);
 
 #include "lk_ptx.cuh"
 
-#define LK_HOST static inline
 #define LK_KERNEL static __global__
 
 /* LK_SHARED(float, sums, [32]); is `__shared__ float sums[32];`, written so that the simulator can give each block its own. */
@@ -289,19 +323,12 @@ typedef struct lk_tensor {
     const char *in_place[2] = {}; /* the tensors that it may be: the same pointer, rows that start at the same bytes */
 } lk_tensor;
 
-LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* a * b for numbers that are at least 0; INT64_MAX if the product is larger. */
 LK_HOST int64_t lk_count(int64_t a, int64_t b)
 {
     int64_t product;
     return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
-
-#define LK_COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 
 /* Takes the unused tensors out of a table; returns how many are left. */
 LK_HOST int lk_used_tensors(lk_tensor *list, int count)
@@ -503,26 +530,6 @@ LK_HOST lk_status lk_check_workspace(const char *op, const void *workspace, size
     if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
         return lk_fail(LK_ERR_WORKSPACE, op, "workspace is not aligned to %d bytes", LK_WORKSPACE_ALIGNMENT);
     return LK_OK;
-}
-
-/* A workspace while arrays are laid out in it, one after another, each at a multiple of `align` bytes from its base. */
-typedef struct {
-    uintptr_t base;
-    size_t used, align;
-} lk_arena;
-
-/* The next array; NULL if it is not wanted. More bytes than there can be do not wrap around to a few. */
-LK_HOST void *lk_take_bytes(lk_arena *arena, bool wanted, int64_t bytes)
-{
-    if (!wanted) return NULL;
-    void *const array = (void *)(arena->base + arena->used);
-    const size_t most = (size_t)1 << 62, whole = (size_t)lk_ceil_div(bytes, (int64_t)arena->align) * arena->align;
-    arena->used = whole > most - arena->used ? most : arena->used + whole;
-    return array;
-}
-template <class E> LK_HOST void lk_take(E **array, lk_arena *arena, bool wanted, int64_t elements)
-{
-    *array = (E *)lk_take_bytes(arena, wanted, elements * (int64_t)sizeof(E));
 }
 
 /* Compiled with -DLK_CHECK every launcher calls this before it launches, to find wrong pointers where they are made; otherwise

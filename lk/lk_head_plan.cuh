@@ -1,17 +1,80 @@
 // SPDX-License-Identifier: MIT
-/* lk_head_plan.cuh - the memory of linear_cross_entropy: the arrays of its workspace, and the plans that lk chooses from.
+/* lk_head_plan.cuh - the memory of linear_cross_entropy: the arrays of its workspace, the plans that lk chooses from, and what a
+ * plan is in words. Arithmetic alone, by the host: any C++17 compiler reads it, and there is no CUDA in it.
  *
- * A part of linear_cross_entropy.cuh, which includes it behind its struct. Alone it is empty.
+ *   what a call needs    lk_lce_shape: its sizes, and which tensors and options it has
+ *   how it is done       lk_lce_plan: the path, and the lengths of chunks, panels and slices
+ *   arrays               lk_lce_lay_out puts those of a plan into a workspace, or counts their bytes: lk_lce_workspace
+ *   the choice           lk_lce_plan_begin finds the smallest workspace of each path. lk_lce_choose takes the first plan of a
+ *                        list that fits into a budget (lk_lce_search), lk_lce_describe says it in words
  *
- * Needs: lk_gemm.cuh, lk_loss.cuh, lk_base.cuh.
+ *     lk_lce_shape shape = {};
+ *     shape.rows = 8192, shape.hidden = 4096, shape.vocab = 131072, ...;
+ *     lk_lce_planner planner;
+ *     lk_lce_plan plan;
+ *     lk_lce_plan_begin(&planner, &shape);
+ *     lk_lce_choose(&planner, budget, &plan);      with budget >= planner.least
+ *
+ * Plans themselves are described in lk/linear_cross_entropy.md.
+ *
+ * Needs: lk_base.cuh, lk_ptx.cuh.
  */
-#include "lk_gemm.cuh"
-#include "lk_loss.cuh"
-
-#if defined(LK_LINEAR_CROSS_ENTROPY_CUH) && !defined(LK_HEAD_PLAN_CUH)
+#ifndef LK_HEAD_PLAN_CUH
 #define LK_HEAD_PLAN_CUH
 
-#define LK_LCE_THREADS 256
+#include "lk_base.cuh"
+
+#ifdef __cplusplus
+
+#include <math.h>
+#include <stdio.h>
+
+/* The paths: LK_LINEAR_CROSS_ENTROPY_*. */
+enum { LK_LCE_PATH_CHUNKS = 1, LK_LCE_PATH_PANELS = 2, LK_LCE_PATH_FUSED = 3 };
+
+/* ---- What a plan follows from -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    int64_t rows;               /* tokens, or max_counted where rows are compacted */
+    int64_t hidden, vocab;
+    int64_t dweight_stride;
+    int64_t chunk_tokens, panel_vocab, slice_tokens; /* the caller's; 0: lk chooses */
+    void *dweight, *saved;      /* arrays may lie there. NULL: there is none */
+    const char *why_not_fused;  /* why fused is ruled out, where the text says it; else "" */
+    int path;                   /* the caller's; 0: lk chooses */
+    int type, logits_type, dweight_dtype; /* LK_DTYPE_*, not LK_DTYPE_T */
+    int clusters;               /* fused: that the device runs at a time, one per two SMs */
+    bool gives_loss, gradient, compact;
+    bool saves;                 /* forward leaves, or backward reads, `saved` */
+    bool split;                 /* the columns are split over ranks */
+    bool stores;                /* `saved` has logits, not exponentials */
+    bool fused;                 /* the plan may be, or must be, LK_LCE_PATH_FUSED */
+    bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
+    bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
+    bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
+} lk_lce_shape;
+
+/* How a call is done. */
+typedef struct {
+    int path;
+    int64_t chunk_tokens, panel_vocab; /* tokens of a chunk, columns of a panel; FUSED's forward: of a stretch with one state */
+    int64_t slice_tokens;       /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
+    int64_t kept_vocab;         /* FUSED: columns whose exponentials are kept */
+    int64_t lent_vocab;         /* of those, the ones that are kept in dweight's memory */
+    size_t bytes, need;         /* of the arrays; of the smallest workspace that it fits into. lk_lce_fits sets both */
+    size_t workspace_bytes;     /* this and what follows, once it is chosen: what the plan uses, cublas_bytes included */
+    size_t cublas_bytes;        /* cuBLASLt's part */
+    int64_t chunks, panels;
+    int matmuls, exact;         /* products of 2 * tokens * hidden * vocab operations; not 0: no 16-bit logits */
+} lk_lce_plan;
+
+#define LK_LCE_THREADS 256 /* of a block of the kernels for rows */
+
+/* FUSED's tiles are those of lk_gemm.cuh. */
+#define LK_LCE_TILE_COLS 256
+#define LK_LCE_PAIR_ROWS 256 /* of the two tiles of a cluster */
+
+/* ---- The arrays of the workspace ----------------------------------------------------------------------------------------- */
 
 /* At the start of the workspace. */
 typedef struct {
@@ -32,9 +95,15 @@ typedef struct {
     float entropic;
 } lk_lce_more;
 
+#define LK_LCE_STATE_BYTES 32 /* of an lk_ce_row */
 #define LK_LCE_ELSEWHERE INT32_MAX
 
 #define LK_LCE_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
+
+/* The first row with a target, and how many there are. */
+typedef struct alignas(8) {
+    int first, count;
+} lk_lce_owner;
 
 /* Columns whose exponentials are kept in dweight's memory. */
 #define LK_LCE_DWEIGHT_PARTS 3
@@ -55,7 +124,7 @@ typedef struct {
     float *loss, *z, *lse, *entropy; /* [rows] */
     int64_t *argmax;       /* [rows] */
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
-    lk_ce_row *states;     /* panels: [chunk], of all columns except for the target's */
+    void *states;          /* panels: lk_ce_row [chunk], of all columns except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
     lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
@@ -64,7 +133,7 @@ typedef struct {
     float *scale;          /* fused: [chunk], v of "Fused" below: a row's exponentials times v are its dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
-    int2 *owners;          /* fused: [vocab], of the rows with this target and a target_dz that is not 0: the first, how many */
+    lk_lce_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
@@ -84,8 +153,6 @@ typedef struct {
     size_t bytes;          /* of all but cublas */
 } lk_lce_workspace;
 
-/* ---- The arrays of the workspace ----------------------------------------------------------------------------------------- */
-
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
 #define LK_LCE_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take this part of the device's memory; on 80 GB it has all */
 #define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
@@ -104,7 +171,7 @@ LK_HOST int64_t lk_lce_min(int64_t a, int64_t b)
 
 LK_HOST int64_t lk_lce_bytes_of(int type)
 {
-    return lk_dtype_bytes<lk_f32>(type);
+    return type == LK_DTYPE_F32 ? 4 : 2;
 }
 
 /* Arrays begin at multiples of 256 wherever the memory begins, since cuBLASLt's algorithms depend on alignment. 256 bytes more
@@ -115,91 +182,87 @@ LK_HOST char *lk_lce_base(void *memory)
 }
 
 /* Whether dweight has sums of its own: it has 16 bits and several chunks. */
-LK_HOST bool lk_lce_sums_dweight(const lk_lce_call *c, int64_t chunk)
+LK_HOST bool lk_lce_sums_dweight(const lk_lce_shape *s, int64_t chunk)
 {
-    return c->a.dweight && c->a.dweight_dtype != LK_DTYPE_F32 && chunk < c->rows;
+    return s->dweight && s->dweight_dtype != LK_DTYPE_F32 && chunk < s->rows;
 }
 
 /* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. */
-LK_HOST bool lk_lce_slices(const lk_lce_call *c, int path)
+LK_HOST bool lk_lce_slices(const lk_lce_shape *s, int path)
 {
-    const bool wider = c->type != LK_DTYPE_F32 && c->logits_type == LK_DTYPE_F32;
-    return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->gradient && wider && !c->stores;
+    const bool wider = s->type != LK_DTYPE_F32 && s->logits_type == LK_DTYPE_F32;
+    return path == LK_LCE_PATH_CHUNKS && s->gradient && wider && !s->stores;
 }
 
 /* Whether dweight's memory may be scratch until it is written. */
-LK_HOST bool lk_lce_lends(const lk_lce_call *c)
+LK_HOST bool lk_lce_lends(const lk_lce_shape *s)
 {
-    const lk_lce_args &a = c->a;
-    return a.dweight && !a.accumulate && a.dweight_stride == a.hidden && (uintptr_t)a.dweight % 256 == 0;
+    return s->dweight && !s->accumulate && s->dweight_stride == s->hidden && (uintptr_t)s->dweight % 256 == 0;
 }
 
 /* The rows of logits that fit into dweight, until its one product or its sums are written. */
-LK_HOST int64_t lk_lce_rows_in_dweight(const lk_lce_call *c, int64_t chunk)
+LK_HOST int64_t lk_lce_rows_in_dweight(const lk_lce_shape *s, int64_t chunk)
 {
-    const lk_lce_args &a = c->a;
-    if (!lk_lce_lends(c) || !(chunk >= c->rows || lk_lce_sums_dweight(c, chunk))) return 0;
-    return a.vocab * a.hidden * lk_lce_bytes_of(a.dweight_dtype) / (lk_lce_round_up(a.vocab, 64) * 4);
+    if (!lk_lce_lends(s) || !(chunk >= s->rows || lk_lce_sums_dweight(s, chunk))) return 0;
+    return s->vocab * s->hidden * lk_lce_bytes_of(s->dweight_dtype) / (lk_lce_round_up(s->vocab, 64) * 4);
 }
 
 /* The number of tail columns, which have matmuls of their own: cuBLASLt is several times slower with 16-bit factors whose rows
  * are no multiple of 8. TF32 is assumed to be alike. */
-LK_HOST int64_t lk_lce_tail_cols(const lk_lce_call *c, int64_t cols)
+LK_HOST int64_t lk_lce_tail_cols(const lk_lce_shape *s, int64_t cols)
 {
-    return cols > 8 && (c->type != LK_DTYPE_F32 || c->a.tf32) ? cols % 8 : 0;
+    return cols > 8 && (s->type != LK_DTYPE_F32 || s->tf32) ? cols % 8 : 0;
 }
 
 /* Whether stored logits take more time than FUSED, if both have as many matmuls: above `few` columns, and with a tail. */
-LK_HOST bool lk_lce_many_columns(const lk_lce_call *c, int64_t few)
+LK_HOST bool lk_lce_many_columns(const lk_lce_shape *s, int64_t few)
 {
-    const int64_t vocab = c->a.vocab;
-    return vocab > few || (vocab > LK_LCE_WIDE && lk_lce_tail_cols(c, vocab));
+    const int64_t vocab = s->vocab;
+    return vocab > few || (vocab > LK_LCE_WIDE && lk_lce_tail_cols(s, vocab));
 }
 
 /* Whether dx of a chunk is summed in f32 of the workspace: over panels, and in f16 with tail columns, since each of two sums
  * that nearly cancel may be beyond f16's range. */
-LK_HOST bool lk_lce_sums_dx(const lk_lce_call *c, int path)
+LK_HOST bool lk_lce_sums_dx(const lk_lce_shape *s, int path)
 {
-    if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return c->type == LK_DTYPE_F16 && lk_lce_tail_cols(c, c->a.vocab);
-    return c->type != LK_DTYPE_F32 || c->compact;
+    if (path == LK_LCE_PATH_CHUNKS) return s->type == LK_DTYPE_F16 && lk_lce_tail_cols(s, s->vocab);
+    return s->type != LK_DTYPE_F32 || s->compact;
 }
 
 /* The arrays that every plan has. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_call *c, bool fused, int64_t chunk, lk_arena *arena)
+LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, int64_t chunk, lk_arena *arena)
 {
-    const lk_lce_args &a = c->a;
-    const int64_t rows = c->rows;
-    const bool mean = a.reduction == LK_REDUCTION_MEAN;
+    const int64_t rows = s->rows;
     lk_lce_workspace w = {};
-    w.x_stride = lk_lce_round_up(a.hidden, 64);
-    w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(a.vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
+    w.x_stride = lk_lce_round_up(s->hidden, 64);
+    w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(s->vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
     lk_take(&w.counts, arena, true, 1);
     lk_take(&w.target, arena, true, rows);
-    lk_take(&w.weight, arena, a.class_weight, rows);
-    lk_take(&w.token, arena, c->compact, rows);
-    lk_take(&w.factor, arena, c->gradient, rows);
-    lk_take(&w.dlse, arena, c->gradient && a.dlse, rows);
-    lk_take(&w.dentropy, arena, c->gradient && a.dentropy, rows);
-    lk_take(&w.loss, arena, c->gives_loss && a.loss, rows);
-    lk_take(&w.z, arena, c->gives_loss && a.z_loss_out && a.z_loss > 0.0f, rows);
+    lk_take(&w.weight, arena, s->class_weight, rows);
+    lk_take(&w.token, arena, s->compact, rows);
+    lk_take(&w.factor, arena, s->gradient, rows);
+    lk_take(&w.dlse, arena, s->gradient && s->dlse, rows);
+    lk_take(&w.dentropy, arena, s->gradient && s->dentropy, rows);
+    lk_take(&w.loss, arena, s->gives_loss && s->loss, rows);
+    lk_take(&w.z, arena, s->gives_loss && s->z_loss_out && s->z_loss, rows);
     lk_take(&w.lse, arena, true, rows);
-    lk_take(&w.entropy, arena, a.entropy || a.dentropy, rows);
-    lk_take(&w.argmax, arena, a.argmax, rows);
-    w.bias = lk_take_bytes(arena, a.bias, a.vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : c->logits_type));
-    const bool scaled = a.class_weight && mean && !a.denominator && a.z_loss > 0.0f && !(c->split && c->gives_loss);
-    lk_take(&w.class_weight, arena, scaled, a.vocab);
-    lk_take(&w.dbias, arena, a.dbias, w.splits * a.vocab);
-    w.x = lk_take_bytes(arena, c->compact, chunk * w.x_stride * lk_lce_bytes_of(c->type));
+    lk_take(&w.entropy, arena, s->entropy || s->dentropy, rows);
+    lk_take(&w.argmax, arena, s->argmax, rows);
+    w.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
+    const bool scaled = s->class_weight && s->mean && !s->denominator && s->z_loss && !(s->split && s->gives_loss);
+    lk_take(&w.class_weight, arena, scaled, s->vocab);
+    lk_take(&w.dbias, arena, s->dbias, w.splits * s->vocab);
+    w.x = lk_take_bytes(arena, s->compact, chunk * w.x_stride * lk_lce_bytes_of(s->type));
     return w;
 }
 
-/* The arrays of a.saved; returns their bytes. Logits lie where those of a slice would: dZ has memory of its own. */
-LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_workspace *w)
+/* The arrays of s->saved; returns their bytes. Logits lie where those of a slice would: dZ has memory of its own. */
+LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_shape *s, void *saved, lk_lce_workspace *w)
 {
-    const int64_t rows = c->rows, stride = lk_lce_round_up(c->a.vocab, 64);
+    const int64_t rows = s->rows, stride = lk_lce_round_up(s->vocab, 64);
     lk_arena arena = {(uintptr_t)lk_lce_base(saved), 0, 256};
     w->logits_stride = stride;
-    if (c->stores) w->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_lce_bytes_of(c->logits_type));
+    if (s->stores) w->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_lce_bytes_of(s->logits_type));
     else {
         lk_take(&w->base, &arena, true, rows);
         lk_take(&w->others, &arena, true, rows);
@@ -210,38 +273,37 @@ LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_call *c, void *saved, lk_lce_wo
 }
 
 /* The arrays of a plan that stores logits. Without slices dZ overwrites them. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
+LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)
 {
-    const lk_lce_args &a = c->a;
-    const bool panels = plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS;
+    const bool panels = plan->path == LK_LCE_PATH_PANELS;
     const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
     lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace w = lk_lce_lay_out_rows(c, false, chunk, &arena);
+    lk_lce_workspace w = lk_lce_lay_out_rows(s, false, chunk, &arena);
     w.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
-    lk_take(&w.others, &arena, panels, c->rows);
-    lk_take(&w.states, &arena, panels, chunk);
-    lk_take(&w.dx, &arena, a.dx && lk_lce_sums_dx(c, plan->path), chunk * a.hidden);
-    lk_take(&w.dweight, &arena, lk_lce_sums_dweight(c, chunk), a.vocab * a.hidden);
-    const int64_t in_dweight = slice ? lk_lce_rows_in_dweight(c, chunk) : 0;
-    const int64_t row = w.logits_stride * lk_lce_bytes_of(slice || c->stores ? c->type : c->logits_type);
-    w.logits = lk_take_bytes(&arena, !c->stores || c->gradient, chunk * row);
+    lk_take(&w.others, &arena, panels, s->rows);
+    w.states = lk_take_bytes(&arena, panels, chunk * LK_LCE_STATE_BYTES);
+    lk_take(&w.dx, &arena, s->dx && lk_lce_sums_dx(s, plan->path), chunk * s->hidden);
+    lk_take(&w.dweight, &arena, lk_lce_sums_dweight(s, chunk), s->vocab * s->hidden);
+    const int64_t in_dweight = slice ? lk_lce_rows_in_dweight(s, chunk) : 0;
+    const int64_t row = w.logits_stride * lk_lce_bytes_of(slice || s->stores ? s->type : s->logits_type);
+    w.logits = lk_take_bytes(&arena, !s->stores || s->gradient, chunk * row);
     lk_take(&w.slice, &arena, slice > in_dweight, slice * w.logits_stride);
-    if (slice && slice <= in_dweight) w.slice = (float *)a.dweight;
-    if (c->stores) (void)lk_lce_lay_out_saved(c, a.saved, &w);
+    if (slice && slice <= in_dweight) w.slice = (float *)s->dweight;
+    if (s->stores) (void)lk_lce_lay_out_saved(s, s->saved, &w);
     w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
     return w;
 }
 
 /* FUSED: tiles of a stretch: the fewest rounds of all clusters, then the fewest stretches, at most `most`. */
-LK_HOST int lk_lce_stretch(const lk_lce_call *c, int64_t rows, int64_t cols, int64_t most)
+LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, int64_t most)
 {
-    const int64_t pairs = lk_ceil_div(rows, 2 * LK_GEMM_ROWS), tiles = lk_ceil_div(cols, LK_GEMM_COLS);
+    const int64_t pairs = lk_ceil_div(rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_LCE_TILE_COLS);
     int64_t best = tiles;
-    double least = (double)lk_ceil_div(pairs, c->clusters) * ((double)tiles + 0.01);
+    double least = (double)lk_ceil_div(pairs, s->clusters) * ((double)tiles + 0.01);
     for (int64_t stretch = tiles; stretch > 1;) {
         stretch = lk_ceil_div(stretch, 2);
         const int64_t stretches = lk_ceil_div(tiles, stretch), items = pairs * stretches;
-        const double time = (double)lk_ceil_div(items, c->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
+        const double time = (double)lk_ceil_div(items, s->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
         if (time < 0.995 * least && stretches <= most && items < 1 << 30) best = stretch, least = time;
     }
     return (int)best;
@@ -249,71 +311,69 @@ LK_HOST int lk_lce_stretch(const lk_lce_call *c, int64_t rows, int64_t cols, int
 
 /* The most stretches where exponentials or dZ are made: their states take half of the copy of x that may overwrite them, or
  * 1 KiB per row. */
-LK_HOST int64_t lk_lce_most_stretches(const lk_lce_call *c)
+LK_HOST int64_t lk_lce_most_stretches(const lk_lce_shape *s)
 {
-    return c->a.hidden / 16 > 64 ? c->a.hidden / 16 : 64;
+    return s->hidden / 16 > 64 ? s->hidden / 16 : 64;
 }
 
 /* The memory of dweight that FUSED borrows. Rows of dweight may be written once the exponentials in them have been used. So the
  * first part lies behind the rows of its own columns. The rows of the second part's columns may be where the first part was,
  * and so on: each part is `times` as large as the one before. Returns all their columns. */
-LK_HOST int64_t lk_lce_borrow(const lk_lce_call *c, lk_lce_dweight_part (&dweight_parts)[LK_LCE_DWEIGHT_PARTS])
+LK_HOST int64_t lk_lce_borrow(const lk_lce_shape *s, lk_lce_dweight_part (&dweight_parts)[LK_LCE_DWEIGHT_PARTS])
 {
-    const lk_lce_args &a = c->a;
-    const int64_t row = a.hidden * lk_lce_bytes_of(a.dweight_dtype), each = 2 * c->rows, tile = LK_GEMM_COLS;
+    const int64_t row = s->hidden * lk_lce_bytes_of(s->dweight_dtype), each = 2 * s->rows, tile = LK_LCE_TILE_COLS;
     const double times = (double)each / (double)row;
-    int64_t first = 0, free = (int64_t)((double)a.vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
-    if (!lk_lce_lends(c)) free = 0;
+    int64_t first = 0, free = (int64_t)((double)s->vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
+    if (!lk_lce_lends(s)) free = 0;
     /* Rows of dweight before `free` hold no exponentials. Those of columns before `first` have their place. */
     for (lk_lce_dweight_part &part : dweight_parts) {
-        const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(a.vocab - free) / times)) / tile * tile;
-        part = {first, free > 0 && cols > 0 ? cols : 0, (char *)a.dweight + free * row};
+        const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(s->vocab - free) / times)) / tile * tile;
+        part = {first, free > 0 && cols > 0 ? cols : 0, (char *)s->dweight + free * row};
         first += part.cols, free += lk_ceil_div(part.cols * each, 256 * row) * 256;
     }
     return first;
 }
 
 /* The arrays of FUSED. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
+LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)
 {
-    const lk_lce_args &a = c->a;
-    const int64_t rows = c->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
-    const int64_t width = kept < a.vocab && plan->panel_vocab > own ? plan->panel_vocab : own;
-    const int64_t tiles = lk_ceil_div(a.vocab, LK_GEMM_COLS), pair = 2 * LK_GEMM_ROWS * LK_GEMM_COLS;
-    const int64_t pairs = lk_ceil_div(chunk, 2 * LK_GEMM_ROWS), cols = lk_ceil_div(a.hidden, LK_GEMM_COLS);
-    const int64_t alone = lk_ceil_div(a.vocab, plan->panel_vocab); /* stretches of forward by itself */
-    const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(c, chunk, a.vocab, lk_lce_most_stretches(c)));
-    const bool keeps = c->gives_loss && kept, more = c->gives_loss && (a.entropy || a.argmax || a.dentropy);
-    const bool panels = c->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < a.vocab);
+    const int64_t rows = s->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
+    const int64_t width = kept < s->vocab && plan->panel_vocab > own ? plan->panel_vocab : own;
+    const int64_t tiles = lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pair = LK_LCE_PAIR_ROWS * LK_LCE_TILE_COLS;
+    const int64_t pairs = lk_ceil_div(chunk, LK_LCE_PAIR_ROWS), cols = lk_ceil_div(s->hidden, LK_LCE_TILE_COLS);
+    const int64_t alone = lk_ceil_div(s->vocab, plan->panel_vocab); /* stretches of forward by itself */
+    const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(s, chunk, s->vocab, lk_lce_most_stretches(s)));
+    const bool keeps = s->gives_loss && kept, more = s->gives_loss && (s->entropy || s->argmax || s->dentropy);
+    const bool panels = s->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < s->vocab);
     lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace w = lk_lce_lay_out_rows(c, true, chunk, &arena);
-    if (c->saves) (void)lk_lce_lay_out_saved(c, a.saved, &w);
+    lk_lce_workspace w = lk_lce_lay_out_rows(s, true, chunk, &arena);
+    if (s->saves) (void)lk_lce_lay_out_saved(s, s->saved, &w);
     else lk_take(&w.logit, &arena, true, rows);
-    lk_take(&w.target_dz, &arena, c->gradient, rows);
-    lk_take(&w.owners, &arena, a.dweight || a.dbias, a.vocab);
-    if (!c->gives_loss && (!c->saves || c->split)) lk_take(&w.others, &arena, true, rows);
-    lk_take(&w.scale, &arena, c->gradient && kept, chunk);
+    lk_take(&w.target_dz, &arena, s->gradient, rows);
+    lk_take(&w.owners, &arena, s->dweight || s->dbias, s->vocab);
+    if (!s->gives_loss && (!s->saves || s->split)) lk_take(&w.others, &arena, true, rows);
+    lk_take(&w.scale, &arena, s->gradient && kept, chunk);
     lk_arena instead = arena; /* v x overwrites what the factor kernel is the last to read */
     lk_take(&w.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
-    w.stretches = c->gradient || c->saves ? some : alone;
-    lk_take(&w.sums, &arena, c->gives_loss || !kept, chunk * w.stretches);
+    w.stretches = s->gradient || s->saves ? some : alone;
+    lk_take(&w.sums, &arena, s->gives_loss || !kept, chunk * w.stretches);
     lk_take(&w.more, &arena, more, chunk * w.stretches);
-    lk_take(&w.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_GEMM_COLS));
-    w.scaled_x = lk_take_bytes(&instead, kept && a.dweight, chunk * w.x_stride * 2);
+    lk_take(&w.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_LCE_TILE_COLS));
+    w.scaled_x = lk_take_bytes(&instead, kept && s->dweight, chunk * w.x_stride * 2);
     if (arena.used < instead.used) arena = instead;
-    lk_take(&w.low, &arena, lk_lce_sums_dweight(c, chunk), tiles * cols * pair);
-    lk_take(&w.low_dx, &arena, a.dx && panels, pairs * cols * pair);
-    if (!c->saves) w.logits_stride = lk_lce_round_up(width, 64);
-    if (!c->saves) w.logits = lk_take_bytes(&arena, c->gradient, chunk * w.logits_stride * 2);
-    if (plan->lent_vocab) (void)lk_lce_borrow(c, w.dweight_parts);
+    lk_take(&w.low, &arena, lk_lce_sums_dweight(s, chunk), tiles * cols * pair);
+    lk_take(&w.low_dx, &arena, s->dx && panels, pairs * cols * pair);
+    if (!s->saves) w.logits_stride = lk_lce_round_up(width, 64);
+    if (!s->saves) w.logits = lk_take_bytes(&arena, s->gradient, chunk * w.logits_stride * 2);
+    if (plan->lent_vocab) (void)lk_lce_borrow(s, w.dweight_parts);
     w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
     return w;
 }
 
-LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_call *c, const lk_lce_plan *plan, void *workspace)
+LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)
 {
-    return plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED ? lk_lce_lay_out_fused(c, plan, workspace)
-                                                       : lk_lce_lay_out_stored(c, plan, workspace);
+    return plan->path == LK_LCE_PATH_FUSED ? lk_lce_lay_out_fused(s, plan, workspace)
+                                                       : lk_lce_lay_out_stored(s, plan, workspace);
 }
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
@@ -328,21 +388,48 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
 
 /* Whether cuBLASLt gets memory. In FUSED it does where it makes dweight: all but sums over chunks in 16 bits. The sample of
  * the logits gets no more than that. */
-LK_HOST bool lk_lce_needs_cublas(const lk_lce_call *c, const lk_lce_plan *plan)
+LK_HOST bool lk_lce_needs_cublas(const lk_lce_shape *s, const lk_lce_plan *plan)
 {
-    return plan->path != LK_LINEAR_CROSS_ENTROPY_FUSED || (c->a.dweight && !lk_lce_sums_dweight(c, plan->chunk_tokens));
+    return plan->path != LK_LCE_PATH_FUSED || (s->dweight && !lk_lce_sums_dweight(s, plan->chunk_tokens));
 }
 
-/* The smallest workspace that this plan fits into. Whatever the budget is, a plan needs the same. */
-LK_HOST size_t lk_lce_need(const lk_lce_call *c, const lk_lce_plan *plan)
+/* Plans on their way to a choice: how many bytes each candidate needs is found once. */
+#define LK_LCE_CANDIDATES 64 /* that are remembered; more are counted again */
+typedef struct {
+    lk_lce_shape shape;
+    size_t smallest[LK_LCE_PATH_FUSED + 1]; /* of a path's plans: the smallest workspace; SIZE_MAX: the path cannot be */
+    size_t least;                           /* of all plans; in an open query FUSED may still be ruled out */
+    int candidates;
+    lk_lce_plan seen[LK_LCE_CANDIDATES];
+} lk_lce_planner;
+
+/* Counts the plan's bytes. Whatever the budget is, a plan needs the same. */
+LK_HOST void lk_lce_count_bytes(const lk_lce_shape *s, lk_lce_plan *plan)
 {
-    const size_t bytes = lk_lce_lay_out(c, plan, NULL).bytes;
-    const bool fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    return bytes + (lk_lce_needs_cublas(c, plan) ? lk_lce_reserve(bytes, fused) : 0);
+    const bool fused = plan->path == LK_LCE_PATH_FUSED;
+    plan->bytes = lk_lce_lay_out(s, plan, NULL).bytes;
+    plan->need = plan->bytes + (lk_lce_needs_cublas(s, plan) ? lk_lce_reserve(plan->bytes, fused) : 0);
 }
-LK_HOST bool lk_lce_fits(const lk_lce_call *c, const lk_lce_plan *plan, size_t budget)
+
+/* The smallest workspace that this plan fits into. */
+LK_HOST size_t lk_lce_need(lk_lce_planner *p, lk_lce_plan *plan)
 {
-    return plan->chunk_tokens > 0 && lk_lce_need(c, plan) <= budget;
+    const int known = p->candidates < LK_LCE_CANDIDATES ? p->candidates : LK_LCE_CANDIDATES;
+    for (int i = known - 1; i >= 0; i--) {
+        const lk_lce_plan *const seen = &p->seen[i];
+        if (seen->chunk_tokens != plan->chunk_tokens || seen->panel_vocab != plan->panel_vocab || seen->path != plan->path ||
+            seen->slice_tokens != plan->slice_tokens || seen->kept_vocab != plan->kept_vocab ||
+            seen->lent_vocab != plan->lent_vocab) continue;
+        plan->bytes = seen->bytes, plan->need = seen->need;
+        return plan->need;
+    }
+    lk_lce_count_bytes(&p->shape, plan);
+    p->seen[p->candidates++ % LK_LCE_CANDIDATES] = *plan;
+    return plan->need;
+}
+LK_HOST bool lk_lce_fits(lk_lce_planner *p, lk_lce_plan *plan, size_t budget)
+{
+    return plan->chunk_tokens > 0 && lk_lce_need(p, plan) <= budget;
 }
 
 /* The length of the fewest about equal parts of at most `most`, rounded up to a multiple of `whole`. */
@@ -359,115 +446,140 @@ LK_HOST lk_lce_plan lk_lce_stored_plan(int path, int64_t chunk, int64_t panel, i
     return plan;
 }
 
+/* A search for the largest number that fits: low does, high does not. Their needs; 0: not known. */
+typedef struct {
+    int64_t low, high;
+    size_t low_need, high_need;
+    int tries;
+} lk_lce_bracket;
+
+/* The number to try next: where the line through both needs meets the budget, since needs grow about so. Every third time the
+ * middle, in case they do not. */
+LK_HOST int64_t lk_lce_between(lk_lce_bracket *b, size_t budget)
+{
+    const double per_one = (double)(b->high_need - b->low_need) / (double)(b->high - b->low);
+    const int64_t line = b->low_need ? (int64_t)((double)(budget - b->low_need) / per_one) : 1;
+    const int64_t step = b->tries++ % 3 == 2 ? (b->high - b->low) / 2 : line;
+    return b->low + lk_lce_min(step > 1 ? step : 1, b->high - b->low - 1);
+}
+LK_HOST void lk_lce_narrow(lk_lce_bracket *b, int64_t tried, size_t need, size_t budget)
+{
+    if (need <= budget) b->low = tried, b->low_need = need;
+    else b->high = tried, b->high_need = need;
+}
+
 /* Gives the plan the tokens of a chunk within the budget: all, or those of the fewest equal chunks. False: they would be fewer
  * than `fewest`. */
-LK_HOST bool lk_lce_fit_chunk(const lk_lce_call *c, lk_lce_plan *plan, size_t budget, int64_t fewest)
+LK_HOST bool lk_lce_fit_chunk(lk_lce_planner *p, lk_lce_plan *plan, size_t budget, int64_t fewest)
 {
-    const int64_t given = c->a.chunk_tokens, whole = 128;
-    plan->chunk_tokens = given ? given : c->rows;
-    if (given || lk_lce_fits(c, plan, budget)) return lk_lce_fits(c, plan, budget);
-    int64_t low = 0, high = c->rows; /* low fits, high does not */
-    while (high - low > 1) {
-        plan->chunk_tokens = low + (high - low) / 2;
-        *(lk_lce_fits(c, plan, budget) ? &low : &high) = plan->chunk_tokens;
+    const int64_t given = p->shape.chunk_tokens, rows = p->shape.rows, whole = 128;
+    plan->chunk_tokens = given ? given : rows;
+    const bool fits = lk_lce_fits(p, plan, budget);
+    if (given || fits || fewest >= rows) return fits;
+    lk_lce_bracket b = {0, rows, 0, plan->need, 0};
+    while (b.high - b.low > 1) {
+        plan->chunk_tokens = lk_lce_between(&b, budget);
+        lk_lce_narrow(&b, plan->chunk_tokens, lk_lce_need(p, plan), budget);
     }
-    plan->chunk_tokens = low < whole ? low : lk_lce_equal(c->rows, low / whole * whole, whole);
-    if (plan->chunk_tokens < fewest && plan->chunk_tokens < lk_lce_equal(c->rows, fewest, whole)) return false;
-    return lk_lce_fits(c, plan, budget);
+    plan->chunk_tokens = b.low < whole ? b.low : lk_lce_equal(rows, b.low / whole * whole, whole);
+    if (plan->chunk_tokens < fewest && plan->chunk_tokens < lk_lce_equal(rows, fewest, whole)) return false;
+    return lk_lce_fits(p, plan, budget);
 }
 
 /* The columns of the fewest about equal panels of at most `most`. */
-LK_HOST int64_t lk_lce_panel_cols(const lk_lce_call *c, int64_t most)
+LK_HOST int64_t lk_lce_panel_cols(const lk_lce_shape *s, int64_t most)
 {
-    return c->a.panel_vocab ? c->a.panel_vocab : lk_lce_equal(c->a.vocab, most, 128);
+    return s->panel_vocab ? s->panel_vocab : lk_lce_equal(s->vocab, most, 128);
 }
 
-LK_HOST bool lk_lce_may_be(const lk_lce_call *c, int path)
+LK_HOST bool lk_lce_may_be(const lk_lce_shape *s, int path)
 {
-    if (c->saves) return path == (c->stores ? LK_LINEAR_CROSS_ENTROPY_CHUNKS : LK_LINEAR_CROSS_ENTROPY_FUSED);
-    if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && c->split) return false; /* its kernels see whole rows */
-    return path == LK_LINEAR_CROSS_ENTROPY_FUSED ? c->fused : !c->a.path || c->a.path == path;
+    if (s->saves) return path == (s->stores ? LK_LCE_PATH_CHUNKS : LK_LCE_PATH_FUSED);
+    if (path == LK_LCE_PATH_CHUNKS && s->split) return false; /* its kernels see whole rows */
+    return path == LK_LCE_PATH_FUSED ? s->fused : !s->path || s->path == path;
 }
 
 /* A plan of FUSED. kept: the columns whose exponentials are kept, the first `in_dweight` of them in dweight. */
 LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t in_dweight, int64_t panel)
 {
     lk_lce_plan plan = {};
-    plan.path = LK_LINEAR_CROSS_ENTROPY_FUSED, plan.chunk_tokens = chunk;
+    plan.path = LK_LCE_PATH_FUSED, plan.chunk_tokens = chunk;
     plan.kept_vocab = kept, plan.lent_vocab = in_dweight, plan.panel_vocab = panel;
     return plan;
 }
 
 /* Whether forward_backward may keep exponentials: where dZ is one factor per row times them. Then it may have chunks of tokens
  * too. */
-LK_HOST bool lk_lce_keeps(const lk_lce_call *c)
+LK_HOST bool lk_lce_keeps(const lk_lce_shape *s)
 {
-    const lk_lce_args &a = c->a;
-    const bool more = a.label_smoothing > 0.0f || a.entropy || a.argmax || a.dentropy;
-    return c->gradient && c->gives_loss && !more && !a.panel_vocab;
+    const bool more = s->label_smoothing || s->entropy || s->argmax || s->dentropy;
+    return s->gradient && s->gives_loss && !more && !s->panel_vocab;
 }
 
 /* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all
  * clusters for the logits and for dweight, times the length of their sums, and a round and a half for a panel's own costs. */
-LK_HOST int64_t lk_lce_even_panel(const lk_lce_call *c, int64_t tiles, int64_t most)
+LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t most)
 {
-    const int64_t hidden = c->a.hidden, cols = lk_ceil_div(hidden, LK_GEMM_COLS);
-    const int64_t pairs = lk_ceil_div(c->rows, 2 * LK_GEMM_ROWS);
+    const int64_t hidden = s->hidden, cols = lk_ceil_div(hidden, LK_LCE_TILE_COLS);
+    const int64_t pairs = lk_ceil_div(s->rows, LK_LCE_PAIR_ROWS);
     int64_t best = most;
     double least = INFINITY;
-    if (most >= tiles) return tiles * LK_GEMM_COLS;
+    if (most >= tiles) return tiles * LK_LCE_TILE_COLS;
     for (int64_t t = most; t > 0 && t >= most / 2; t--) {
         double time = 0.0;
-        for (int64_t part : {t, tiles % t}) {
-            const double logits = (double)lk_ceil_div(pairs * part, c->clusters);
-            const double dweight = (double)lk_ceil_div(cols * part, c->clusters);
-            const double each = (logits + 1.5) * (double)hidden + dweight * (double)c->rows;
-            time += part == t ? each * (double)(tiles / t) : part ? each : 0.0;
+        for (int last = 0; last < 2; last++) {
+            const int64_t part = last ? tiles % t : t;
+            const double logits = (double)lk_ceil_div(pairs * part, s->clusters);
+            const double dweight = (double)lk_ceil_div(cols * part, s->clusters);
+            const double each = (logits + 1.5) * (double)hidden + dweight * (double)s->rows;
+            time += !last ? each * (double)(tiles / t) : part ? each : 0.0;
         }
         if (time < least) best = t, least = time;
     }
-    return best * LK_GEMM_COLS;
+    return best * LK_LCE_TILE_COLS;
 }
 
 /* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all, if the workspace has room for them;
  * else of some, in dweight and in the workspace; else of none. The other columns are made again, a panel at a time. narrow: the
  * fewest columns of a panel. */
-LK_HOST bool lk_lce_plan_at_once(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
+LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
-    const int64_t vocab = c->a.vocab, tile = LK_GEMM_COLS, given = lk_lce_round_up(c->a.panel_vocab, tile);
+    const lk_lce_shape *const s = &p->shape;
+    const int64_t vocab = s->vocab, tile = LK_LCE_TILE_COLS, given = lk_lce_round_up(s->panel_vocab, tile);
     lk_lce_dweight_part dweight_parts[LK_LCE_DWEIGHT_PARTS];
     if (given) {
-        *plan = lk_lce_fused_plan(c->rows, 0, 0, lk_lce_min(given, vocab));
-        return lk_lce_fits(c, plan, budget);
+        *plan = lk_lce_fused_plan(s->rows, 0, 0, lk_lce_min(given, vocab));
+        return lk_lce_fits(p, plan, budget);
     }
-    *plan = lk_lce_fused_plan(c->rows, vocab, 0, vocab);
-    if (lk_lce_keeps(c) && lk_lce_fits(c, plan, budget)) return true;
-    for (int keeps = lk_lce_keeps(c); keeps >= 0; keeps--) {
-        const int64_t in_dweight = keeps ? lk_lce_borrow(c, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
-        int64_t low = 0, high = all + 1; /* tiles: low fits, high does not. All come first: they need no sums of dx */
-        for (int64_t tiles = all; high - low > 1; tiles = low + (high - low) / 2) {
+    *plan = lk_lce_fused_plan(s->rows, vocab, 0, vocab);
+    if (lk_lce_keeps(s) && lk_lce_fits(p, plan, budget)) return true;
+    for (int keeps = lk_lce_keeps(s); keeps >= 0; keeps--) {
+        const int64_t in_dweight = keeps ? lk_lce_borrow(s, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
+        lk_lce_bracket b = {0, all + 1, 0, 0, 0}; /* tiles. All come first: they need no sums of dx */
+        for (int64_t tiles = all; b.high - b.low > 1; tiles = lk_lce_between(&b, budget)) {
             const int64_t cols = lk_lce_min(tiles * tile, vocab - in_dweight);
-            *plan = lk_lce_fused_plan(c->rows, keeps ? in_dweight + cols : 0, in_dweight, cols);
-            *(lk_lce_fits(c, plan, budget) ? &low : &high) = tiles;
+            *plan = lk_lce_fused_plan(s->rows, keeps ? in_dweight + cols : 0, in_dweight, cols);
+            lk_lce_narrow(&b, tiles, lk_lce_need(p, plan), budget);
         }
         const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* keeping costs a copy of x */
-        if (low == 0 || (low < all && low * tile < fewest)) continue;
-        const int64_t cols = lk_lce_min(low * tile, vocab - in_dweight), kept = keeps ? in_dweight + cols : 0;
-        const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(c, lk_ceil_div(vocab - kept, tile), low);
-        *plan = lk_lce_fused_plan(c->rows, kept, in_dweight, lk_lce_min(panel, vocab));
+        if (b.low == 0 || (b.low < all && b.low * tile < fewest)) continue;
+        const int64_t cols = lk_lce_min(b.low * tile, vocab - in_dweight), kept = keeps ? in_dweight + cols : 0;
+        const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(s, lk_ceil_div(vocab - kept, tile), b.low);
+        *plan = lk_lce_fused_plan(s->rows, kept, in_dweight, lk_lce_min(panel, vocab));
         return true;
     }
     return false;
 }
 
 /* FUSED with about the fewest chunks of tokens that fit. It keeps all exponentials of a chunk, and sums dweight. */
-LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
+LK_HOST bool lk_lce_plan_fused_chunks(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
 {
-    const int64_t given = c->a.chunk_tokens, whole = 2 * LK_GEMM_ROWS;
-    for (int64_t chunks = 1; lk_lce_keeps(c); chunks += 1 + chunks / 16) {
-        const int64_t chunk = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(c->rows, chunks), whole), c->rows);
-        *plan = lk_lce_fused_plan(chunk, c->a.vocab, 0, c->a.vocab);
-        if (lk_lce_fits(c, plan, budget)) return true;
+    const lk_lce_shape *const s = &p->shape;
+    const int64_t given = s->chunk_tokens, whole = LK_LCE_PAIR_ROWS, row = lk_lce_round_up(s->vocab, 64) * 2;
+    for (int64_t chunks = 1; lk_lce_keeps(s); chunks += 1 + chunks / 16) {
+        const int64_t chunk = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(s->rows, chunks), whole), s->rows);
+        *plan = lk_lce_fused_plan(chunk, s->vocab, 0, s->vocab);
+        if ((size_t)(chunk * row) <= budget && lk_lce_fits(p, plan, budget)) return true; /* exponentials alone may not fit */
         if (given || chunk <= whole) break;
     }
     return false;
@@ -476,177 +588,179 @@ LK_HOST bool lk_lce_plan_fused_chunks(const lk_lce_call *c, size_t budget, lk_lc
 /* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
  * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates
  * (bench/results/choices/linear_cross_entropy.md). */
-LK_HOST bool lk_lce_plan_fused(const lk_lce_call *c, size_t budget, int64_t narrow, lk_lce_plan *plan)
+LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
-    const int64_t vocab = c->a.vocab, rows = c->rows, given = lk_lce_round_up(c->a.panel_vocab, LK_GEMM_COLS);
-    const int64_t all = given ? given : lk_lce_round_up(vocab, LK_GEMM_COLS); /* forward: the columns of a stretch */
+    const lk_lce_shape *const s = &p->shape;
+    const int64_t vocab = s->vocab, rows = s->rows, given = lk_lce_round_up(s->panel_vocab, LK_LCE_TILE_COLS);
+    const int64_t all = given ? given : lk_lce_round_up(vocab, LK_LCE_TILE_COLS); /* forward: the columns of a stretch */
     lk_lce_plan chunks = {};
-    if (!c->fused) return false;
-    if (c->saves || !c->gradient) { /* nothing to choose */
-        *plan = lk_lce_fused_plan(rows, c->saves ? vocab : 0, 0, c->saves ? vocab : all);
-        const size_t least = lk_lce_need(c, plan);
+    if (!s->fused) return false;
+    if (s->saves || !s->gradient) { /* nothing to choose */
+        *plan = lk_lce_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
+        const size_t least = lk_lce_need(p, plan);
         if (least > budget) return false;
-        const size_t each = sizeof(lk_lce_sums) + (c->a.entropy || c->a.argmax ? sizeof(lk_lce_more) : 0);
+        const size_t each = sizeof(lk_lce_sums) + (s->entropy || s->argmax ? sizeof(lk_lce_more) : 0);
         /* Stretches besides the first. Arrays take whole 256 bytes: 16 states. */
         const int64_t extra = (int64_t)((budget - least) / each / (size_t)lk_lce_round_up(rows, 16));
-        if (!c->saves && !given)
-            plan->panel_vocab = (int64_t)lk_lce_stretch(c, rows, vocab, lk_lce_min(1 + extra, vocab)) * LK_GEMM_COLS;
+        if (!s->saves && !given)
+            plan->panel_vocab = (int64_t)lk_lce_stretch(s, rows, vocab, lk_lce_min(1 + extra, vocab)) * LK_LCE_TILE_COLS;
         return true;
     }
-    const bool must_chunk = lk_lce_keeps(c) && c->a.chunk_tokens && c->a.chunk_tokens < rows;
-    const bool once = !must_chunk && lk_lce_plan_at_once(c, budget, narrow, plan);
-    if (once && (plan->kept_vocab == vocab || !lk_lce_keeps(c))) return true;
-    if (!lk_lce_plan_fused_chunks(c, budget, &chunks)) return once;
+    const bool must_chunk = lk_lce_keeps(s) && s->chunk_tokens && s->chunk_tokens < rows;
+    const bool once = !must_chunk && lk_lce_plan_at_once(p, budget, narrow, plan);
+    if (once && (plan->kept_vocab == vocab || !lk_lce_keeps(s))) return true;
+    if (!lk_lce_plan_fused_chunks(p, budget, &chunks)) return once;
     const double again = (double)(vocab - plan->kept_vocab) / (double)vocab / 3.0;
-    const double sums = !c->a.dweight ? 0.0 : c->a.dweight_dtype == LK_DTYPE_F32 ? 60.0 : 170.0;
+    const double sums = !s->dweight ? 0.0 : s->dweight_dtype == LK_DTYPE_F32 ? 60.0 : 170.0;
     if (!once || again > sums / (double)chunks.chunk_tokens) *plan = chunks;
     return true;
 }
 
 /* The smallest workspace of a path's plans. Chunks of still fewer tokens would save little. */
-LK_HOST size_t lk_lce_smallest(const lk_lce_call *c, int path)
+LK_HOST size_t lk_lce_smallest(lk_lce_planner *p, int path)
 {
-    const int64_t given = c->a.chunk_tokens, vocab = c->a.vocab, tile = LK_GEMM_COLS;
-    if (!lk_lce_may_be(c, path)) return SIZE_MAX;
-    if (path == LK_LINEAR_CROSS_ENTROPY_FUSED) {
-        const int64_t few = given ? given : lk_lce_min(c->rows, 2 * LK_GEMM_ROWS);
-        const int64_t own = lk_lce_round_up(c->a.panel_vocab, tile), stretch = own ? own : lk_lce_round_up(vocab, tile);
-        const bool keeps = lk_lce_keeps(c), must_chunk = keeps && given && given < c->rows;
-        const lk_lce_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
-        const int64_t panel = c->saves ? vocab : c->gradient ? lk_lce_min(own ? own : tile, vocab) : stretch;
-        const lk_lce_plan once = lk_lce_fused_plan(c->rows, c->saves ? vocab : 0, 0, panel);
-        const size_t in_chunks = keeps ? lk_lce_need(c, &chunk) : SIZE_MAX;
-        const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_need(c, &once);
+    const lk_lce_shape *const s = &p->shape;
+    const int64_t given = s->chunk_tokens, vocab = s->vocab, tile = LK_LCE_TILE_COLS;
+    if (!lk_lce_may_be(s, path)) return SIZE_MAX;
+    if (path == LK_LCE_PATH_FUSED) {
+        const int64_t few = given ? given : lk_lce_min(s->rows, LK_LCE_PAIR_ROWS);
+        const int64_t own = lk_lce_round_up(s->panel_vocab, tile), stretch = own ? own : lk_lce_round_up(vocab, tile);
+        const bool keeps = lk_lce_keeps(s), must_chunk = keeps && given && given < s->rows;
+        lk_lce_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
+        const int64_t panel = s->saves ? vocab : s->gradient ? lk_lce_min(own ? own : tile, vocab) : stretch;
+        lk_lce_plan once = lk_lce_fused_plan(s->rows, s->saves ? vocab : 0, 0, panel);
+        const size_t in_chunks = keeps ? lk_lce_need(p, &chunk) : SIZE_MAX;
+        const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_need(p, &once);
         return in_chunks < at_once ? in_chunks : at_once;
     }
-    const int64_t few = given ? given : lk_lce_min(c->rows, 64), slice = lk_lce_slices(c, path) ? c->a.slice_tokens : 0;
-    const int64_t panel = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS ? vocab : lk_lce_panel_cols(c, LK_LCE_NARROW);
-    const lk_lce_plan some = lk_lce_stored_plan(path, few, panel, slice);
-    const lk_lce_plan all = lk_lce_stored_plan(path, given ? given : c->rows, panel, slice);
-    const size_t in_chunks = lk_lce_need(c, &some), at_once = lk_lce_need(c, &all);
+    const int64_t few = given ? given : lk_lce_min(s->rows, 64), slice = lk_lce_slices(s, path) ? s->slice_tokens : 0;
+    const int64_t panel = path == LK_LCE_PATH_CHUNKS ? vocab : lk_lce_panel_cols(s, LK_LCE_NARROW);
+    lk_lce_plan some = lk_lce_stored_plan(path, few, panel, slice);
+    lk_lce_plan all = lk_lce_stored_plan(path, given ? given : s->rows, panel, slice);
+    const size_t in_chunks = lk_lce_need(p, &some), at_once = lk_lce_need(p, &all);
     return in_chunks < at_once ? in_chunks : at_once;
 }
 
-/* The smallest workspace of all plans. In an open query FUSED may still be ruled out. */
-LK_HOST size_t lk_lce_minimum(const lk_lce_call *c)
+/* Begins with the smallest workspaces. */
+LK_HOST void lk_lce_plan_begin(lk_lce_planner *p, const lk_lce_shape *shape)
 {
-    const bool sure = !c->placement_unknown || c->a.path || c->saves;
-    size_t least = SIZE_MAX;
-    if (c->rows == 0 || c->a.vocab == 0) return 0;
-    for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path <= LK_LINEAR_CROSS_ENTROPY_FUSED; path++) {
-        if (path == LK_LINEAR_CROSS_ENTROPY_FUSED && !sure) continue;
-        const size_t bytes = lk_lce_smallest(c, path);
-        if (bytes < least) least = bytes;
+    const bool sure = !shape->placement_unknown || shape->path || shape->saves, empty = shape->rows == 0 || shape->vocab == 0;
+    p->shape = *shape, p->candidates = 0, p->least = SIZE_MAX;
+    for (int path = LK_LCE_PATH_CHUNKS; path <= LK_LCE_PATH_FUSED; path++) {
+        p->smallest[path] = SIZE_MAX;
+        if (path == LK_LCE_PATH_FUSED && !sure) continue;
+        p->smallest[path] = empty ? 0 : lk_lce_smallest(p, path);
+        if (p->smallest[path] < p->least) p->least = p->smallest[path];
     }
-    return least;
 }
 
 /* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
  * lie in dweight. */
-LK_HOST bool lk_lce_plan_chunks(const lk_lce_call *c, size_t budget, int64_t fewest, lk_lce_plan *plan)
+LK_HOST bool lk_lce_plan_chunks(lk_lce_planner *p, size_t budget, int64_t fewest, lk_lce_plan *plan)
 {
-    const int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const bool slices = lk_lce_slices(c, path);
-    const int64_t given = slices ? c->a.slice_tokens : 0, in_dweight = lk_lce_rows_in_dweight(c, fewest) / 128 * 128;
+    const lk_lce_shape *const s = &p->shape;
+    const int path = LK_LCE_PATH_CHUNKS;
+    const bool slices = lk_lce_slices(s, path);
+    const int64_t given = slices ? s->slice_tokens : 0, in_dweight = lk_lce_rows_in_dweight(s, fewest) / 128 * 128;
     const int64_t lengths[] = {given, 4096, 2048, in_dweight};
-    if (!lk_lce_may_be(c, path)) return false;
+    if (!lk_lce_may_be(s, path)) return false;
     for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
-        *plan = lk_lce_stored_plan(path, 0, c->a.vocab, lengths[i]);
-        if (lk_lce_fit_chunk(c, plan, budget, fewest)) return true;
+        *plan = lk_lce_stored_plan(path, 0, s->vocab, lengths[i]);
+        if (lk_lce_fit_chunk(p, plan, budget, fewest)) return true;
     }
     return false;
 }
 
 /* Panels of about `cols` columns: of all tokens, else of the fewest chunks. Then they are doubled while they fit. */
-LK_HOST bool lk_lce_plan_panels(const lk_lce_call *c, size_t budget, int64_t cols, int64_t fewest,
+LK_HOST bool lk_lce_plan_panels(lk_lce_planner *p, size_t budget, int64_t cols, int64_t fewest,
                                 lk_lce_plan *plan)
 {
-    const int path = LK_LINEAR_CROSS_ENTROPY_PANELS;
-    if (!lk_lce_may_be(c, path)) return false;
-    *plan = lk_lce_stored_plan(path, 0, lk_lce_panel_cols(c, cols), 0);
-    if (!lk_lce_fit_chunk(c, plan, budget, fewest)) return false;
-    for (lk_lce_plan wider = *plan; cols < c->a.vocab; *plan = wider) {
-        wider.panel_vocab = lk_lce_panel_cols(c, cols *= 2);
-        if (!lk_lce_fits(c, &wider, budget)) break;
+    const lk_lce_shape *const s = &p->shape;
+    const int path = LK_LCE_PATH_PANELS;
+    if (!lk_lce_may_be(s, path)) return false;
+    *plan = lk_lce_stored_plan(path, 0, lk_lce_panel_cols(s, cols), 0);
+    if (!lk_lce_fit_chunk(p, plan, budget, fewest)) return false;
+    for (lk_lce_plan wider = *plan; cols < s->vocab; *plan = wider) {
+        wider.panel_vocab = lk_lce_panel_cols(s, cols *= 2);
+        if (!lk_lce_fits(p, &wider, budget)) break;
     }
     return true;
 }
 
 /* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan needs no more than that of
  * PANELS; else more memory could mean PANELS, and one more matmul. */
-LK_HOST bool lk_lce_search(const lk_lce_call *c, size_t budget, lk_lce_plan *plan)
+LK_HOST bool lk_lce_search(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
 {
-    const bool no_more = !c->gradient || !c->gives_loss || lk_lce_keeps(c); /* FUSED has no matmul more than CHUNKS */
-    const bool fused_first = no_more && (!c->gradient || lk_lce_many_columns(c, LK_LCE_FUSED_VOCAB));
-    const size_t panels = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_PANELS);
-    const bool short_chunks = lk_lce_smallest(c, LK_LINEAR_CROSS_ENTROPY_CHUNKS) <= panels;
-    return (fused_first && lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan)) ||
-           lk_lce_plan_chunks(c, budget, c->rows, plan) ||
-           lk_lce_plan_chunks(c, budget, LK_LCE_FEWEST, plan) ||
-           lk_lce_plan_fused(c, budget, LK_LCE_WIDE, plan) ||
-           (short_chunks && lk_lce_plan_chunks(c, budget, 1, plan)) ||
-           lk_lce_plan_panels(c, budget, LK_LCE_WIDE, LK_LCE_FEWEST, plan) ||
-           lk_lce_plan_fused(c, budget, LK_LCE_NARROW, plan) ||
-           lk_lce_plan_panels(c, budget, LK_LCE_NARROW, 1, plan);
+    const lk_lce_shape *const s = &p->shape;
+    const bool no_more = !s->gradient || !s->gives_loss || lk_lce_keeps(s); /* FUSED has no matmul more than CHUNKS */
+    const bool fused_first = no_more && (!s->gradient || lk_lce_many_columns(s, LK_LCE_FUSED_VOCAB));
+    const bool short_chunks = p->smallest[LK_LCE_PATH_CHUNKS] <= p->smallest[LK_LCE_PATH_PANELS];
+    return (fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
+           lk_lce_plan_chunks(p, budget, s->rows, plan) ||
+           lk_lce_plan_chunks(p, budget, LK_LCE_FEWEST, plan) ||
+           (!fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
+           (short_chunks && lk_lce_plan_chunks(p, budget, 1, plan)) ||
+           lk_lce_plan_panels(p, budget, LK_LCE_WIDE, LK_LCE_FEWEST, plan) ||
+           lk_lce_plan_fused(p, budget, LK_LCE_NARROW, plan) ||
+           lk_lce_plan_panels(p, budget, LK_LCE_NARROW, 1, plan);
 }
 
-/* What the plan's text says. */
-LK_HOST void lk_lce_describe(const lk_lce_call *c, const lk_lce_workspace &w, lk_lce_plan *plan)
+/* The plan within the budget, which is at least p->least. cuBLASLt gets what is left. A plan may need less than the budget, and
+ * with those bytes the search may find another plan. So it is repeated until a plan is also that of its own bytes. */
+LK_HOST void lk_lce_choose(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+{
+    const lk_lce_shape *const s = &p->shape;
+    *plan = {};
+    if (s->rows == 0 || s->vocab == 0) return;
+    for (size_t before = 0; before != budget;) {
+        before = budget;
+        lk_lce_search(p, budget, plan);
+        lk_lce_need(p, plan);
+        const size_t left = budget - plan->bytes, most = lk_lce_needs_cublas(s, plan) ? LK_LCE_CUBLAS_BYTES : 0;
+        plan->cublas_bytes = left < most ? left / 256 * 256 : most;
+        budget = plan->bytes + plan->cublas_bytes < p->least ? p->least : plan->bytes + plan->cublas_bytes;
+    }
+    const bool fused = plan->path == LK_LCE_PATH_FUSED;
+    const int64_t again = fused && s->gradient ? s->vocab - plan->kept_vocab : 0; /* columns computed again */
+    plan->workspace_bytes = budget;
+    plan->slice_tokens = lk_lce_min(plan->slice_tokens, plan->chunk_tokens);
+    plan->chunks = lk_ceil_div(s->rows, plan->chunk_tokens);
+    plan->panel_vocab = lk_lce_min(plan->panel_vocab, s->vocab);
+    plan->panels = lk_ceil_div(again ? again : s->vocab, plan->panel_vocab);
+    plan->matmuls = !(s->saves && s->gradient) + s->dx + (s->dweight != NULL);
+    if (plan->path == LK_LCE_PATH_PANELS && s->gradient && !s->split) plan->matmuls++;
+    if (again && s->gives_loss) plan->matmuls++;
+    plan->exact = fused || s->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
+}
+
+/* A chosen plan in words. */
+LK_HOST void lk_lce_describe(const lk_lce_shape *s, const lk_lce_plan *plan, char *text, size_t size)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
                                        ", dweight summed in 24 bits"};
-    const bool fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED, own = lk_lce_sums_dweight(c, plan->chunk_tokens);
-    const int sum = !c->a.dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : 2;
-    const int64_t columns = fused ? c->a.vocab : c->a.vocab - (plan->panels - 1) * plan->panel_vocab;
-    const int tail = fused && (!c->a.dweight || own) ? 0 : (int)lk_lce_tail_cols(c, columns);
+    if (s->rows == 0 || s->vocab == 0) {
+        snprintf(text, size, "no %s, no workspace", s->rows ? "columns" : "tokens");
+        return;
+    }
+    const bool fused = plan->path == LK_LCE_PATH_FUSED, own = lk_lce_sums_dweight(s, plan->chunk_tokens);
+    const int sum = !s->dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : 2;
+    const int64_t columns = fused ? s->vocab : s->vocab - (plan->panels - 1) * plan->panel_vocab;
+    const int tail = fused && (!s->dweight || own) ? 0 : (int)lk_lce_tail_cols(s, columns);
     const char *kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
     char last[40] = "", parts[80] = "";
-    if (c->stores) snprintf(parts, sizeof parts, " in saved");
-    else if (w.slice)
+    if (s->stores) snprintf(parts, sizeof parts, " in saved");
+    else if (plan->slice_tokens)
         snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
-                 (void *)w.slice == c->a.dweight ? " in dweight" : "");
-    if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < c->a.vocab))
+                 plan->slice_tokens <= lk_lce_rows_in_dweight(s, plan->chunk_tokens) ? " in dweight" : "");
+    if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < s->vocab))
         snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
                  (long long)plan->lent_vocab);
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
-    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
+    snprintf(text, size, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
              kept, parts, sums[sum], plan->matmuls, last, plan->exact ? "exact" : "fast",
-             c->why_not_fused[0] ? "; FUSED, for sm_90a, is left out" : "", c->why_not_fused);
+             s->why_not_fused[0] ? "; FUSED, for sm_90a, is left out" : "", s->why_not_fused);
 }
 
-/* The plan within the budget, which is at least `least`. cuBLASLt gets what is left. A plan may need less than the budget, and
- * with those bytes the search may find another plan. So it is repeated until a plan is also that of its own bytes. */
-LK_HOST void lk_lce_choose(const lk_lce_call *c, size_t least, size_t budget, lk_lce_plan *plan)
-{
-    const int64_t vocab = c->a.vocab;
-    lk_lce_workspace w = {};
-    *plan = {};
-    if (c->rows == 0 || c->a.vocab == 0) {
-        snprintf(plan->text, sizeof plan->text, "no %s, no workspace", c->rows ? "columns" : "tokens");
-        return;
-    }
-    bool fused = false;
-    for (size_t before = 0; before != budget;) {
-        before = budget;
-        lk_lce_search(c, budget, plan);
-        fused = plan->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-        w = lk_lce_lay_out(c, plan, NULL);
-        const size_t left = budget - w.bytes, most = lk_lce_needs_cublas(c, plan) ? LK_LCE_CUBLAS_BYTES : 0;
-        plan->cublas_bytes = left < most ? left / 256 * 256 : most;
-        budget = w.bytes + plan->cublas_bytes < least ? least : w.bytes + plan->cublas_bytes;
-    }
-    const int64_t again = fused && c->gradient ? vocab - plan->kept_vocab : 0; /* columns that are made for the gradients */
-    plan->workspace_bytes = budget, plan->minimum_bytes = least;
-    plan->slice_tokens = lk_lce_min(plan->slice_tokens, plan->chunk_tokens);
-    plan->chunks = lk_ceil_div(c->rows, plan->chunk_tokens);
-    plan->panel_vocab = lk_lce_min(plan->panel_vocab, vocab);
-    plan->panels = lk_ceil_div(again ? again : vocab, plan->panel_vocab);
-    plan->matmuls = !(c->saves && c->gradient) + (c->a.dx != NULL) + (c->a.dweight != NULL);
-    if (plan->path == LK_LINEAR_CROSS_ENTROPY_PANELS && c->gradient && !c->split) plan->matmuls++;
-    if (again && c->gives_loss) plan->matmuls++;
-    plan->exact = fused || c->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
-    lk_lce_describe(c, w, plan);
-}
-
+#endif /* C++ */
 #endif

@@ -4,13 +4,16 @@
  *
  * A part of linear_cross_entropy.cuh, which includes it before the steps of a call. Alone it is empty.
  *
- * Needs: lk_gemm.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh.
+ * Needs: lk_gemm.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh.
  */
 #include "lk_gemm.cuh"
+#include "lk_head_plan.cuh"
 #include "lk_loss.cuh"
 
 #if defined(LK_LINEAR_CROSS_ENTROPY_CUH) && !defined(LK_HEAD_SM90_CUH)
 #define LK_HEAD_SM90_CUH
+
+static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEMM_ROWS, "plans have lk_gemm's tiles");
 
 /* ---- Fused: the logits stay in registers --------------------------------------------------------------------------------- */
 
@@ -425,8 +428,8 @@ LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &w, int64_t row, int 
 {
     w.target_dz[row] = target_offset;
     if (y < 0 || target_offset == 0.0f || !w.owners) return;
-    atomicMin(&w.owners[y].x, (int)row);
-    atomicAdd(&w.owners[y].y, 1);
+    atomicMin(&w.owners[y].first, (int)row);
+    atomicAdd(&w.owners[y].count, 1);
 }
 
 /* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
@@ -703,15 +706,15 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = w.target[row];
-    const int2 owner = y < 0 || y == LK_LCE_ELSEWHERE ? make_int2(-1, 0) : w.owners[y];
-    if (owner.x != row) return;
+    const lk_lce_owner owner = y < 0 || y == LK_LCE_ELSEWHERE ? lk_lce_owner{-1, 0} : w.owners[y];
+    if (owner.first != row) return;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
     float sum = 0.0f, total[8] = {};
     int found = 0;
-    for (int64_t from = row / 8 * 8; found < owner.y && from < p.c.rows; from += WINDOW) {
+    for (int64_t from = row / 8 * 8; found < owner.count && from < p.c.rows; from += WINDOW) {
         int count = 1;
-        if (owner.y > 1) {
+        if (owner.count > 1) {
             const unsigned mine = lk_lce_same(w.target, from + thread * 8, p.c.rows, y);
             ((uint8_t *)same)[thread] = (uint8_t)mine;
             if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
@@ -725,7 +728,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             count = list[WINDOW];
         }
         for (int i = 0; i < count; i++) {
-            const int64_t at = owner.y > 1 ? from + list[i] : row;
+            const int64_t at = owner.count > 1 ? from + list[i] : row;
             const float dz = w.target_dz[at];
             if (dz == 0.0f) continue;
             lk_vec<lk_bf16> eight;
@@ -757,7 +760,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     *p = {};
     p->q = q, p->sums = q.w.sums;
     p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
-    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&c, q.rows, q.cols, q.w.stretches)
+    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&job->shape, q.rows, q.cols, q.w.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
@@ -865,7 +868,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
     if (w.scaled_x && !status)
         status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, q), w.scaled_x, NULL, NULL, q.rows, a.hidden,
                                               lk_lce_x_stride(job), w.x_stride, 0, w.scale});
-    const bool sums = lk_lce_sums_dweight(&c, plan.chunk_tokens);
+    const bool sums = lk_lce_sums_dweight(&job->shape, plan.chunk_tokens);
     for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
         const bool kept = q.first_col < plan.kept_vocab;
         q.w = w; /* then the arrays of these columns */

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+/* tests/head_plan.cpp - lk/lk_head_plan.cuh by itself, with no CUDA: the plans of one call in words, and what holds of the plans of
+ * all budgets. tests/check runs it.
+ *
+ *     g++ -std=c++17 -I. tests/head_plan.cpp -o head_plan && ./head_plan
+ */
+#include <initializer_list>
+#include <string.h>
+
+#include "lk/lk_head_plan.cuh"
+
+static int failed;
+
+static void expect(bool holds, const char *what, size_t budget)
+{
+    if (!holds) failed++, printf("%s, budget %zu\n", what, budget);
+}
+
+/* forward_backward of 8192 tokens, hidden 4096, vocab 131072 in bf16, as a mean. */
+static lk_lce_shape shape_of(bool fused, int dweight_dtype)
+{
+    lk_lce_shape s = {};
+    s.rows = 8192, s.hidden = s.dweight_stride = 4096, s.vocab = 131072;
+    s.dweight = (void *)4096, s.dx = s.loss = s.mean = s.gives_loss = s.gradient = true;
+    s.type = LK_DTYPE_BF16, s.logits_type = LK_DTYPE_F32, s.dweight_dtype = dweight_dtype;
+    s.fused = fused, s.clusters = fused ? 66 : 1, s.why_not_fused = fused ? "" : ": there is no usable CUDA device";
+    return s;
+}
+
+static void expect_text(const lk_lce_shape &s, size_t mib, const char *text)
+{
+    lk_lce_planner planner;
+    lk_lce_plan plan;
+    char said[300];
+    lk_lce_plan_begin(&planner, &s);
+    lk_lce_choose(&planner, mib << 20, &plan);
+    lk_lce_describe(&s, &plan, said, sizeof said);
+    expect(!strcmp(said, text), said, mib << 20);
+}
+
+/* A plan fits, is that of its own bytes too, and of stored logits it has no more matmuls than a plan of fewer
+ * bytes. Fewer chunks of stored logits would not fit. No candidate is laid out twice while few are remembered. */
+static void expect_plans(const lk_lce_shape &s)
+{
+    lk_lce_planner planner;
+    int matmuls = 9;
+    lk_lce_plan_begin(&planner, &s);
+    for (double bytes = (double)planner.least; bytes < 1e10; bytes *= 1.03) {
+        const size_t budget = (size_t)bytes;
+        lk_lce_plan plan, again;
+        planner.candidates = 0;
+        lk_lce_choose(&planner, budget, &plan);
+        const lk_lce_workspace w = lk_lce_lay_out(&s, &plan, (void *)128);
+        expect(plan.workspace_bytes <= budget, "more bytes than the budget", budget);
+        expect((char *)w.cublas + plan.cublas_bytes <= (char *)128 + plan.workspace_bytes, "arrays end behind the workspace", budget);
+        expect(s.fused || plan.matmuls <= matmuls, "more memory, and a matmul more", budget);
+        matmuls = plan.matmuls;
+        for (int i = 0; i < planner.candidates && planner.candidates <= LK_LCE_CANDIDATES; i++)
+            for (int j = 0; j < i; j++) {
+                const lk_lce_plan a = planner.seen[i], b = planner.seen[j];
+                expect(a.path != b.path || a.chunk_tokens != b.chunk_tokens || a.panel_vocab != b.panel_vocab ||
+                       a.slice_tokens != b.slice_tokens || a.kept_vocab != b.kept_vocab || a.lent_vocab != b.lent_vocab,
+                       "a candidate is laid out twice", budget);
+            }
+        lk_lce_choose(&planner, plan.workspace_bytes, &again);
+        expect(again.workspace_bytes == plan.workspace_bytes && again.chunk_tokens == plan.chunk_tokens &&
+               again.panel_vocab == plan.panel_vocab && again.kept_vocab == plan.kept_vocab, "its own bytes have another plan", budget);
+        lk_lce_plan fewer = plan; /* chunks */
+        fewer.chunk_tokens = plan.chunks > 1 ? lk_lce_equal(s.rows, lk_ceil_div(s.rows, plan.chunks - 1), 128) : plan.chunk_tokens;
+        expect(plan.path == LK_LCE_PATH_FUSED || plan.chunks == 1 || lk_lce_need(&planner, &fewer) > budget, "fewer chunks fit", budget);
+    }
+}
+
+int main()
+{
+    expect_text(shape_of(true, LK_DTYPE_BF16), 1024, "1 x 8192 tokens, 1 x 11520 columns, bf16 exponentials of logits of 119552 columns, "
+                "60928 of them in dweight, 4 matmuls: exact");
+    expect_text(shape_of(true, LK_DTYPE_F32), 64, "4 x 2048 tokens, 64 x 2048 columns, f32 logits, dweight summed in the caller's f32, "
+                "4 matmuls: exact");
+    expect_text(shape_of(false, LK_DTYPE_BF16), 1024, "1 x 8192 tokens, 8 x 16384 columns, f32 logits, 4 matmuls: exact; FUSED, for sm_90a, is left "
+                "out: there is no usable CUDA device");
+    for (int fused = 0; fused < 2; fused++)
+        for (int dtype : {LK_DTYPE_F32, LK_DTYPE_BF16}) expect_plans(shape_of(fused, dtype));
+    return failed != 0;
+}
