@@ -93,12 +93,29 @@
  * Source     Chunks of tokens: Liger-Kernel, 2024. Panels: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language
  *            Models", 2024.
  * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
+ *
+ * What runs, in the order of the file. A plan says how a call is done; lk_head_plan.cuh chooses it.
+ *   every call, first     lk_lce_prepare_kernel: what the targets mean, the divisor of a mean, the factor of each row's gradient
+ *   CHUNKS, each chunk    logits by cuBLASLt, all columns at once or in slices of tokens; the kernels of cross_entropy.cuh compute
+ *                         losses and dZ from them; lk_lce_columns_kernel sums dbias; dweight and dx by cuBLASLt
+ *   PANELS, each chunk    for each panel logits by cuBLASLt, which lk_lce_state_kernel adds to the rows' states. When lse is known,
+ *                         for each panel logits again, lk_lce_dz_kernel, dbias, dweight and dx by cuBLASLt
+ *   FUSED, each chunk     in lk_head_sm90.cuh: lk_lce_fused_kernel computes the states of all columns, or exponentials of as many
+ *                         as there is memory for; lk_lce_factor_kernel finds each row's lse, and its factor of the exponentials.
+ *                         For the columns that are kept, then for each panel of the others, whose dZ lk_lce_fused_kernel computes
+ *                         now: lk_lce_products_kernel for dx, dweight by cuBLASLt. lk_lce_targets_kernel adds the targets' part
+ *   every call, last      lk_lce_finish_kernel: the reduced loss, results of each token, rows without a gradient, dbias
+ * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run.
+ * For example, forward_backward of 8192 x 4096 x 131072 in bf16 on an H100, with 1 GiB and a bf16 dweight: FUSED, all tokens at
+ * once. All exponentials would take 2 GiB. Those of 60928 columns are kept in dweight's memory until its rows are written, those of
+ * 58624 in the workspace. The last 11520 columns are one panel: their logits are computed twice, so there are 4 matmuls, the fourth
+ * of 9 % of the columns.
+ * The context, the checks of arguments, the calls, ranks and the queries of plans come last.
  */
 #ifndef LK_LINEAR_CROSS_ENTROPY_CUH
 #define LK_LINEAR_CROSS_ENTROPY_CUH
 
 #include "cross_entropy.cuh"
-#include "lk_gemm.cuh"
 
 /* The kinds of plan: lk/linear_cross_entropy.md has them all. Every path takes every option, except as under LK_ERR_PATH. */
 enum {
@@ -254,7 +271,7 @@ typedef struct {
 #pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
 #endif
 
-/* ---- A call and its workspace -------------------------------------------------------------------------------------------- */
+/* ---- A call -------------------------------------------------------------------------------------------------------------- */
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
 
@@ -468,6 +485,63 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
 }
 
+/* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
+
+/* A call while it is launched. mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
+typedef struct {
+    const char *op;
+    cudaStream_t stream;
+    lk_device device;
+    lk_lce_work p;
+    lk_lce_shape shape;
+    lk_lce_plan plan;
+    int mode;
+    int reduce_sms; /* what matmuls leave, once reduce has been called */
+} lk_lce_job;
+
+/* A product without its sizes; of_dz: one of its factors is dZ. */
+LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool of_dz)
+{
+    const lk_lce_call &c = job->p.c;
+    lk_cublas_product m = {};
+    m.key.factor_type = c.type, m.key.type = type, m.key.tf32 = c.type == LK_DTYPE_F32 && c.a.tf32;
+    if (of_dz && c.type != LK_DTYPE_F32) m.scalars = &job->p.w.counts->alpha;
+    return m;
+}
+
+LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
+{
+    lk_cublas_context *const context = (lk_cublas_context *)job->p.c.a.context;
+    const lk_cublas_call call = {job->op, job->stream, context, job->p.w.cublas, job->plan.cublas_bytes, job->mode};
+    return lk_cublas_multiply(&call, m);
+}
+
+/* A product that has columns of the vocabulary as one of its sizes. The tail columns come first and alone: where bf16 dx is a
+ * sum of two products, only theirs is then rounded once more. */
+LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols)
+{
+    const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
+    const int64_t bytes = lk_lce_bytes_of(job->p.c.type), bytes_out = lk_lce_bytes_of(m->key.type);
+    const int64_t tail = lk_lce_tail_cols(&job->shape, m->key.*cols), others = m->key.*cols - tail;
+    if (!tail) return lk_lce_multiply(job, m);
+    lk_cublas_product last = *m;
+    last.key.*cols = tail, m->key.*cols = others;
+    if (!cols_of_d) last.a = (const char *)m->a + others * m->key.lda * bytes;
+    if (!rows_of_d) last.b = (const char *)m->b + others * bytes;
+    if (rows_of_d || cols_of_d) last.d = (char *)m->d + others * (cols_of_d ? m->key.ldd : 1) * bytes_out;
+    else m->add = 1;
+    if (m->bias) last.bias = (const char *)m->bias + others * bytes_out;
+    const lk_status status = lk_lce_multiply(job, &last);
+    return status ? status : lk_lce_multiply(job, m);
+}
+
+template <class Args>
+LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int64_t grid, const Args &args)
+{
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    return lk_launch_pdl(job->op, &job->device, kernel, grid, 1, LK_LCE_THREADS, 0, job->stream, args);
+}
+
 /* ---- Copies of rows: compacted x, gradients that are rounded ------------------------------------------------------------- */
 
 typedef struct {
@@ -528,7 +602,356 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     lk_lce_store8(to, x, left, wide);
 }
 
-/* ---- Panels: some columns of the vocabulary at a time -------------------------------------------------------------------- */
+template <class S, class D>
+LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_lce_move &move)
+{
+    return lk_lce_launch(job, lk_lce_move_kernel<S, D>, move.rows * lk_ceil_div(move.cols, LK_LCE_TILE), move);
+}
+
+/* ---- The matmuls of a chunk, and dbias ----------------------------------------------------------------------------------- */
+
+/* Elements between rows of dZ. 16-bit dZ over f32 logits has rows of twice as many. */
+LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
+    if (w.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return w.logits_stride;
+    return w.logits_stride * lk_lce_bytes_of(c.logits_type) / lk_lce_bytes_of(c.type);
+}
+
+/* The row of its chunk that q begins with. */
+LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &q)
+{
+    return q.first_row % job->plan.chunk_tokens;
+}
+
+/* Copies x of a chunk where rows are compacted. */
+template <class T> LK_HOST lk_status lk_lce_compact(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    if (!q.c.compact) return LK_OK;
+    return lk_lce_move_rows<T, T>(job, {a.x, w.x, w.token + q.first_row, NULL, q.rows, a.hidden, a.x_stride, w.x_stride, 0,
+                                        NULL});
+}
+/* x of q's rows. */
+template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
+    return c.compact ? (const T *)w.x + lk_lce_in_chunk(job, q) * w.x_stride : (const T *)c.a.x + q.first_row * c.a.x_stride;
+}
+LK_HOST int64_t lk_lce_x_stride(const lk_lce_job *job)
+{
+    const lk_lce_work &p = job->p;
+    return p.c.compact ? p.w.x_stride : p.c.a.x_stride;
+}
+
+template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
+    const lk_lce_args &a = c.a;
+    lk_cublas_product m = lk_lce_product(job, c.logits_type, false);
+    m.key.transpose_a = 1;
+    m.key.m = q.cols, m.key.n = q.rows, m.key.k = a.hidden;
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = w.logits_stride;
+    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = lk_lce_x<T>(job, q);
+    m.d = w.slice ? (void *)w.slice : w.logits;
+    if (a.bias) m.bias = (const char *)w.bias + q.first_col * lk_lce_bytes_of(c.logits_type);
+    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::m);
+}
+
+/* dx of a chunk, or a panel added to it. */
+template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_args &a = c.a;
+    const lk_lce_workspace &w = q.w;
+    lk_cublas_product m = lk_lce_product(job, w.dx ? LK_DTYPE_F32 : c.type, true);
+    m.key.m = a.hidden, m.key.n = q.rows, m.key.k = q.cols;
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, q);
+    m.key.ldd = w.dx ? a.hidden : c.compact ? w.x_stride : a.dx_stride;
+    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = w.logits;
+    m.d = w.dx ? (void *)w.dx : c.compact ? w.x : (T *)a.dx + q.first_row * a.dx_stride;
+    m.add = !q.first;
+    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::k);
+}
+
+/* Copies dx of a chunk from the workspace to the caller's dx. */
+template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_args &a = c.a;
+    const lk_lce_workspace &w = q.w;
+    if (!a.dx || !(w.dx || c.compact)) return LK_OK;
+    T *const to = (T *)a.dx + (c.compact ? 0 : q.first_row * a.dx_stride);
+    const int32_t *const token = c.compact ? w.token + q.first_row : NULL;
+    const lk_lce_move move = {w.dx ? (const void *)w.dx : w.x, to, NULL, token, q.rows, a.hidden,
+                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0, NULL};
+    return w.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
+}
+
+/* Adds a chunk to dweight, for the panel's columns. */
+template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
+    m.key.transpose_b = 1;
+    m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
+    m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job, q);
+    m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
+    m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
+    m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
+                    : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
+    m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
+    if (job->reduce_sms) m.key.sms = job->device.sms - job->reduce_sms > 2 ? job->device.sms - job->reduce_sms : 2;
+    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
+}
+
+/* Rounds sums of dweight in the workspace to the caller's dweight. */
+template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
+{
+    const lk_lce_workspace &w = job->p.w;
+    const lk_lce_args &a = job->p.c.a;
+    if (!w.dweight) return LK_OK;
+    return lk_lce_move_rows<float, T>(job, {w.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
+                                            a.accumulate, NULL});
+}
+
+typedef struct {
+    lk_lce_work q;
+    int64_t stride; /* of dZ */
+    int add;        /* not 0: to the sums of the chunks before */
+} lk_lce_columns;
+
+/* A thread sums a column over its block's rows of the chunk. */
+template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
+{
+    const lk_lce_work &q = p.q;
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    const int64_t tiles = (q.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
+    const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, rows = (q.rows + w.splits - 1) / w.splits;
+    const int64_t end = (split + 1) * rows < q.rows ? (split + 1) * rows : q.rows;
+    lk_griddepcontrol_wait();
+    if (col >= q.cols) return;
+    float *out = w.dbias + split * a.vocab + q.first_col + col;
+    float sum = p.add ? *out : 0.0f;
+#pragma unroll 8
+    for (int64_t row = split * rows; row < end; row++) {
+        const float dz = lk_to_float(((const D *)w.logits)[row * p.stride + col]);
+        sum = fmaf(w.scale ? w.scale[row] : 1.0f, dz, sum);
+    }
+    *out = sum;
+}
+
+template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_args &a = q.c.a;
+    const lk_lce_workspace &w = q.w;
+    if (!a.dbias) return LK_OK;
+    const lk_lce_columns columns = {q, lk_lce_dz_stride(job, q), q.first_row > 0};
+    return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(q.cols, LK_LCE_THREADS) * w.splits, columns);
+}
+
+/* ---- After the matmuls --------------------------------------------------------------------------------------------------- */
+
+/* The sums of a reduced loss, by one block; every thread calls. */
+LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_workspace &w = p.w;
+    unsigned terms = 0; /* lk_ce_add_up's count, which is not used here */
+    float sums[2] = {0.0f, 0.0f};
+    if (w.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.loss, p.c.rows, &terms);
+    if (w.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.z, p.c.rows, &terms);
+    lk_sum_cluster<2, true>(sums, 0);
+    if (threadIdx.x != 0) return;
+    if (counts.bad) sums[0] = NAN;
+    if (a.reduction == LK_REDUCTION_MEAN) {
+        const float valid = (float)counts.counted, over = counts.divisor;
+        const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
+        const float z_divisor = a.denominator ? over : valid;
+        const bool some = over != 0.0f;
+        sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
+        if (w.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
+    }
+    if (counts.too_many) sums[0] = sums[1] = NAN;
+    if (a.loss) *a.loss = sums[0];
+    if (a.z_loss_out) *a.z_loss_out = sums[1];
+}
+
+/* Writes what the matmuls do not: the reduced loss; each token's results; dx of bad tokens and, where rows are compacted, of
+ * ignored ones; dbias; everything if there is no token, or too many count. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
+{
+    const lk_lce_args &a = p.c.a;
+    const lk_lce_workspace &w = p.w;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t block = (int64_t)blockIdx.x - 1, blocks = (int64_t)gridDim.x - 1; /* without the block of the reduced loss */
+    const int64_t thread = block * LK_LCE_THREADS + threadIdx.x, step = blocks * LK_LCE_THREADS;
+    lk_griddepcontrol_wait();
+    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
+    lk_lce_counts counts = {};
+    if (!none) counts = *w.counts;
+    else if (p.c.gives_loss && a.denominator) counts.divisor = *a.denominator;
+    if (block < 0) {
+        if (p.c.gives_loss && !p.c.split && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
+        if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
+        if (none && threadIdx.x == 0 && a.weight_sum) *a.weight_sum = 0.0f;
+        return;
+    }
+    if (p.c.split && p.c.gives_loss) { /* states: they are NaN where too many tokens count */
+        lk_ce_row unknown = lk_ce_row_empty();
+        unknown.max = unknown.sum = NAN;
+        for (int64_t token = thread; counts.too_many && token < a.tokens; token += step)
+            lk_ce_pack_state(a.states, p.c.state_bytes, token, unknown);
+        return;
+    }
+    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, too_many = counts.too_many;
+    const bool rows = p.c.gives_loss && (a.lse || a.entropy || a.argmax);
+    const bool left = every || rows || counts.bad || too_many || compact; /* some token has something */
+    for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
+        const int64_t token = first + lane;
+        lk_ce_label label = {-1, false, false};
+        if (token < a.tokens) {
+            label = lk_lce_look_up(p.c, token);
+            if (!compact || too_many || !label.counted) {
+                const bool skip = too_many || compact;
+                const float instead = too_many ? NAN : 0.0f;
+                if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
+                if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
+                if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
+                if (p.c.gives_loss && a.entropy) a.entropy[token] = skip ? instead : w.entropy[token];
+                if (p.c.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : w.argmax[token];
+            }
+        }
+        const bool fill = token < a.tokens && (label.bad || too_many || (compact && !label.counted));
+        const float with = label.bad || too_many ? NAN : 0.0f;
+        unsigned todo = a.dx ? __ballot_sync(0xffffffffu, fill) : 0;
+        for (; todo; todo &= todo - 1) {
+            const int owner = __ffs((int)todo) - 1;
+            const float value = __shfl_sync(0xffffffffu, with, owner);
+            for (int64_t col = lane; col < a.hidden; col += 32)
+                lk_put_as(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
+        }
+    }
+    for (int64_t row = thread; compact && !too_many && row < p.c.rows; row += step) {
+        const int64_t token = w.token[row];
+        if (token < 0) continue;
+        if (every && a.loss) a.loss[token] = lk_lce_look_up(p.c, token).bad ? NAN : w.loss[row];
+        if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
+        if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
+        if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
+        if (p.c.gives_loss && a.argmax) a.argmax[token] = w.argmax[row];
+    }
+    if (too_many || (none && !a.accumulate)) {
+        const float value = too_many ? NAN : 0.0f;
+        for (int64_t i = thread; a.dweight && i < a.vocab * a.hidden; i += step)
+            lk_put_as(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
+        for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_put_as(a.dbias, a.dbias_dtype, col, value);
+    } else if (!none && a.dbias) {
+        for (int64_t col = thread; col < a.vocab; col += step) {
+            float sum = 0.0f;
+            for (int64_t split = 0; split < w.splits; split++) sum += w.dbias[split * a.vocab + col];
+            sum = fmaf(counts.alpha, sum, a.accumulate ? lk_get_as(a.dbias, a.dbias_dtype, col) : 0.0f);
+            lk_put_as(a.dbias, a.dbias_dtype, col, sum);
+        }
+    }
+}
+
+/* What the matmuls do not write of these outputs. */
+LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
+{
+    const int64_t tokens = p.c.a.tokens, vocab = p.c.a.vocab;
+    const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
+    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p);
+}
+
+/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
+ * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
+LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &q)
+{
+    lk_lce_work p = job->p;
+    const lk_lce_args &a = p.c.a;
+    const lk_vocab_parallel &v = a.parallel;
+    if (!p.c.split || !a.dx || q.first_row + q.rows < p.c.rows) return LK_OK;
+    if (v.reduce) job->reduce_sms = v.reduce_sms;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    p.c.a.dweight = p.c.a.dbias = NULL;
+    const lk_status status = lk_lce_write_rest(job, p); /* dx of bad and ignored tokens */
+    if (status || !v.reduce) return status;
+    return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
+}
+
+/* ---- CHUNKS: the logits of whole rows ------------------------------------------------------------------------------------ */
+
+/* The panel-th panel of the chunk-th chunk. */
+LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_t panel)
+{
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_plan &plan = job->plan;
+    lk_lce_work q = job->p;
+    q.first_row = chunk * plan.chunk_tokens, q.rows = lk_lce_min(plan.chunk_tokens, c.rows - q.first_row);
+    q.first_col = panel * plan.panel_vocab, q.cols = lk_lce_min(plan.panel_vocab, c.a.vocab - q.first_col);
+    q.first = panel == 0, q.last = panel + 1 == plan.panels;
+    return q;
+}
+
+/* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh's kernels for rows of any length. */
+template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &q)
+{
+    const lk_lce_call &c = q.c;
+    const lk_lce_workspace &w = q.w;
+    lk_cross_entropy_args f = {};
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    f.logits = w.slice ? w.slice : w.logits, f.target = w.target + q.first_row, f.lse = w.lse + q.first_row;
+    f.class_weight = w.class_weight ? w.class_weight : c.a.class_weight;
+    f.rows = q.rows, f.vocab = c.a.vocab, f.logits_stride = w.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
+    f.logit_scale = c.a.logit_scale, f.softcap = c.a.softcap, f.label_smoothing = c.a.label_smoothing, f.z_loss = c.a.z_loss;
+    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = c.gradient ? c.type : lk_dtype<L>;
+    if (w.loss) f.loss = w.loss + q.first_row;
+    if (w.z) f.z_loss_out = w.z + q.first_row;
+    if (w.entropy) f.entropy = w.entropy + q.first_row;
+    if (w.argmax) f.argmax = w.argmax + q.first_row;
+    if (c.gradient) {
+        const int64_t first = w.slice ? lk_lce_in_chunk(job, q) * w.logits_stride * lk_lce_bytes_of(c.type) : 0;
+        f.dlogits = (char *)w.logits + first, f.dlogits_stride = lk_lce_dz_stride(job, q);
+        f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
+    }
+    if (w.dlse) f.dlse = w.dlse + q.first_row;
+    if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
+    lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
+    if (!c.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
+    if (!c.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
+    return c.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
+                        : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
+}
+
+/* One chunk with the logits of the whole vocabulary. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t chunk)
+{
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
+    if (c.stores) q.w.slice = (float *)((L *)q.w.slice + q.first_row * q.w.logits_stride);
+    lk_status status = lk_lce_compact<T>(job, q);
+    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : q.rows;
+    for (int64_t from = 0; from < q.rows && !status; from += step) {
+        lk_lce_work slice = q;
+        slice.first_row += from, slice.rows = lk_lce_min(step, q.rows - from);
+        if (!c.stores || c.gives_loss) status = lk_lce_logits<T>(job, slice);
+        if (!status) status = lk_lce_rows<L>(job, slice);
+    }
+    if (!status) status = lk_lce_dbias<T>(job, q);
+    if (!status && a.dweight) status = lk_lce_dweight<T>(job, q); /* before dx, which may overwrite the copy of x */
+    if (!status && a.dx) status = lk_lce_dx<T>(job, q);
+    return status ? status : lk_lce_put_dx<T>(job, q);
+}
+
+/* ---- PANELS: some columns of the vocabulary at a time -------------------------------------------------------------------- */
 
 #define LK_LCE_U 4 /* loads in flight per lane */
 
@@ -732,139 +1155,61 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     }
 }
 
-/* ---- dbias --------------------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    lk_lce_work q;
-    int64_t stride; /* of dZ */
-    int add;        /* not 0: to the sums of the chunks before */
-} lk_lce_columns;
-
-/* A thread sums a column over its block's rows of the chunk. */
-template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
+/* One chunk in panels: the rows' states, then the gradients. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t chunk)
 {
-    const lk_lce_work &q = p.q;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    const int64_t tiles = (q.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
-    const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, rows = (q.rows + w.splits - 1) / w.splits;
-    const int64_t end = (split + 1) * rows < q.rows ? (split + 1) * rows : q.rows;
-    lk_griddepcontrol_wait();
-    if (col >= q.cols) return;
-    float *out = w.dbias + split * a.vocab + q.first_col + col;
-    float sum = p.add ? *out : 0.0f;
-#pragma unroll 8
-    for (int64_t row = split * rows; row < end; row++) {
-        const float dz = lk_to_float(((const D *)w.logits)[row * p.stride + col]);
-        sum = fmaf(w.scale ? w.scale[row] : 1.0f, dz, sum);
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    const bool dx_first = c.split && !c.compact; /* compacted dx may overwrite the copy of x */
+    lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, chunk, 0));
+    for (int64_t panel = 0; panel < job->plan.panels && !status && (c.gives_loss || !c.split); panel++) {
+        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
+        status = lk_lce_logits<T>(job, q);
+        if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
     }
-    *out = sum;
+    if (!c.gradient) return status;
+    for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
+        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
+        status = lk_lce_logits<T>(job, q); /* again; then dZ */
+        if (!status) status = lk_lce_launch(job, lk_lce_dz_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
+        if (!status) status = lk_lce_dbias<T>(job, q);
+        if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
+        if (!status && a.dx) status = lk_lce_dx<T>(job, q);
+        if (!status && q.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
+        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
+        if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, q);
+    }
+    return status;
 }
 
-/* ---- After the matmuls --------------------------------------------------------------------------------------------------- */
+/* ---- FUSED: the logits stay in registers --------------------------------------------------------------------------------- */
 
-/* The sums of a reduced loss, by one block; every thread calls. */
-LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
-{
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
-    unsigned terms = 0; /* lk_ce_add_up's count, which is not used here */
-    float sums[2] = {0.0f, 0.0f};
-    if (w.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.loss, p.c.rows, &terms);
-    if (w.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.z, p.c.rows, &terms);
-    lk_sum_cluster<2, true>(sums, 0);
-    if (threadIdx.x != 0) return;
-    if (counts.bad) sums[0] = NAN;
-    if (a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = (float)counts.counted, over = counts.divisor;
-        const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
-        const float z_divisor = a.denominator ? over : valid;
-        const bool some = over != 0.0f;
-        sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
-        if (w.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
-    }
-    if (counts.too_many) sums[0] = sums[1] = NAN;
-    if (a.loss) *a.loss = sums[0];
-    if (a.z_loss_out) *a.z_loss_out = sums[1];
-}
+#include "lk_head_sm90.cuh"
 
-/* Writes what the matmuls do not: the reduced loss; each token's results; dx of bad tokens and, where rows are compacted, of
- * ignored ones; dbias; everything if there is no token, or too many count. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
+/* ---- All of a call ------------------------------------------------------------------------------------------------------- */
+
+/* All of a call, in the job's mode. */
+template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 {
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t block = (int64_t)blockIdx.x - 1, blocks = (int64_t)gridDim.x - 1; /* without the block of the reduced loss */
-    const int64_t thread = block * LK_LCE_THREADS + threadIdx.x, step = blocks * LK_LCE_THREADS;
-    lk_griddepcontrol_wait();
-    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
-    lk_lce_counts counts = {};
-    if (!none) counts = *w.counts;
-    else if (p.c.gives_loss && a.denominator) counts.divisor = *a.denominator;
-    if (block < 0) {
-        if (p.c.gives_loss && !p.c.split && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
-        if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
-        if (none && threadIdx.x == 0 && a.weight_sum) *a.weight_sum = 0.0f;
-        return;
-    }
-    if (p.c.split && p.c.gives_loss) { /* states: they are NaN where too many tokens count */
-        lk_ce_row unknown = lk_ce_row_empty();
-        unknown.max = unknown.sum = NAN;
-        for (int64_t token = thread; counts.too_many && token < a.tokens; token += step)
-            lk_ce_pack_state(a.states, p.c.state_bytes, token, unknown);
-        return;
-    }
-    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, too_many = counts.too_many;
-    const bool rows = p.c.gives_loss && (a.lse || a.entropy || a.argmax);
-    const bool left = every || rows || counts.bad || too_many || compact; /* some token has something */
-    for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
-        const int64_t token = first + lane;
-        lk_ce_label label = {-1, false, false};
-        if (token < a.tokens) {
-            label = lk_lce_look_up(p.c, token);
-            if (!compact || too_many || !label.counted) {
-                const bool skip = too_many || compact;
-                const float instead = too_many ? NAN : 0.0f;
-                if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
-                if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
-                if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
-                if (p.c.gives_loss && a.entropy) a.entropy[token] = skip ? instead : w.entropy[token];
-                if (p.c.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : w.argmax[token];
-            }
-        }
-        const bool fill = token < a.tokens && (label.bad || too_many || (compact && !label.counted));
-        const float with = label.bad || too_many ? NAN : 0.0f;
-        unsigned todo = a.dx ? __ballot_sync(0xffffffffu, fill) : 0;
-        for (; todo; todo &= todo - 1) {
-            const int owner = __ffs((int)todo) - 1;
-            const float value = __shfl_sync(0xffffffffu, with, owner);
-            for (int64_t col = lane; col < a.hidden; col += 32)
-                lk_put_as(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
-        }
-    }
-    for (int64_t row = thread; compact && !too_many && row < p.c.rows; row += step) {
-        const int64_t token = w.token[row];
-        if (token < 0) continue;
-        if (every && a.loss) a.loss[token] = lk_lce_look_up(p.c, token).bad ? NAN : w.loss[row];
-        if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
-        if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
-        if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
-        if (p.c.gives_loss && a.argmax) a.argmax[token] = w.argmax[row];
-    }
-    if (too_many || (none && !a.accumulate)) {
-        const float value = too_many ? NAN : 0.0f;
-        for (int64_t i = thread; a.dweight && i < a.vocab * a.hidden; i += step)
-            lk_put_as(a.dweight, a.dweight_dtype, i / a.hidden * a.dweight_stride + i % a.hidden, value);
-        for (int64_t col = thread; a.dbias && col < a.vocab; col += step) lk_put_as(a.dbias, a.dbias_dtype, col, value);
-    } else if (!none && a.dbias) {
-        for (int64_t col = thread; col < a.vocab; col += step) {
-            float sum = 0.0f;
-            for (int64_t split = 0; split < w.splits; split++) sum += w.dbias[split * a.vocab + col];
-            sum = fmaf(counts.alpha, sum, a.accumulate ? lk_get_as(a.dbias, a.dbias_dtype, col) : 0.0f);
-            lk_put_as(a.dbias, a.dbias_dtype, col, sum);
-        }
-    }
+    const lk_lce_call &c = job->p.c;
+    const lk_lce_args &a = c.a;
+    const int path = job->plan.path;
+    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    lk_status status = LK_OK;
+    job->reduce_sms = 0;
+    if (c.rows > 0)
+        status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
+    for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++)
+        status = fused   ? lk_lce_run_fused<T>(job, chunk)
+                 : whole ? lk_lce_run_chunk<T, L>(job, chunk)
+                         : lk_lce_run_panels<T, L>(job, chunk);
+    if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
+    else if (!status) status = lk_lce_put_dweight<T>(job);
+    if (status) return status;
+    lk_lce_work rest = job->p;
+    if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* no output is left to write */
+    if (c.split) rest.c.a.dx = NULL; /* lk_lce_reduce_dx has completed it */
+    return lk_lce_write_rest(job, rest);
 }
 
 /* ---- The context --------------------------------------------------------------------------------------------------------- */
@@ -1114,337 +1459,6 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     return status ? status : lk_check_allocations(op, list, count);
 }
 
-/* ---- Matmuls ------------------------------------------------------------------------------------------------------------- */
-
-/* A call while it is launched. mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
-typedef struct {
-    const char *op;
-    cudaStream_t stream;
-    lk_device device;
-    lk_lce_work p;
-    lk_lce_shape shape;
-    lk_lce_plan plan;
-    int mode;
-    int reduce_sms; /* what matmuls leave, once reduce has been called */
-} lk_lce_job;
-
-/* A product without its sizes; of_dz: one of its factors is dZ. */
-LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool of_dz)
-{
-    const lk_lce_call &c = job->p.c;
-    lk_cublas_product m = {};
-    m.key.factor_type = c.type, m.key.type = type, m.key.tf32 = c.type == LK_DTYPE_F32 && c.a.tf32;
-    if (of_dz && c.type != LK_DTYPE_F32) m.scalars = &job->p.w.counts->alpha;
-    return m;
-}
-
-LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
-{
-    lk_cublas_context *const context = (lk_cublas_context *)job->p.c.a.context;
-    const lk_cublas_call call = {job->op, job->stream, context, job->p.w.cublas, job->plan.cublas_bytes, job->mode};
-    return lk_cublas_multiply(&call, m);
-}
-
-/* A product that has columns of the vocabulary as one of its sizes. The tail columns come first and alone: where bf16 dx is a
- * sum of two products, only theirs is then rounded once more. */
-LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols)
-{
-    const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
-    const int64_t bytes = lk_lce_bytes_of(job->p.c.type), bytes_out = lk_lce_bytes_of(m->key.type);
-    const int64_t tail = lk_lce_tail_cols(&job->shape, m->key.*cols), others = m->key.*cols - tail;
-    if (!tail) return lk_lce_multiply(job, m);
-    lk_cublas_product last = *m;
-    last.key.*cols = tail, m->key.*cols = others;
-    if (!cols_of_d) last.a = (const char *)m->a + others * m->key.lda * bytes;
-    if (!rows_of_d) last.b = (const char *)m->b + others * bytes;
-    if (rows_of_d || cols_of_d) last.d = (char *)m->d + others * (cols_of_d ? m->key.ldd : 1) * bytes_out;
-    else m->add = 1;
-    if (m->bias) last.bias = (const char *)m->bias + others * bytes_out;
-    const lk_status status = lk_lce_multiply(job, &last);
-    return status ? status : lk_lce_multiply(job, m);
-}
-
-/* ---- The steps of a call ------------------------------------------------------------------------------------------------- */
-
-template <class Args>
-LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int64_t grid, const Args &args)
-{
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    return lk_launch_pdl(job->op, &job->device, kernel, grid, 1, LK_LCE_THREADS, 0, job->stream, args);
-}
-
-template <class Args>
-LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_job *job, void (*kernel)(Args), int64_t items, const Args &p)
-{
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    return lk_gemm_launch(job->op, &job->device, kernel, items, job->stream, p);
-}
-
-template <class S, class D>
-LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_lce_move &move)
-{
-    return lk_lce_launch(job, lk_lce_move_kernel<S, D>, move.rows * lk_ceil_div(move.cols, LK_LCE_TILE), move);
-}
-
-/* Elements between rows of dZ. 16-bit dZ over f32 logits has rows of twice as many. */
-LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    if (w.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return w.logits_stride;
-    return w.logits_stride * lk_lce_bytes_of(c.logits_type) / lk_lce_bytes_of(c.type);
-}
-
-/* The row of its chunk that q begins with. */
-LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &q)
-{
-    return q.first_row % job->plan.chunk_tokens;
-}
-
-/* Copies x of a chunk where rows are compacted. */
-template <class T> LK_HOST lk_status lk_lce_compact(const lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    if (!q.c.compact) return LK_OK;
-    return lk_lce_move_rows<T, T>(job, {a.x, w.x, w.token + q.first_row, NULL, q.rows, a.hidden, a.x_stride, w.x_stride, 0,
-                                        NULL});
-}
-/* x of q's rows. */
-template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    return c.compact ? (const T *)w.x + lk_lce_in_chunk(job, q) * w.x_stride : (const T *)c.a.x + q.first_row * c.a.x_stride;
-}
-LK_HOST int64_t lk_lce_x_stride(const lk_lce_job *job)
-{
-    const lk_lce_work &p = job->p;
-    return p.c.compact ? p.w.x_stride : p.c.a.x_stride;
-}
-
-template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    const lk_lce_args &a = c.a;
-    lk_cublas_product m = lk_lce_product(job, c.logits_type, false);
-    m.key.transpose_a = 1;
-    m.key.m = q.cols, m.key.n = q.rows, m.key.k = a.hidden;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = w.logits_stride;
-    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = lk_lce_x<T>(job, q);
-    m.d = w.slice ? (void *)w.slice : w.logits;
-    if (a.bias) m.bias = (const char *)w.bias + q.first_col * lk_lce_bytes_of(c.logits_type);
-    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::m);
-}
-
-/* dx of a chunk, or a panel added to it. */
-template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = q.w;
-    lk_cublas_product m = lk_lce_product(job, w.dx ? LK_DTYPE_F32 : c.type, true);
-    m.key.m = a.hidden, m.key.n = q.rows, m.key.k = q.cols;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, q);
-    m.key.ldd = w.dx ? a.hidden : c.compact ? w.x_stride : a.dx_stride;
-    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = w.logits;
-    m.d = w.dx ? (void *)w.dx : c.compact ? w.x : (T *)a.dx + q.first_row * a.dx_stride;
-    m.add = !q.first;
-    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::k);
-}
-
-/* Copies dx of a chunk from the workspace to the caller's dx. */
-template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = q.w;
-    if (!a.dx || !(w.dx || c.compact)) return LK_OK;
-    T *const to = (T *)a.dx + (c.compact ? 0 : q.first_row * a.dx_stride);
-    const int32_t *const token = c.compact ? w.token + q.first_row : NULL;
-    const lk_lce_move move = {w.dx ? (const void *)w.dx : w.x, to, NULL, token, q.rows, a.hidden,
-                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0, NULL};
-    return w.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
-}
-
-/* Adds a chunk to dweight, for the panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
-    m.key.transpose_b = 1;
-    m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
-    m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job, q);
-    m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
-    m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
-    m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
-                    : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
-    m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
-    if (job->reduce_sms) m.key.sms = job->device.sms - job->reduce_sms > 2 ? job->device.sms - job->reduce_sms : 2;
-    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
-}
-
-/* Rounds sums of dweight in the workspace to the caller's dweight. */
-template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
-{
-    const lk_lce_workspace &w = job->p.w;
-    const lk_lce_args &a = job->p.c.a;
-    if (!w.dweight) return LK_OK;
-    return lk_lce_move_rows<float, T>(job, {w.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
-                                            a.accumulate, NULL});
-}
-
-template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    if (!a.dbias) return LK_OK;
-    const lk_lce_columns columns = {q, lk_lce_dz_stride(job, q), q.first_row > 0};
-    return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(q.cols, LK_LCE_THREADS) * w.splits, columns);
-}
-
-/* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh's kernels for rows of any length. */
-template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &q)
-{
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    lk_cross_entropy_args f = {};
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    f.logits = w.slice ? w.slice : w.logits, f.target = w.target + q.first_row, f.lse = w.lse + q.first_row;
-    f.class_weight = w.class_weight ? w.class_weight : c.a.class_weight;
-    f.rows = q.rows, f.vocab = c.a.vocab, f.logits_stride = w.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
-    f.logit_scale = c.a.logit_scale, f.softcap = c.a.softcap, f.label_smoothing = c.a.label_smoothing, f.z_loss = c.a.z_loss;
-    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = c.gradient ? c.type : lk_dtype<L>;
-    if (w.loss) f.loss = w.loss + q.first_row;
-    if (w.z) f.z_loss_out = w.z + q.first_row;
-    if (w.entropy) f.entropy = w.entropy + q.first_row;
-    if (w.argmax) f.argmax = w.argmax + q.first_row;
-    if (c.gradient) {
-        const int64_t first = w.slice ? lk_lce_in_chunk(job, q) * w.logits_stride * lk_lce_bytes_of(c.type) : 0;
-        f.dlogits = (char *)w.logits + first, f.dlogits_stride = lk_lce_dz_stride(job, q);
-        f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
-    }
-    if (w.dlse) f.dlse = w.dlse + q.first_row;
-    if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
-    lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
-    if (!c.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
-    if (!c.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
-    return c.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
-                        : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
-}
-
-/* The panel-th panel of the chunk-th chunk. */
-LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_t panel)
-{
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_plan &plan = job->plan;
-    lk_lce_work q = job->p;
-    q.first_row = chunk * plan.chunk_tokens, q.rows = lk_lce_min(plan.chunk_tokens, c.rows - q.first_row);
-    q.first_col = panel * plan.panel_vocab, q.cols = lk_lce_min(plan.panel_vocab, c.a.vocab - q.first_col);
-    q.first = panel == 0, q.last = panel + 1 == plan.panels;
-    return q;
-}
-
-/* What the matmuls do not write of these outputs. */
-LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
-{
-    const int64_t tokens = p.c.a.tokens, vocab = p.c.a.vocab;
-    const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
-    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p);
-}
-
-/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
- * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
-LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &q)
-{
-    lk_lce_work p = job->p;
-    const lk_lce_args &a = p.c.a;
-    const lk_vocab_parallel &v = a.parallel;
-    if (!p.c.split || !a.dx || q.first_row + q.rows < p.c.rows) return LK_OK;
-    if (v.reduce) job->reduce_sms = v.reduce_sms;
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    p.c.a.dweight = p.c.a.dbias = NULL;
-    const lk_status status = lk_lce_write_rest(job, p); /* dx of bad and ignored tokens */
-    if (status || !v.reduce) return status;
-    return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
-}
-
-/* One chunk with the logits of the whole vocabulary. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t chunk)
-{
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
-    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
-    if (c.stores) q.w.slice = (float *)((L *)q.w.slice + q.first_row * q.w.logits_stride);
-    lk_status status = lk_lce_compact<T>(job, q);
-    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : q.rows;
-    for (int64_t from = 0; from < q.rows && !status; from += step) {
-        lk_lce_work slice = q;
-        slice.first_row += from, slice.rows = lk_lce_min(step, q.rows - from);
-        if (!c.stores || c.gives_loss) status = lk_lce_logits<T>(job, slice);
-        if (!status) status = lk_lce_rows<L>(job, slice);
-    }
-    if (!status) status = lk_lce_dbias<T>(job, q);
-    if (!status && a.dweight) status = lk_lce_dweight<T>(job, q); /* before dx, which may overwrite the copy of x */
-    if (!status && a.dx) status = lk_lce_dx<T>(job, q);
-    return status ? status : lk_lce_put_dx<T>(job, q);
-}
-
-/* One chunk in panels: the rows' states, then the gradients. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t chunk)
-{
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
-    const bool dx_first = c.split && !c.compact; /* compacted dx may overwrite the copy of x */
-    lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, chunk, 0));
-    for (int64_t panel = 0; panel < job->plan.panels && !status && (c.gives_loss || !c.split); panel++) {
-        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
-        status = lk_lce_logits<T>(job, q);
-        if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
-    }
-    if (!c.gradient) return status;
-    for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
-        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
-        status = lk_lce_logits<T>(job, q); /* again; then dZ */
-        if (!status) status = lk_lce_launch(job, lk_lce_dz_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
-        if (!status) status = lk_lce_dbias<T>(job, q);
-        if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
-        if (!status && a.dx) status = lk_lce_dx<T>(job, q);
-        if (!status && q.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
-        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
-        if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, q);
-    }
-    return status;
-}
-
-#include "lk_head_sm90.cuh"
-
-/* All of a call, in the job's mode. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
-{
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
-    const int path = job->plan.path;
-    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    lk_status status = LK_OK;
-    job->reduce_sms = 0;
-    if (c.rows > 0)
-        status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
-    for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++)
-        status = fused   ? lk_lce_run_fused<T>(job, chunk)
-                 : whole ? lk_lce_run_chunk<T, L>(job, chunk)
-                         : lk_lce_run_panels<T, L>(job, chunk);
-    if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
-    else if (!status) status = lk_lce_put_dweight<T>(job);
-    if (status) return status;
-    lk_lce_work rest = job->p;
-    if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* no output is left to write */
-    if (c.split) rest.c.a.dx = NULL; /* lk_lce_reduce_dx has completed it */
-    return lk_lce_write_rest(job, rest);
-}
-
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
 /* The arguments of finish. */
@@ -1521,6 +1535,8 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
         status = a.fast_logits ? lk_lce_run_all<T, T>(&job) : lk_lce_run_all<T, float>(&job);
     return status;
 }
+
+/* ---- Ranks --------------------------------------------------------------------------------------------------------------- */
 
 /* forward and forward_backward where columns are split over ranks and the caller gathers: the states, finish, and for gradients
  * backward, in one workspace. forward_backward keeps the exponentials of all logits if they fit, as with `saved`; then its
@@ -1636,6 +1652,8 @@ LK_HOST lk_status lk_linear_cross_entropy_finish_workspace(const char *op, const
     const lk_cross_entropy_args f = lk_lce_finish_args(args);
     return lk_cross_entropy_finish_workspace<T>(op, &f, bytes);
 }
+
+/* ---- Plans and workspaces ------------------------------------------------------------------------------------------------ */
 
 /* What the caller gets of a plan. */
 LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_lce_planner *planner, const lk_lce_plan *plan)

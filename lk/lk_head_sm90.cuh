@@ -752,6 +752,13 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
 
 /* ---- The steps of FUSED -------------------------------------------------------------------------------------------------- */
 
+template <class Args>
+LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_job *job, void (*kernel)(Args), int64_t items, const Args &p)
+{
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    return lk_gemm_launch(job->op, &job->device, kernel, items, job->stream, p);
+}
+
 /* The tiles of a panel's columns. */
 template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_work &q, lk_lce_fused *p)
 {
