@@ -299,16 +299,16 @@ static_assert((int)LK_LCE_PATH_CHUNKS == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
               (int)LK_LCE_PATH_FUSED == LK_LINEAR_CROSS_ENTROPY_FUSED, "plans have the op's paths");
 
 /* What the plan of a call follows from. */
-LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *c)
+LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
 {
-    const lk_lce_args &a = c->a;
+    const lk_lce_args &a = call->a;
     lk_lce_shape s = {};
-    s.rows = c->rows, s.hidden = a.hidden, s.vocab = a.vocab, s.dweight_stride = a.dweight_stride;
+    s.rows = call->rows, s.hidden = a.hidden, s.vocab = a.vocab, s.dweight_stride = a.dweight_stride;
     s.chunk_tokens = a.chunk_tokens, s.panel_vocab = a.panel_vocab, s.slice_tokens = a.slice_tokens;
-    s.dweight = a.dweight, s.saved = a.saved, s.why_not_fused = c->why_not_fused, s.path = a.path;
-    s.type = c->type, s.logits_type = c->logits_type, s.dweight_dtype = a.dweight_dtype, s.clusters = c->clusters;
-    s.gives_loss = c->gives_loss, s.gradient = c->gradient, s.compact = c->compact, s.saves = c->saves, s.split = c->split;
-    s.stores = c->stores, s.fused = c->fused, s.placement_unknown = c->placement_unknown;
+    s.dweight = a.dweight, s.saved = a.saved, s.why_not_fused = call->why_not_fused, s.path = a.path;
+    s.type = call->type, s.logits_type = call->logits_type, s.dweight_dtype = a.dweight_dtype, s.clusters = call->clusters;
+    s.gives_loss = call->gives_loss, s.gradient = call->gradient, s.compact = call->compact, s.saves = call->saves;
+    s.split = call->split, s.stores = call->stores, s.fused = call->fused, s.placement_unknown = call->placement_unknown;
     s.bias = a.bias, s.class_weight = a.class_weight, s.dlse = a.dlse, s.dentropy = a.dentropy, s.denominator = a.denominator;
     s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.entropy = a.entropy, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
@@ -318,8 +318,8 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *c)
 
 /* The parameters of the kernels. */
 typedef struct {
-    lk_lce_call c;
-    lk_lce_workspace w;
+    lk_lce_call call;
+    lk_lce_workspace ws;
     int64_t block_tokens; /* of lk_lce_prepare_kernel */
     int power;            /* f16: dZ is stored as about 2^power times its value for a factor of 1 */
     int64_t first_row, rows; /* of a chunk of tokens */
@@ -330,16 +330,16 @@ typedef struct {
 /* ---- Before the matmuls: counts, and what each row needs ----------------------------------------------------------------- */
 
 /* What a token's target means, among the columns of all ranks; and its column here, see lk_lce_workspace. */
-LK_DEVICE lk_ce_label lk_lce_look_up(const lk_lce_call &c, int64_t token)
+LK_DEVICE lk_ce_label lk_lce_look_up(const lk_lce_call &call, int64_t token)
 {
-    return lk_ce_label_among(c.a, lk_ce_target_at(c.a, token), c.classes);
+    return lk_ce_label_among(call.a, lk_ce_target_at(call.a, token), call.classes);
 }
-LK_DEVICE int lk_lce_column(const lk_lce_call &c, lk_ce_label label)
+LK_DEVICE int lk_lce_column(const lk_lce_call &call, lk_ce_label label)
 {
-    if (!c.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
-    const int64_t col = label.y - c.a.parallel.vocab_start;
+    if (!call.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
+    const int64_t col = label.y - call.a.parallel.vocab_start;
     if (!label.counted) return -1;
-    return label.y >= 0 && col >= 0 && col < c.a.vocab ? (int)col : LK_LCE_ELSEWHERE;
+    return label.y >= 0 && col >= 0 && col < call.a.vocab ? (int)col : LK_LCE_ELSEWHERE;
 }
 
 #define LK_LCE_BLOCKS 3 /* at least, per SM; without this bound ptxas gives these kernels fewer registers than they need */
@@ -391,36 +391,36 @@ LK_DEVICE int lk_lce_exponent(float x)
  * 2^(power - e), and alpha divides by it. 2^e is the first power of two above the largest |factor|. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
 {
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int64_t begin = blockIdx.x * p.block_tokens, end = begin + p.block_tokens;
     LK_SHARED(int, warps, [LK_LCE_THREADS / 32]);
     lk_griddepcontrol_wait();
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
-    const bool sizes = p.c.type == LK_DTYPE_F16 && p.c.gradient;
+    const bool sizes = p.call.type == LK_DTYPE_F16 && p.call.gradient;
     lk_lce_tally s = {};
 #pragma unroll 8
     for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
-        const lk_ce_label label = lk_lce_look_up(p.c, token);
+        const lk_ce_label label = lk_lce_look_up(p.call, token);
         s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
     }
     for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
-        const lk_ce_label label = lk_lce_look_up(p.c, token);
+        const lk_ce_label label = lk_lce_look_up(p.call, token);
         if (label.y < 0) continue;
-        if (a.class_weight) s.weight += p.c.weights[label.y];
+        if (a.class_weight) s.weight += p.call.weights[label.y];
         if (sizes && !all_alike) s.upstream = fmaxf(s.upstream, fabsf(a.upstream[token]));
         if (sizes && a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
         if (sizes && a.dentropy) s.dlse = fmaxf(s.dlse, fabsf(a.dentropy[token]));
     }
     s = lk_lce_tally_block(s);
     const float valid = (float)s.counted, over = a.denominator ? *a.denominator : a.class_weight ? s.weight : valid;
-    const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = w.class_weight ? valid : over;
+    const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = ws.class_weight ? valid : over;
     const float most = all_alike ? 1.0f : s.upstream, common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
     int e = sizes ? lk_lce_exponent(most) : p.power;
     float alpha = common * __int_as_float((127 + e - p.power) << 23);
     const bool alone = !a.dlse && !a.dentropy;
-    const bool in_alpha = p.c.type != LK_DTYPE_F32 && alone && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
+    const bool in_alpha = p.call.type != LK_DTYPE_F32 && alone && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
     if (!in_alpha) {
         if (sizes) e = lk_lce_exponent(fmaxf(most * fabsf(common), s.dlse));
         alpha = __int_as_float((127 + e - p.power) << 23);
@@ -432,54 +432,54 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         const int64_t token = tile + thread;
         const bool mine = token < end && token < a.tokens;
         lk_ce_label label = {-1, false, false};
-        if (mine) label = lk_lce_look_up(p.c, token);
+        if (mine) label = lk_lce_look_up(p.call, token);
         int64_t row = token;
-        if (p.c.compact) {
+        if (p.call.compact) {
             const unsigned counted = __ballot_sync(0xffffffffu, label.counted);
             if (lane == 0) warps[warp] = __popc(counted);
             __syncthreads(); /* orders the counts before their reads */
             int left = seen + __popc(counted & ((1u << lane) - 1));
             for (int i = 0; i < LK_LCE_THREADS / 32; i++) left += i < warp ? warps[i] : 0, seen += warps[i];
             __syncthreads(); /* orders the reads before the next tile's counts */
-            row = label.counted ? left : p.c.rows;
+            row = label.counted ? left : p.call.rows;
         }
-        if (!mine || row >= p.c.rows) continue;
+        if (!mine || row >= p.call.rows) continue;
         const bool good = label.y >= 0;
-        w.target[row] = lk_lce_column(p.c, label);
-        if (w.weight) w.weight[row] = good ? p.c.weights[label.y] * (w.class_weight ? rate : 1.0f) : 0.0f;
-        if (w.others && p.c.split && !p.c.gives_loss) w.others[row] = label.counted ? a.others[token] : 0.0f;
-        if (w.token) w.token[row] = (int)token;
-        if (w.lse && p.c.saved_lse) w.lse[row] = label.counted ? p.c.saved_lse[token] : 0.0f;
-        if (w.entropy && p.c.saved_entropy) w.entropy[row] = label.counted ? p.c.saved_entropy[token] : 0.0f;
-        if (!w.factor) continue;
+        ws.target[row] = lk_lce_column(p.call, label);
+        if (ws.weight) ws.weight[row] = good ? p.call.weights[label.y] * (ws.class_weight ? rate : 1.0f) : 0.0f;
+        if (ws.others && p.call.split && !p.call.gives_loss) ws.others[row] = label.counted ? a.others[token] : 0.0f;
+        if (ws.token) ws.token[row] = (int)token;
+        if (ws.lse && p.call.saved_lse) ws.lse[row] = label.counted ? p.call.saved_lse[token] : 0.0f;
+        if (ws.entropy && p.call.saved_entropy) ws.entropy[row] = label.counted ? p.call.saved_entropy[token] : 0.0f;
+        if (!ws.factor) continue;
         float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) : 0.0f;
         if (mean) factor = over == 0.0f || !good ? 0.0f : in_alpha ? factor : __fdiv_rn(factor, divisor);
-        w.factor[row] = factor * shift;
-        if (w.dlse) w.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
-        if (w.dentropy) w.dentropy[row] = good ? a.dentropy[token] * shift : 0.0f;
+        ws.factor[row] = factor * shift;
+        if (ws.dlse) ws.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
+        if (ws.dentropy) ws.dentropy[row] = good ? a.dentropy[token] * shift : 0.0f;
     }
     const int64_t step = (int64_t)gridDim.x * LK_LCE_THREADS, from = (int64_t)blockIdx.x * LK_LCE_THREADS + thread;
-    for (int64_t row = s.counted + from; p.c.compact && row < p.c.rows; row += step) { /* rows without a token */
-        w.target[row] = w.token[row] = -1;
-        if (w.lse) w.lse[row] = 0.0f;
-        if (w.factor) w.factor[row] = 0.0f;
-        if (w.dlse) w.dlse[row] = 0.0f;
-        if (w.dentropy) w.dentropy[row] = 0.0f;
+    for (int64_t row = s.counted + from; p.call.compact && row < p.call.rows; row += step) { /* rows without a token */
+        ws.target[row] = ws.token[row] = -1;
+        if (ws.lse) ws.lse[row] = 0.0f;
+        if (ws.factor) ws.factor[row] = 0.0f;
+        if (ws.dlse) ws.dlse[row] = 0.0f;
+        if (ws.dentropy) ws.dentropy[row] = 0.0f;
     }
-    for (int64_t col = from; w.bias && col < a.vocab; col += step)
-        lk_put_as(w.bias, p.c.logits_type, col, lk_get_as(a.bias, a.bias_dtype, col));
-    for (int64_t col = from; w.class_weight && col < a.vocab; col += step) w.class_weight[col] = a.class_weight[col] * rate;
-    for (int64_t col = from; w.owners && col < a.vocab; col += step) w.owners[col] = {INT32_MAX, 0};
+    for (int64_t col = from; ws.bias && col < a.vocab; col += step)
+        lk_put_as(ws.bias, p.call.logits_type, col, lk_get_as(a.bias, a.bias_dtype, col));
+    for (int64_t col = from; ws.class_weight && col < a.vocab; col += step) ws.class_weight[col] = a.class_weight[col] * rate;
+    for (int64_t col = from; ws.owners && col < a.vocab; col += step) ws.owners[col] = {INT32_MAX, 0};
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
-    const bool sums_weights = (w.states || w.target_dz) && a.class_weight && a.label_smoothing > 0.0f;
-    for (int64_t col = thread; sums_weights && col < p.c.classes; col += LK_LCE_THREADS)
-        all.weight += p.c.weights[col] * (w.class_weight ? rate : 1.0f);
+    const bool sums_weights = (ws.states || ws.target_dz) && a.class_weight && a.label_smoothing > 0.0f;
+    for (int64_t col = thread; sums_weights && col < p.call.classes; col += LK_LCE_THREADS)
+        all.weight += p.call.weights[col] * (ws.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
     all = lk_lce_tally_block(all);
     if (thread != 0) return;
-    const float weights = a.class_weight ? all.weight : (float)p.c.classes;
-    *w.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.c.rows, s.bad};
+    const float weights = a.class_weight ? all.weight : (float)p.call.classes;
+    *ws.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.call.rows, s.bad};
     if (a.valid_rows) *a.valid_rows = s.counted;
     if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : (float)(s.counted - s.bad);
     if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
@@ -502,17 +502,17 @@ typedef struct {
 /* A product without its sizes; of_dz: one of its factors is dZ. */
 LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool of_dz)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &call = job->p.call;
     lk_cublas_product m = {};
-    m.key.factor_type = c.type, m.key.type = type, m.key.tf32 = c.type == LK_DTYPE_F32 && c.a.tf32;
-    if (of_dz && c.type != LK_DTYPE_F32) m.scalars = &job->p.w.counts->alpha;
+    m.key.factor_type = call.type, m.key.type = type, m.key.tf32 = call.type == LK_DTYPE_F32 && call.a.tf32;
+    if (of_dz && call.type != LK_DTYPE_F32) m.scalars = &job->p.ws.counts->alpha;
     return m;
 }
 
 LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
 {
-    lk_cublas_context *const context = (lk_cublas_context *)job->p.c.a.context;
-    const lk_cublas_call call = {job->op, job->stream, context, job->p.w.cublas, job->plan.cublas_bytes, job->mode};
+    lk_cublas_context *const context = (lk_cublas_context *)job->p.call.a.context;
+    const lk_cublas_call call = {job->op, job->stream, context, job->p.ws.cublas, job->plan.cublas_bytes, job->mode};
     return lk_cublas_multiply(&call, m);
 }
 
@@ -521,7 +521,7 @@ LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
 LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols)
 {
     const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
-    const int64_t bytes = lk_lce_bytes_of(job->p.c.type), bytes_out = lk_lce_bytes_of(m->key.type);
+    const int64_t bytes = lk_lce_bytes_of(job->p.call.type), bytes_out = lk_lce_bytes_of(m->key.type);
     const int64_t tail = lk_lce_tail_cols(&job->shape, m->key.*cols), others = m->key.*cols - tail;
     if (!tail) return lk_lce_multiply(job, m);
     lk_cublas_product last = *m;
@@ -611,101 +611,102 @@ LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_lce_move &mov
 /* ---- The matmuls of a chunk, and dbias ----------------------------------------------------------------------------------- */
 
 /* Elements between rows of dZ. 16-bit dZ over f32 logits has rows of twice as many. */
-LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job, const lk_lce_work &q)
+LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    if (w.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return w.logits_stride;
-    return w.logits_stride * lk_lce_bytes_of(c.logits_type) / lk_lce_bytes_of(c.type);
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_workspace &ws = chunk.ws;
+    if (ws.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return ws.logits_stride;
+    return ws.logits_stride * lk_lce_bytes_of(call.logits_type) / lk_lce_bytes_of(call.type);
 }
 
-/* The row of its chunk that q begins with. */
-LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &q)
+/* The row of its chunk that some rows begin with. */
+LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    return q.first_row % job->plan.chunk_tokens;
+    return chunk.first_row % job->plan.chunk_tokens;
 }
 
 /* Copies x of a chunk where rows are compacted. */
-template <class T> LK_HOST lk_status lk_lce_compact(const lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_compact(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    if (!q.c.compact) return LK_OK;
-    return lk_lce_move_rows<T, T>(job, {a.x, w.x, w.token + q.first_row, NULL, q.rows, a.hidden, a.x_stride, w.x_stride, 0,
-                                        NULL});
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
+    if (!chunk.call.compact) return LK_OK;
+    return lk_lce_move_rows<T, T>(job, {a.x, ws.x, ws.token + chunk.first_row, NULL, chunk.rows, a.hidden, a.x_stride,
+                                        ws.x_stride, 0, NULL});
 }
-/* x of q's rows. */
-template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_work &q)
+/* x of the rows. */
+template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    return c.compact ? (const T *)w.x + lk_lce_in_chunk(job, q) * w.x_stride : (const T *)c.a.x + q.first_row * c.a.x_stride;
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_workspace &ws = chunk.ws;
+    return call.compact ? (const T *)ws.x + lk_lce_in_chunk(job, chunk) * ws.x_stride
+                        : (const T *)call.a.x + chunk.first_row * call.a.x_stride;
 }
 LK_HOST int64_t lk_lce_x_stride(const lk_lce_job *job)
 {
     const lk_lce_work &p = job->p;
-    return p.c.compact ? p.w.x_stride : p.c.a.x_stride;
+    return p.call.compact ? p.ws.x_stride : p.call.a.x_stride;
 }
 
-template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
-    const lk_lce_args &a = c.a;
-    lk_cublas_product m = lk_lce_product(job, c.logits_type, false);
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_workspace &ws = chunk.ws;
+    const lk_lce_args &a = call.a;
+    lk_cublas_product m = lk_lce_product(job, call.logits_type, false);
     m.key.transpose_a = 1;
-    m.key.m = q.cols, m.key.n = q.rows, m.key.k = a.hidden;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = w.logits_stride;
-    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = lk_lce_x<T>(job, q);
-    m.d = w.slice ? (void *)w.slice : w.logits;
-    if (a.bias) m.bias = (const char *)w.bias + q.first_col * lk_lce_bytes_of(c.logits_type);
+    m.key.m = chunk.cols, m.key.n = chunk.rows, m.key.k = a.hidden;
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = ws.logits_stride;
+    m.a = (const T *)a.weight + chunk.first_col * a.weight_stride, m.b = lk_lce_x<T>(job, chunk);
+    m.d = ws.slice ? (void *)ws.slice : ws.logits;
+    if (a.bias) m.bias = (const char *)ws.bias + chunk.first_col * lk_lce_bytes_of(call.logits_type);
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::m);
 }
 
 /* dx of a chunk, or a panel added to it. */
-template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = q.w;
-    lk_cublas_product m = lk_lce_product(job, w.dx ? LK_DTYPE_F32 : c.type, true);
-    m.key.m = a.hidden, m.key.n = q.rows, m.key.k = q.cols;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, q);
-    m.key.ldd = w.dx ? a.hidden : c.compact ? w.x_stride : a.dx_stride;
-    m.a = (const T *)a.weight + q.first_col * a.weight_stride, m.b = w.logits;
-    m.d = w.dx ? (void *)w.dx : c.compact ? w.x : (T *)a.dx + q.first_row * a.dx_stride;
-    m.add = !q.first;
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_args &a = call.a;
+    const lk_lce_workspace &ws = chunk.ws;
+    lk_cublas_product m = lk_lce_product(job, ws.dx ? LK_DTYPE_F32 : call.type, true);
+    m.key.m = a.hidden, m.key.n = chunk.rows, m.key.k = chunk.cols;
+    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, chunk);
+    m.key.ldd = ws.dx ? a.hidden : call.compact ? ws.x_stride : a.dx_stride;
+    m.a = (const T *)a.weight + chunk.first_col * a.weight_stride, m.b = ws.logits;
+    m.d = ws.dx ? (void *)ws.dx : call.compact ? ws.x : (T *)a.dx + chunk.first_row * a.dx_stride;
+    m.add = !chunk.first;
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::k);
 }
 
 /* Copies dx of a chunk from the workspace to the caller's dx. */
-template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = q.w;
-    if (!a.dx || !(w.dx || c.compact)) return LK_OK;
-    T *const to = (T *)a.dx + (c.compact ? 0 : q.first_row * a.dx_stride);
-    const int32_t *const token = c.compact ? w.token + q.first_row : NULL;
-    const lk_lce_move move = {w.dx ? (const void *)w.dx : w.x, to, NULL, token, q.rows, a.hidden,
-                              w.dx ? a.hidden : w.x_stride, a.dx_stride, 0, NULL};
-    return w.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_args &a = call.a;
+    const lk_lce_workspace &ws = chunk.ws;
+    if (!a.dx || !(ws.dx || call.compact)) return LK_OK;
+    T *const to = (T *)a.dx + (call.compact ? 0 : chunk.first_row * a.dx_stride);
+    const int32_t *const token = call.compact ? ws.token + chunk.first_row : NULL;
+    const lk_lce_move move = {ws.dx ? (const void *)ws.dx : ws.x, to, NULL, token, chunk.rows, a.hidden,
+                              ws.dx ? a.hidden : ws.x_stride, a.dx_stride, 0, NULL};
+    return ws.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
 }
 
 /* Adds a chunk to dweight, for the panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    lk_cublas_product m = lk_lce_product(job, w.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
+    lk_cublas_product m = lk_lce_product(job, ws.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
     m.key.transpose_b = 1;
-    m.key.m = a.hidden, m.key.n = q.cols, m.key.k = q.rows;
-    m.key.lda = w.scaled_x ? w.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job, q);
-    m.key.ldd = w.dweight ? a.hidden : a.dweight_stride;
-    m.a = w.scaled_x ? w.scaled_x : lk_lce_x<T>(job, q), m.b = w.logits;
-    m.d = w.dweight ? (void *)(w.dweight + q.first_col * a.hidden)
-                    : (char *)a.dweight + q.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
-    m.add = q.first_row > 0 || (a.accumulate && !w.dweight);
+    m.key.m = a.hidden, m.key.n = chunk.cols, m.key.k = chunk.rows;
+    m.key.lda = ws.scaled_x ? ws.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job, chunk);
+    m.key.ldd = ws.dweight ? a.hidden : a.dweight_stride;
+    m.a = ws.scaled_x ? ws.scaled_x : lk_lce_x<T>(job, chunk), m.b = ws.logits;
+    m.d = ws.dweight ? (void *)(ws.dweight + chunk.first_col * a.hidden)
+                    : (char *)a.dweight + chunk.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
+    m.add = chunk.first_row > 0 || (a.accumulate && !ws.dweight);
     if (job->reduce_sms) m.key.sms = job->device.sms - job->reduce_sms > 2 ? job->device.sms - job->reduce_sms : 2;
     return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
 }
@@ -713,15 +714,15 @@ template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lc
 /* Rounds sums of dweight in the workspace to the caller's dweight. */
 template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
 {
-    const lk_lce_workspace &w = job->p.w;
-    const lk_lce_args &a = job->p.c.a;
-    if (!w.dweight) return LK_OK;
-    return lk_lce_move_rows<float, T>(job, {w.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
+    const lk_lce_workspace &ws = job->p.ws;
+    const lk_lce_args &a = job->p.call.a;
+    if (!ws.dweight) return LK_OK;
+    return lk_lce_move_rows<float, T>(job, {ws.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
                                             a.accumulate, NULL});
 }
 
 typedef struct {
-    lk_lce_work q;
+    lk_lce_work chunk;
     int64_t stride; /* of dZ */
     int add;        /* not 0: to the sums of the chunks before */
 } lk_lce_columns;
@@ -729,31 +730,31 @@ typedef struct {
 /* A thread sums a column over its block's rows of the chunk. */
 template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
 {
-    const lk_lce_work &q = p.q;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
-    const int64_t tiles = (q.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
-    const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, rows = (q.rows + w.splits - 1) / w.splits;
-    const int64_t end = (split + 1) * rows < q.rows ? (split + 1) * rows : q.rows;
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
+    const int64_t tiles = (chunk.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
+    const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, rows = (chunk.rows + ws.splits - 1) / ws.splits;
+    const int64_t end = (split + 1) * rows < chunk.rows ? (split + 1) * rows : chunk.rows;
     lk_griddepcontrol_wait();
-    if (col >= q.cols) return;
-    float *out = w.dbias + split * a.vocab + q.first_col + col;
+    if (col >= chunk.cols) return;
+    float *out = ws.dbias + split * a.vocab + chunk.first_col + col;
     float sum = p.add ? *out : 0.0f;
 #pragma unroll 8
     for (int64_t row = split * rows; row < end; row++) {
-        const float dz = lk_to_float(((const D *)w.logits)[row * p.stride + col]);
-        sum = fmaf(w.scale ? w.scale[row] : 1.0f, dz, sum);
+        const float dz = lk_to_float(((const D *)ws.logits)[row * p.stride + col]);
+        sum = fmaf(ws.scale ? ws.scale[row] : 1.0f, dz, sum);
     }
     *out = sum;
 }
 
-template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     if (!a.dbias) return LK_OK;
-    const lk_lce_columns columns = {q, lk_lce_dz_stride(job, q), q.first_row > 0};
-    return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(q.cols, LK_LCE_THREADS) * w.splits, columns);
+    const lk_lce_columns columns = {chunk, lk_lce_dz_stride(job, chunk), chunk.first_row > 0};
+    return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(chunk.cols, LK_LCE_THREADS) * ws.splits, columns);
 }
 
 /* ---- After the matmuls --------------------------------------------------------------------------------------------------- */
@@ -761,22 +762,22 @@ template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const l
 /* The sums of a reduced loss, by one block; every thread calls. */
 LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
 {
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
-    unsigned terms = 0; /* lk_ce_add_up's count, which is not used here */
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
+    unsigned counted = 0; /* lk_ce_add_up's count, which is not used here */
     float sums[2] = {0.0f, 0.0f};
-    if (w.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.loss, p.c.rows, &terms);
-    if (w.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(w.z, p.c.rows, &terms);
+    if (ws.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(ws.loss, p.call.rows, &counted);
+    if (ws.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(ws.z, p.call.rows, &counted);
     lk_sum_cluster<2, true>(sums, 0);
     if (threadIdx.x != 0) return;
     if (counts.bad) sums[0] = NAN;
     if (a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)counts.counted, over = counts.divisor;
-        const float divisor = w.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
+        const float divisor = ws.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
         const float z_divisor = a.denominator ? over : valid;
         const bool some = over != 0.0f;
         sums[0] = some ? __fdiv_rn(sums[0], divisor) : sums[0] != sums[0] ? sums[0] : nothing;
-        if (w.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
+        if (ws.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
     }
     if (counts.too_many) sums[0] = sums[1] = NAN;
     if (a.loss) *a.loss = sums[0];
@@ -787,45 +788,45 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
  * ignored ones; dbias; everything if there is no token, or too many count. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
 {
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
     const int lane = (int)threadIdx.x % 32;
     const int64_t block = (int64_t)blockIdx.x - 1, blocks = (int64_t)gridDim.x - 1; /* without the block of the reduced loss */
     const int64_t thread = block * LK_LCE_THREADS + threadIdx.x, step = blocks * LK_LCE_THREADS;
     lk_griddepcontrol_wait();
-    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.c.rows == 0;
+    const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.call.rows == 0;
     lk_lce_counts counts = {};
-    if (!none) counts = *w.counts;
-    else if (p.c.gives_loss && a.denominator) counts.divisor = *a.denominator;
+    if (!none) counts = *ws.counts;
+    else if (p.call.gives_loss && a.denominator) counts.divisor = *a.denominator;
     if (block < 0) {
-        if (p.c.gives_loss && !p.c.split && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
+        if (p.call.gives_loss && !p.call.split && reduced && (a.loss || a.z_loss_out)) lk_lce_reduce(p, counts);
         if (none && threadIdx.x == 0 && a.valid_rows) *a.valid_rows = 0;
         if (none && threadIdx.x == 0 && a.weight_sum) *a.weight_sum = 0.0f;
         return;
     }
-    if (p.c.split && p.c.gives_loss) { /* states: they are NaN where too many tokens count */
+    if (p.call.split && p.call.gives_loss) { /* states: they are NaN where too many tokens count */
         lk_ce_row unknown = lk_ce_row_empty();
         unknown.max = unknown.sum = NAN;
         for (int64_t token = thread; counts.too_many && token < a.tokens; token += step)
-            lk_ce_pack_state(a.states, p.c.state_bytes, token, unknown);
+            lk_ce_pack_state(a.states, p.call.state_bytes, token, unknown);
         return;
     }
-    const bool every = p.c.gives_loss && !reduced, compact = p.c.compact, too_many = counts.too_many;
-    const bool rows = p.c.gives_loss && (a.lse || a.entropy || a.argmax);
+    const bool every = p.call.gives_loss && !reduced, compact = p.call.compact, too_many = counts.too_many;
+    const bool rows = p.call.gives_loss && (a.lse || a.entropy || a.argmax);
     const bool left = every || rows || counts.bad || too_many || compact; /* some token has something */
     for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
         const int64_t token = first + lane;
         lk_ce_label label = {-1, false, false};
         if (token < a.tokens) {
-            label = lk_lce_look_up(p.c, token);
+            label = lk_lce_look_up(p.call, token);
             if (!compact || too_many || !label.counted) {
                 const bool skip = too_many || compact;
                 const float instead = too_many ? NAN : 0.0f;
-                if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : w.loss[token];
-                if (every && a.z_loss_out) a.z_loss_out[token] = skip || !w.z ? instead : w.z[token];
-                if (p.c.gives_loss && a.lse) a.lse[token] = skip ? instead : w.lse[token];
-                if (p.c.gives_loss && a.entropy) a.entropy[token] = skip ? instead : w.entropy[token];
-                if (p.c.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : w.argmax[token];
+                if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : ws.loss[token];
+                if (every && a.z_loss_out) a.z_loss_out[token] = skip || !ws.z ? instead : ws.z[token];
+                if (p.call.gives_loss && a.lse) a.lse[token] = skip ? instead : ws.lse[token];
+                if (p.call.gives_loss && a.entropy) a.entropy[token] = skip ? instead : ws.entropy[token];
+                if (p.call.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : ws.argmax[token];
             }
         }
         const bool fill = token < a.tokens && (label.bad || too_many || (compact && !label.counted));
@@ -835,17 +836,17 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
             const int owner = __ffs((int)todo) - 1;
             const float value = __shfl_sync(0xffffffffu, with, owner);
             for (int64_t col = lane; col < a.hidden; col += 32)
-                lk_put_as(a.dx, p.c.type, (first + owner) * a.dx_stride + col, value);
+                lk_put_as(a.dx, p.call.type, (first + owner) * a.dx_stride + col, value);
         }
     }
-    for (int64_t row = thread; compact && !too_many && row < p.c.rows; row += step) {
-        const int64_t token = w.token[row];
+    for (int64_t row = thread; compact && !too_many && row < p.call.rows; row += step) {
+        const int64_t token = ws.token[row];
         if (token < 0) continue;
-        if (every && a.loss) a.loss[token] = lk_lce_look_up(p.c, token).bad ? NAN : w.loss[row];
-        if (every && a.z_loss_out) a.z_loss_out[token] = w.z ? w.z[row] : 0.0f;
-        if (p.c.gives_loss && a.lse) a.lse[token] = w.lse[row];
-        if (p.c.gives_loss && a.entropy) a.entropy[token] = w.entropy[row];
-        if (p.c.gives_loss && a.argmax) a.argmax[token] = w.argmax[row];
+        if (every && a.loss) a.loss[token] = lk_lce_look_up(p.call, token).bad ? NAN : ws.loss[row];
+        if (every && a.z_loss_out) a.z_loss_out[token] = ws.z ? ws.z[row] : 0.0f;
+        if (p.call.gives_loss && a.lse) a.lse[token] = ws.lse[row];
+        if (p.call.gives_loss && a.entropy) a.entropy[token] = ws.entropy[row];
+        if (p.call.gives_loss && a.argmax) a.argmax[token] = ws.argmax[row];
     }
     if (too_many || (none && !a.accumulate)) {
         const float value = too_many ? NAN : 0.0f;
@@ -855,7 +856,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
     } else if (!none && a.dbias) {
         for (int64_t col = thread; col < a.vocab; col += step) {
             float sum = 0.0f;
-            for (int64_t split = 0; split < w.splits; split++) sum += w.dbias[split * a.vocab + col];
+            for (int64_t split = 0; split < ws.splits; split++) sum += ws.dbias[split * a.vocab + col];
             sum = fmaf(counts.alpha, sum, a.accumulate ? lk_get_as(a.dbias, a.dbias_dtype, col) : 0.0f);
             lk_put_as(a.dbias, a.dbias_dtype, col, sum);
         }
@@ -865,22 +866,22 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
 /* What the matmuls do not write of these outputs. */
 LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
 {
-    const int64_t tokens = p.c.a.tokens, vocab = p.c.a.vocab;
+    const int64_t tokens = p.call.a.tokens, vocab = p.call.a.vocab;
     const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
     return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p);
 }
 
 /* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
  * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
-LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &q)
+LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &chunk)
 {
     lk_lce_work p = job->p;
-    const lk_lce_args &a = p.c.a;
+    const lk_lce_args &a = p.call.a;
     const lk_vocab_parallel &v = a.parallel;
-    if (!p.c.split || !a.dx || q.first_row + q.rows < p.c.rows) return LK_OK;
+    if (!p.call.split || !a.dx || chunk.first_row + chunk.rows < p.call.rows) return LK_OK;
     if (v.reduce) job->reduce_sms = v.reduce_sms;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    p.c.a.dweight = p.c.a.dbias = NULL;
+    p.call.a.dweight = p.call.a.dbias = NULL;
     const lk_status status = lk_lce_write_rest(job, p); /* dx of bad and ignored tokens */
     if (status || !v.reduce) return status;
     return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
@@ -889,66 +890,67 @@ LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &q)
 /* ---- CHUNKS: the logits of whole rows ------------------------------------------------------------------------------------ */
 
 /* The panel-th panel of the chunk-th chunk. */
-LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t chunk, int64_t panel)
+LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t index, int64_t panel)
 {
-    const lk_lce_call &c = job->p.c;
+    const lk_lce_call &call = job->p.call;
     const lk_lce_plan &plan = job->plan;
-    lk_lce_work q = job->p;
-    q.first_row = chunk * plan.chunk_tokens, q.rows = lk_lce_min(plan.chunk_tokens, c.rows - q.first_row);
-    q.first_col = panel * plan.panel_vocab, q.cols = lk_lce_min(plan.panel_vocab, c.a.vocab - q.first_col);
-    q.first = panel == 0, q.last = panel + 1 == plan.panels;
-    return q;
+    lk_lce_work chunk = job->p;
+    chunk.first_row = index * plan.chunk_tokens, chunk.rows = lk_lce_min(plan.chunk_tokens, call.rows - chunk.first_row);
+    chunk.first_col = panel * plan.panel_vocab, chunk.cols = lk_lce_min(plan.panel_vocab, call.a.vocab - chunk.first_col);
+    chunk.first = panel == 0, chunk.last = panel + 1 == plan.panels;
+    return chunk;
 }
 
 /* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh's kernels for rows of any length. */
-template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &q)
+template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_workspace &ws = chunk.ws;
     lk_cross_entropy_args f = {};
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    f.logits = w.slice ? w.slice : w.logits, f.target = w.target + q.first_row, f.lse = w.lse + q.first_row;
-    f.class_weight = w.class_weight ? w.class_weight : c.a.class_weight;
-    f.rows = q.rows, f.vocab = c.a.vocab, f.logits_stride = w.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
-    f.logit_scale = c.a.logit_scale, f.softcap = c.a.softcap, f.label_smoothing = c.a.label_smoothing, f.z_loss = c.a.z_loss;
-    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = c.gradient ? c.type : lk_dtype<L>;
-    if (w.loss) f.loss = w.loss + q.first_row;
-    if (w.z) f.z_loss_out = w.z + q.first_row;
-    if (w.entropy) f.entropy = w.entropy + q.first_row;
-    if (w.argmax) f.argmax = w.argmax + q.first_row;
-    if (c.gradient) {
-        const int64_t first = w.slice ? lk_lce_in_chunk(job, q) * w.logits_stride * lk_lce_bytes_of(c.type) : 0;
-        f.dlogits = (char *)w.logits + first, f.dlogits_stride = lk_lce_dz_stride(job, q);
-        f.upstream = w.factor + q.first_row, f.upstream_per_row = 1;
+    f.logits = ws.slice ? ws.slice : ws.logits, f.target = ws.target + chunk.first_row, f.lse = ws.lse + chunk.first_row;
+    f.class_weight = ws.class_weight ? ws.class_weight : call.a.class_weight;
+    f.rows = chunk.rows, f.vocab = call.a.vocab, f.logits_stride = ws.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
+    f.logit_scale = call.a.logit_scale, f.softcap = call.a.softcap;
+    f.label_smoothing = call.a.label_smoothing, f.z_loss = call.a.z_loss;
+    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = call.gradient ? call.type : lk_dtype<L>;
+    if (ws.loss) f.loss = ws.loss + chunk.first_row;
+    if (ws.z) f.z_loss_out = ws.z + chunk.first_row;
+    if (ws.entropy) f.entropy = ws.entropy + chunk.first_row;
+    if (ws.argmax) f.argmax = ws.argmax + chunk.first_row;
+    if (call.gradient) {
+        const int64_t first = ws.slice ? lk_lce_in_chunk(job, chunk) * ws.logits_stride * lk_lce_bytes_of(call.type) : 0;
+        f.dlogits = (char *)ws.logits + first, f.dlogits_stride = lk_lce_dz_stride(job, chunk);
+        f.upstream = ws.factor + chunk.first_row, f.upstream_per_row = 1;
     }
-    if (w.dlse) f.dlse = w.dlse + q.first_row;
-    if (w.dentropy) f.dentropy = w.dentropy + q.first_row;
+    if (ws.dlse) f.dlse = ws.dlse + chunk.first_row;
+    if (ws.dentropy) f.dentropy = ws.dentropy + chunk.first_row;
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
-    if (!c.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
-    if (!c.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
-    return c.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
+    if (!call.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
+    if (!call.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
+    return call.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
                         : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
 }
 
 /* One chunk with the logits of the whole vocabulary. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t chunk)
+template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t index)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
-    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
-    if (c.stores) q.w.slice = (float *)((L *)q.w.slice + q.first_row * q.w.logits_stride);
-    lk_status status = lk_lce_compact<T>(job, q);
-    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : q.rows;
-    for (int64_t from = 0; from < q.rows && !status; from += step) {
-        lk_lce_work slice = q;
-        slice.first_row += from, slice.rows = lk_lce_min(step, q.rows - from);
-        if (!c.stores || c.gives_loss) status = lk_lce_logits<T>(job, slice);
+    const lk_lce_call &call = job->p.call;
+    const lk_lce_args &a = call.a;
+    lk_lce_work chunk = lk_lce_panel_at(job, index, 0);
+    if (call.stores) chunk.ws.slice = (float *)((L *)chunk.ws.slice + chunk.first_row * chunk.ws.logits_stride);
+    lk_status status = lk_lce_compact<T>(job, chunk);
+    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : chunk.rows;
+    for (int64_t from = 0; from < chunk.rows && !status; from += step) {
+        lk_lce_work slice = chunk;
+        slice.first_row += from, slice.rows = lk_lce_min(step, chunk.rows - from);
+        if (!call.stores || call.gives_loss) status = lk_lce_logits<T>(job, slice);
         if (!status) status = lk_lce_rows<L>(job, slice);
     }
-    if (!status) status = lk_lce_dbias<T>(job, q);
-    if (!status && a.dweight) status = lk_lce_dweight<T>(job, q); /* before dx, which may overwrite the copy of x */
-    if (!status && a.dx) status = lk_lce_dx<T>(job, q);
-    return status ? status : lk_lce_put_dx<T>(job, q);
+    if (!status) status = lk_lce_dbias<T>(job, chunk);
+    if (!status && a.dweight) status = lk_lce_dweight<T>(job, chunk); /* before dx, which may overwrite the copy of x */
+    if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
+    return status ? status : lk_lce_put_dx<T>(job, chunk);
 }
 
 /* ---- PANELS: some columns of the vocabulary at a time -------------------------------------------------------------------- */
@@ -971,30 +973,30 @@ LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
  * with `writes` writes. */
 LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, lk_ce_row s, float scale, bool writes)
 {
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     float others = 0.0f;
-    if (p.c.split) { /* the results follow from the states of all ranks */
-        const int64_t token = w.token ? w.token[row] : row;
+    if (p.call.split) { /* the results follow from the states of all ranks */
+        const int64_t token = ws.token ? ws.token[row] : row;
         if (s.top != INT64_MIN) s.top -= a.parallel.vocab_start;
-        if (writes && y >= 0) lk_ce_pack_state(a.states, p.c.state_bytes, token, s);
+        if (writes && y >= 0) lk_ce_pack_state(a.states, p.call.state_bytes, token, s);
         return r;
     }
     if (y >= 0) {
-        const float weight[1] = {w.weight ? w.weight[row] : 1.0f}, value[1] = {s.target};
+        const float weight[1] = {ws.weight ? ws.weight[row] : 1.0f}, value[1] = {s.target};
         const float smoothed[1] = {a.label_smoothing > 0.0f ? weight[0] : 1.0f};
         const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
         r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
         others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
     }
     if (!writes) return r;
-    if (w.loss) w.loss[row] = r.class_loss + r.z_loss;
-    if (w.z) w.z[row] = r.z_loss;
-    w.lse[row] = r.lse;
-    if (w.entropy) w.entropy[row] = r.entropy;
-    if (w.argmax) w.argmax[row] = r.argmax;
-    if (w.others) w.others[row] = others;
+    if (ws.loss) ws.loss[row] = r.class_loss + r.z_loss;
+    if (ws.z) ws.z[row] = r.z_loss;
+    ws.lse[row] = r.lse;
+    if (ws.entropy) ws.entropy[row] = r.entropy;
+    if (ws.argmax) ws.argmax[row] = r.argmax;
+    if (ws.others) ws.others[row] = others;
     return r;
 }
 
@@ -1010,24 +1012,24 @@ typedef struct {
 
 LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
 {
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
     lk_lce_terms t = {};
     if (y < 0) return t;
-    const float f = w.factor[row] * a.logit_scale;
-    t.weight = w.weight ? w.weight[row] : 1.0f, t.weights = w.counts->weights;
-    t.w_factor = f * __fdiv_rn(a.label_smoothing, (float)p.c.classes);
+    const float f = ws.factor[row] * a.logit_scale;
+    t.weight = ws.weight ? ws.weight[row] : 1.0f, t.weights = ws.counts->weights;
+    t.w_factor = f * __fdiv_rn(a.label_smoothing, (float)p.call.classes);
     t.F = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.w_factor * t.weights);
-    t.G = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (w.dlse ? a.logit_scale * w.dlse[row] : 0.0f);
+    t.G = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (ws.dlse ? a.logit_scale * ws.dlse[row] : 0.0f);
     t.p_factor = lk_is_finite(lse) ? t.F + t.G : NAN;
-    if (w.dentropy) t.entropy_factor = -a.logit_scale * w.dentropy[row], t.center = entropy - lse;
+    if (ws.dentropy) t.entropy_factor = -a.logit_scale * ws.dentropy[row], t.center = entropy - lse;
     return t;
 }
 
 /* Likewise, of a row whose lse and entropy are known. */
 LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
 {
-    return lk_lce_terms_of(p, row, y, p.w.lse[row], p.w.dentropy ? p.w.entropy[row] : 0.0f);
+    return lk_lce_terms_of(p, row, y, p.ws.lse[row], p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
 }
 
 /* dentropy's part of dZ, without the slope of a softcap; 0 times -inf counts 0. */
@@ -1044,20 +1046,20 @@ LK_DEVICE float lk_lce_target_dz(const lk_lce_terms &t, float p, float z, float 
 
 /* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
  * the sum of the others needs no difference. After the last panel the warp writes the row's results. */
-template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_work q)
+template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_work chunk)
 {
     constexpr int N = LK_VEC<L>, U = LK_LCE_U;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = q.first_row + in_chunk;
+    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = chunk.first_row + in_chunk;
     lk_griddepcontrol_wait();
-    if (in_chunk >= q.rows) return;
-    const L *logits = (const L *)w.logits + in_chunk * w.logits_stride;
-    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
-    const int y = w.target[row];
+    if (in_chunk >= chunk.rows) return;
+    const L *logits = (const L *)ws.logits + in_chunk * ws.logits_stride;
+    const float *class_weight = ws.class_weight ? ws.class_weight : a.class_weight;
+    const int y = ws.target[row];
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const int target_offset = (int)(y - q.first_col), cols = y < 0 ? 0 : (int)q.cols; /* an ignored row is not read */
+    const int target_offset = (int)(y - chunk.first_col), cols = y < 0 ? 0 : (int)chunk.cols; /* an ignored row is not read */
     lk_ce_row s = lk_ce_row_empty();
     for (int col = lane * N; col < cols; col += 32 * N * U) {
         lk_vec<L> raw[U];
@@ -1070,11 +1072,11 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             float v[N], weight[N];
             if (at >= cols) break;
             lk_unpack(v, raw[u]);
-            if (a.argmax && at + N <= cols) s = lk_ce_add_top(s, v, q.first_col + at);
+            if (a.argmax && at + N <= cols) s = lk_ce_add_top(s, v, chunk.first_col + at);
             for (int j = 0; a.argmax && at + N > cols && j < N; j++)
-                if (at + j < cols) s = lk_ce_row_top(s, v[j], q.first_col + at + j);
+                if (at + j < cols) s = lk_ce_row_top(s, v[j], chunk.first_col + at + j);
             if (at + N <= cols && (unsigned)(target_offset - at) >= (unsigned)N) {
-                lk_lce_values(v, weight, a, class_weight, q.first_col + at);
+                lk_lce_values(v, weight, a, class_weight, chunk.first_col + at);
                 s = lk_ce_row_add(s, v, weight, scale);
                 continue;
             }
@@ -1082,7 +1084,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             for (int j = 0; j < N; j++) {
                 float one[1] = {v[j]}, one_weight[1];
                 if (at + j >= cols || at + j == target_offset) continue;
-                lk_lce_values(one, one_weight, a, class_weight, q.first_col + at + j);
+                lk_lce_values(one, one_weight, a, class_weight, chunk.first_col + at + j);
                 s = lk_ce_row_add(s, one, one_weight, scale);
             }
         }
@@ -1094,34 +1096,34 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
         target = lk_to_float(logits[target_offset]);
         if (a.softcap > 0.0f) target = lk_ce_cap(target, a.logit_scale, a.softcap, &slope);
     }
-    if (!q.first) {
-        const lk_ce_row before = ((const lk_ce_row *)w.states)[in_chunk];
+    if (!chunk.first) {
+        const lk_ce_row before = ((const lk_ce_row *)ws.states)[in_chunk];
         s = lk_ce_row_merge(before, s, scale);
         if (!(target_offset >= 0 && target_offset < cols)) target = before.target; /* a maximum of the two would lose a NaN */
     }
     s.target = target;
-    ((lk_ce_row *)w.states)[in_chunk] = s;
-    if (!q.last) return;
-    lk_lce_put_row(q, row, y, s, scale, true);
+    ((lk_ce_row *)ws.states)[in_chunk] = s;
+    if (!chunk.last) return;
+    lk_lce_put_row(chunk, row, y, s, scale, true);
 }
 
 /* Pass 2: a warp owns a row of a panel and writes dZ over its logits. 16-bit dZ of f32 logits lies where this step or earlier
  * ones have read, so the warp synchronizes between a step's reads and its writes. */
-template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_dz_kernel(lk_lce_work q)
+template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_dz_kernel(lk_lce_work chunk)
 {
     constexpr int N = LK_VEC<L>, U = LK_LCE_U;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = q.first_row + in_chunk;
+    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = chunk.first_row + in_chunk;
     lk_griddepcontrol_wait();
-    if (in_chunk >= q.rows) return;
-    const L *logits = (const L *)w.logits + in_chunk * w.logits_stride;
-    D *dz = (D *)((L *)w.logits + in_chunk * w.logits_stride);
-    const float *class_weight = w.class_weight ? w.class_weight : a.class_weight;
-    const int y = w.target[row], target_offset = (int)(y - q.first_col), cols = (int)q.cols;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = w.lse[row];
-    const lk_lce_terms t = lk_lce_terms_at(q, row, y);
+    if (in_chunk >= chunk.rows) return;
+    const L *logits = (const L *)ws.logits + in_chunk * ws.logits_stride;
+    D *dz = (D *)((L *)ws.logits + in_chunk * ws.logits_stride);
+    const float *class_weight = ws.class_weight ? ws.class_weight : a.class_weight;
+    const int y = ws.target[row], target_offset = (int)(y - chunk.first_col), cols = (int)chunk.cols;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = ws.lse[row];
+    const lk_lce_terms t = lk_lce_terms_at(chunk, row, y);
     const bool proper = lk_is_finite(lse);
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
@@ -1144,9 +1146,9 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
                 const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f, z = scale * v[j];
                 const bool smooth = class_weight && a.label_smoothing > 0.0f;
-                x[j] = fmaf(t.p_factor, p, -t.w_factor * (smooth ? class_weight[q.first_col + at + j] : 1.0f));
-                x[j] = slope * (w.dentropy ? x[j] + lk_lce_entropy_term(t, p, z) : x[j]);
-                if (at + j == target_offset) x[j] = proper ? lk_lce_target_dz(t, p, z, w.others[row], slope) : NAN;
+                x[j] = fmaf(t.p_factor, p, -t.w_factor * (smooth ? class_weight[chunk.first_col + at + j] : 1.0f));
+                x[j] = slope * (ws.dentropy ? x[j] + lk_lce_entropy_term(t, p, z) : x[j]);
+                if (at + j == target_offset) x[j] = proper ? lk_lce_target_dz(t, p, z, ws.others[row], slope) : NAN;
             }
             lk_pack(&packed, x); /* zeros behind the row, in its padding */
             if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
@@ -1156,28 +1158,28 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
 }
 
 /* One chunk in panels: the rows' states, then the gradients. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t chunk)
+template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t index)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
-    const bool dx_first = c.split && !c.compact; /* compacted dx may overwrite the copy of x */
-    lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, chunk, 0));
-    for (int64_t panel = 0; panel < job->plan.panels && !status && (c.gives_loss || !c.split); panel++) {
-        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
-        status = lk_lce_logits<T>(job, q);
-        if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
+    const lk_lce_call &call = job->p.call;
+    const lk_lce_args &a = call.a;
+    const bool dx_first = call.split && !call.compact; /* compacted dx may overwrite the copy of x */
+    lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, index, 0));
+    for (int64_t panel = 0; panel < job->plan.panels && !status && (call.gives_loss || !call.split); panel++) {
+        const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
+        status = lk_lce_logits<T>(job, chunk);
+        if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), chunk);
     }
-    if (!c.gradient) return status;
+    if (!call.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
-        const lk_lce_work q = lk_lce_panel_at(job, chunk, panel);
-        status = lk_lce_logits<T>(job, q); /* again; then dZ */
-        if (!status) status = lk_lce_launch(job, lk_lce_dz_kernel<L, T>, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), q);
-        if (!status) status = lk_lce_dbias<T>(job, q);
-        if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, q);
-        if (!status && a.dx) status = lk_lce_dx<T>(job, q);
-        if (!status && q.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, chunk, 0));
-        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
-        if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, q);
+        const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
+        status = lk_lce_logits<T>(job, chunk); /* again; then dZ */
+        if (!status) status = lk_lce_launch(job, lk_lce_dz_kernel<L, T>, lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), chunk);
+        if (!status) status = lk_lce_dbias<T>(job, chunk);
+        if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, chunk);
+        if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
+        if (!status && chunk.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, index, 0));
+        if (!status && chunk.last) status = lk_lce_reduce_dx(job, chunk);
+        if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, chunk);
     }
     return status;
 }
@@ -1191,24 +1193,24 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
 /* All of a call, in the job's mode. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
+    const lk_lce_call &call = job->p.call;
+    const lk_lce_args &a = call.a;
     const int path = job->plan.path;
     const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_status status = LK_OK;
     job->reduce_sms = 0;
-    if (c.rows > 0)
+    if (call.rows > 0)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
     for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++)
         status = fused   ? lk_lce_run_fused<T>(job, chunk)
                  : whole ? lk_lce_run_chunk<T, L>(job, chunk)
                          : lk_lce_run_panels<T, L>(job, chunk);
-    if (!status && fused && c.gradient) status = lk_lce_run_targets(job);
+    if (!status && fused && call.gradient) status = lk_lce_run_targets(job);
     else if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;
     lk_lce_work rest = job->p;
-    if (c.split && c.rows > 0 && !c.compact && (c.gives_loss || !a.dbias)) return LK_OK; /* no output is left to write */
-    if (c.split) rest.c.a.dx = NULL; /* lk_lce_reduce_dx has completed it */
+    if (call.split && call.rows > 0 && !call.compact && (call.gives_loss || !a.dbias)) return LK_OK; /* nothing is left to write */
+    if (call.split) rest.call.a.dx = NULL; /* lk_lce_reduce_dx has completed it */
     return lk_lce_write_rest(job, rest);
 }
 
@@ -1230,49 +1232,49 @@ LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* NULL if FUSED can run this call, wherever x and weight lie; else what it would need, for an error's text. Sets c->clusters
- * and c->why_not_fused. */
-LK_HOST const char *lk_lce_not_fused(lk_lce_call *c)
+/* NULL if FUSED can run this call, wherever x and weight lie; else what it would need, for an error's text. Sets clusters
+ * and why_not_fused. */
+LK_HOST const char *lk_lce_not_fused(lk_lce_call *call)
 {
     lk_device device = {};
-    if (c->type != LK_DTYPE_BF16) return "bf16";
-    if (c->rows >= 1 << 30) return "fewer than 2^30 tokens";
-    if (c->rows == 0) return NULL;
+    if (call->type != LK_DTYPE_BF16) return "bf16";
+    if (call->rows >= 1 << 30) return "fewer than 2^30 tokens";
+    if (call->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */
     const cudaError_t error = lk_current_device(&device);
-    c->clusters = device.sms / 2 > 0 ? device.sms / 2 : 1;
+    call->clusters = device.sms / 2 > 0 ? device.sms / 2 : 1;
     if (!error && lk_gemm_available(&device)) return NULL;
     int id = 0, major = 0;
-    if (error == cudaErrorNoKernelImageForDevice) c->why_not_fused = ": the program has no code for this GPU";
-    else if (error) c->why_not_fused = ": there is no usable CUDA device";
+    if (error == cudaErrorNoKernelImageForDevice) call->why_not_fused = ": the program has no code for this GPU";
+    else if (error) call->why_not_fused = ": there is no usable CUDA device";
     else if (cudaGetDevice(&id) == cudaSuccess &&
              cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id) == cudaSuccess && major == 9)
-        c->why_not_fused = ": the code that this device runs was not compiled for it";
+        call->why_not_fused = ": the code that this device runs was not compiled for it";
     if (clean && cudaPeekAtLastError() != cudaSuccess) (void)cudaGetLastError(); /* a query leaves no error */
     return "sm_90a";
 }
 
 /* Likewise, NULL if FUSED can read x and weight where they lie. */
-LK_HOST const char *lk_lce_misplaced(const lk_lce_call *c)
+LK_HOST const char *lk_lce_misplaced(const lk_lce_call *call)
 {
-    const lk_lce_args &a = c->a;
+    const lk_lce_args &a = call->a;
     const int64_t longest = (int64_t)1 << 38; /* a tensor map's strides are below 2^40 bytes */
     const bool weight = (uintptr_t)a.weight % 16 == 0 && a.weight_stride % 8 == 0 && a.weight_stride <= longest;
-    const bool x = c->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
+    const bool x = call->compact || ((uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0 && a.x_stride <= longest);
     if (x && weight) return NULL;
     return "x and weight at multiples of 16 bytes, with strides of at most 2^38 that are multiples of 8";
 }
 
 /* Whether `saved` has logits. forward and backward have to agree, so it depends on nothing that one of them lacks, and not on
  * where tensors lie. With few columns f32 logits cost less time than the copy of x that exponentials need. */
-LK_HOST bool lk_lce_saves_logits(lk_lce_call *c)
+LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
 {
-    const int path = c->a.path;
-    if (!c->saves || c->split) return false;
+    const int path = call->a.path;
+    if (!call->saves || call->split) return false;
     if (path) return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const lk_lce_shape s = lk_lce_shape_of(c);
-    const bool few = !lk_lce_many_columns(&s, 2 * lk_lce_min(c->a.hidden, INT32_MAX));
-    return few || c->a.label_smoothing > 0.0f || lk_lce_not_fused(c);
+    const lk_lce_shape s = lk_lce_shape_of(call);
+    const bool few = !lk_lce_many_columns(&s, 2 * lk_lce_min(call->a.hidden, INT32_MAX));
+    return few || call->a.label_smoothing > 0.0f || lk_lce_not_fused(call);
 }
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
@@ -1287,10 +1289,10 @@ LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, int direction)
 }
 
 /* Copies the arguments that a call of this direction has, and sets what follows from them alone. */
-template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, int direction, lk_lce_call *c)
+template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, int direction, lk_lce_call *call)
 {
-    lk_lce_args *const a = &c->a;
-    *c = {}, *a = *args;
+    lk_lce_args *const a = &call->a;
+    *call = {}, *a = *args;
     if (direction != LK_LCE_FORWARD) a->batch_invariant = 0;
     if (direction == LK_LCE_FORWARD) {
         a->upstream = a->dlse = a->dentropy = NULL, a->dx = a->dweight = a->dbias = NULL;
@@ -1298,119 +1300,119 @@ template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, int di
         a->upstream_per_token = a->accumulate = a->dweight_dtype = a->dbias_dtype = 0;
     }
     if (direction == LK_LCE_BACKWARD) {
-        c->saved_lse = a->lse, c->saved_entropy = a->dentropy ? a->entropy : NULL;
+        call->saved_lse = a->lse, call->saved_entropy = a->dentropy ? a->entropy : NULL;
         a->loss = a->z_loss_out = a->lse = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
         a->zero_when_empty = 0;
     }
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
     if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
-    c->split = a->parallel.vocab_total != 0, c->classes = c->split ? a->parallel.vocab_total : a->vocab;
-    c->state_bytes = lk_ce_state_bytes(a), c->saves = a->saved != NULL;
-    c->gives_loss = direction != LK_LCE_BACKWARD, c->gradient = !c->gives_loss || a->dx || a->dweight || a->dbias;
-    c->why_not_fused = "", c->type = lk_dtype<T>, c->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-    c->compact = a->max_counted > 0 && a->max_counted < a->tokens;
-    c->rows = c->compact ? a->max_counted : a->tokens;
-    c->stores = lk_lce_saves_logits(c);
+    call->split = a->parallel.vocab_total != 0, call->classes = call->split ? a->parallel.vocab_total : a->vocab;
+    call->state_bytes = lk_ce_state_bytes(a), call->saves = a->saved != NULL;
+    call->gives_loss = direction != LK_LCE_BACKWARD, call->gradient = !call->gives_loss || a->dx || a->dweight || a->dbias;
+    call->why_not_fused = "", call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
+    call->compact = a->max_counted > 0 && a->max_counted < a->tokens;
+    call->rows = call->compact ? a->max_counted : a->tokens;
+    call->stores = lk_lce_saves_logits(call);
 }
 
 /* Fills in every default, and resolves whether FUSED may be the path. Fails where a call asks for a path that it cannot have. */
-template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool query, lk_lce_call *c)
+template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool query, lk_lce_call *call)
 {
-    lk_lce_args *const a = &c->a;
+    lk_lce_args *const a = &call->a;
     const bool empty = a->tokens == 0;
-    c->weights = a->class_weight;
-    if (a->class_weight && c->split) a->class_weight += a->parallel.vocab_start;
-    if (c->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS)
+    call->weights = a->class_weight;
+    if (a->class_weight && call->split) a->class_weight += a->parallel.vocab_start;
+    if (call->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
     if (empty || a->vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
-    c->placement_unknown = query && (!a->weight || (!a->x && !c->compact));
+    call->placement_unknown = query && (!a->weight || (!a->x && !call->compact));
     if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
         return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
     if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
     if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* then FUSED must be asked for */
     const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    c->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || c->saves));
-    if (c->saves && a->batch_invariant) return lk_fail(LK_ERR_PATH, op, "saved is for calls without batch_invariant");
-    if (c->stores) c->fused = false;
-    const char *fused_needs = c->fused ? lk_lce_not_fused(c) : NULL;
-    if (c->fused && !fused_needs) fused_needs = lk_lce_misplaced(c);
-    if (c->saves && !c->stores) {
-        if (!c->fused) return lk_fail(LK_ERR_PATH, op, "saved is not for path LK_LINEAR_CROSS_ENTROPY_PANELS");
+    call->fused = by_name || (a->path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!lengths || call->saves));
+    if (call->saves && a->batch_invariant) return lk_fail(LK_ERR_PATH, op, "saved is for calls without batch_invariant");
+    if (call->stores) call->fused = false;
+    const char *fused_needs = call->fused ? lk_lce_not_fused(call) : NULL;
+    if (call->fused && !fused_needs) fused_needs = lk_lce_misplaced(call);
+    if (call->saves && !call->stores) {
+        if (!call->fused) return lk_fail(LK_ERR_PATH, op, "saved is not for path LK_LINEAR_CROSS_ENTROPY_PANELS");
         if (!fused_needs && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy))
             fused_needs = "calls without label_smoothing, entropy, argmax and dentropy";
         if (fused_needs)
-            return lk_fail(LK_ERR_PATH, op, "saved has exponentials here, which are for %s%s%s", fused_needs, c->why_not_fused,
-                           c->split ? "" : "; with path LK_LINEAR_CROSS_ENTROPY_CHUNKS it has logits");
+            return lk_fail(LK_ERR_PATH, op, "saved has exponentials here, which are for %s%s%s", fused_needs, call->why_not_fused,
+                           call->split ? "" : "; with path LK_LINEAR_CROSS_ENTROPY_CHUNKS it has logits");
     }
     if (fused_needs && by_name)
         return lk_fail(LK_ERR_PATH, op, "%spath LK_LINEAR_CROSS_ENTROPY_FUSED%s is for %s%s",
                        a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", fused_needs,
-                       c->why_not_fused);
-    if (fused_needs) c->fused = false;
-    a->chunk_tokens = lk_lce_min(a->chunk_tokens, c->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, c->rows);
+                       call->why_not_fused);
+    if (fused_needs) call->fused = false;
+    a->chunk_tokens = lk_lce_min(a->chunk_tokens, call->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, call->rows);
     a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
     return LK_OK;
 }
 
 /* The bytes of a.saved. */
-LK_HOST size_t lk_lce_saved_size(const lk_lce_call *c)
+LK_HOST size_t lk_lce_saved_size(const lk_lce_call *call)
 {
-    const lk_lce_shape s = lk_lce_shape_of(c);
-    lk_lce_workspace w = {};
-    return lk_lce_lay_out_saved(&s, NULL, &w);
+    const lk_lce_shape s = lk_lce_shape_of(call);
+    lk_lce_workspace ws = {};
+    return lk_lce_lay_out_saved(&s, NULL, &ws);
 }
 
 /* forward leaves the states of a rank's columns; finish computes the results, so forward has none of them. */
-LK_HOST bool lk_lce_leaves_states(const lk_lce_call *c)
+LK_HOST bool lk_lce_leaves_states(const lk_lce_call *call)
 {
-    return c->split && c->gives_loss && !c->a.parallel.all_gather;
+    return call->split && call->gives_loss && !call->a.parallel.all_gather;
 }
 
 /* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a call that is checked begins here, with
  * lk_lce_copy_args. planner: NULL where no plan is asked for. */
-template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *c, lk_lce_planner *planner)
+template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *call, lk_lce_planner *planner)
 {
-    lk_lce_args *const a = &c->a;
-    if (lk_lce_leaves_states(c)) {
+    lk_lce_args *const a = &call->a;
+    if (lk_lce_leaves_states(call)) {
         a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
     }
-    const lk_status status = lk_lce_resolve_path<T>(op, query, c);
+    const lk_status status = lk_lce_resolve_path<T>(op, query, call);
     if (status || !planner) return status;
-    const lk_lce_shape shape = lk_lce_shape_of(c);
+    const lk_lce_shape shape = lk_lce_shape_of(call);
     lk_lce_plan_begin(planner, &shape);
     return LK_OK;
 }
 
-/* Validates a call, fills c in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
+/* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
  * planner: NULL where the steps of the call have plans of their own. */
 template <class T>
-LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *c,
+LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
                                lk_lce_planner *planner)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_LCE_BACKWARD;
-    lk_lce_args *const a = &c->a;
-    lk_lce_copy_args<T>(args, direction, c);
+    lk_lce_args *const a = &call->a;
+    lk_lce_copy_args<T>(args, direction, call);
     lk_status status = lk_cross_entropy_check_slice(op, a);
     if (status) return status;
-    if (c->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
+    if (call->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
         return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
-    const bool leaves_states = lk_lce_leaves_states(c);
-    const int64_t saved_bytes = c->saves ? (int64_t)lk_lce_saved_size(c) : 0;
+    const bool leaves_states = lk_lce_leaves_states(call);
+    const int64_t saved_bytes = call->saves ? (int64_t)lk_lce_saved_size(call) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
-    int64_t state = c->state_bytes / 16;
+    int64_t state = call->state_bytes / 16;
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
         {"bias", a->bias, lk_dtype_bytes<T>(a->bias_dtype), LK_IN, vocab},
         {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->tokens},
-        {"class_weight", a->class_weight, 4, LK_IN, some ? c->classes : 0},
+        {"class_weight", a->class_weight, 4, LK_IN, some ? call->classes : 0},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
         {"dlse", a->dlse, 4, LK_IN, a->tokens},
         {"dentropy", a->dentropy, 4, LK_IN, a->tokens},
@@ -1418,7 +1420,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", args->lse, 4, backward ? LK_REQUIRED : LK_OUT, a->tokens},
-        {"entropy", backward ? c->saved_entropy : a->entropy, 4, !backward ? LK_OUT : a->dentropy ? LK_REQUIRED : LK_IN,
+        {"entropy", backward ? call->saved_entropy : a->entropy, 4, !backward ? LK_OUT : a->dentropy ? LK_REQUIRED : LK_IN,
          a->tokens},
         {"argmax", a->argmax, 8, LK_OUT, a->tokens},
         {"valid_rows", a->valid_rows, 8, LK_OUT, 1},
@@ -1426,7 +1428,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
         {"states", a->states, 16, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
-        {"others", a->others, 4, !c->split || leaves_states ? LK_UNUSED : backward ? LK_REQUIRED : LK_OUT, a->tokens},
+        {"others", a->others, 4, !call->split || leaves_states ? LK_UNUSED : backward ? LK_REQUIRED : LK_OUT, a->tokens},
         {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
@@ -1436,7 +1438,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const struct {
         const char *name;
         int64_t size, least, most;
-    } sizes[] = {{"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !c->split, 1 << 30},
+    } sizes[] = {{"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !call->split, 1 << 30},
                  {"max_counted", a->max_counted, 0, INT64_MAX}, {"chunk_tokens", a->chunk_tokens, 0, INT64_MAX},
                  {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
     if (!query && some && !a->context) return lk_fail(LK_ERR_NULL, op, "context is NULL");
@@ -1450,7 +1452,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (!status) status = lk_check_dtype<T>(op, "dweight_dtype", a->dweight_dtype);
     if (!status) status = lk_check_dtype<T>(op, "dbias_dtype", a->dbias_dtype);
     if (!status && !query && some) status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
-    if (!status) status = lk_lce_begin<T>(op, query, c, planner);
+    if (!status) status = lk_lce_begin<T>(op, query, call, planner);
     if (status || query) return status;
     status = lk_check_alignment(op, list, count);
     if (!status && planner) /* else lk_lce_run checks it */
@@ -1480,15 +1482,15 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
 template <class T>
 LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int direction, cudaStream_t stream)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
+    const lk_lce_call &call = job->p.call;
+    const lk_lce_args &a = call.a;
     const lk_vocab_parallel &v = a.parallel;
     lk_cross_entropy_call p = {};
     p.a = lk_lce_finish_args(&a);
-    p.a.states = a.states, p.a.lse = (float *)c.saved_lse, p.a.class_weight = c.weights, p.classes = v.vocab_total;
+    p.a.states = a.states, p.a.lse = (float *)call.saved_lse, p.a.class_weight = call.weights, p.classes = v.vocab_total;
     lk_status status = LK_OK;
     if (a.tokens == 0) return LK_OK;
-    if (direction == LK_LCE_FORWARD) p.state_bytes = c.state_bytes;
+    if (direction == LK_LCE_FORWARD) p.state_bytes = call.state_bytes;
     if (direction == LK_LCE_FORWARD) return lk_cross_entropy_gradient<lk_f32, LK_CE_FORWARD>(op, &job->device, p, stream);
     if (a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_CE_BACKWARD>(op, &job->device, p, stream);
     if (status || !a.dx) return status;
@@ -1497,13 +1499,13 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     return set || !v.reduce ? set : lk_called_back(op, "reduce", v.reduce(v.user, a.dx, a.tokens, stream));
 }
 
-/* Fills c in and begins the plan of a step whose arguments have been checked as those of the whole call. */
+/* Fills in the call of a step and begins its plan: its arguments have been checked as those of the whole call. */
 template <class T>
-LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *c,
+LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
                                     lk_lce_planner *planner)
 {
-    lk_lce_copy_args<T>(args, direction, c);
-    return lk_lce_begin<T>(op, query, c, planner);
+    lk_lce_copy_args<T>(args, direction, call);
+    return lk_lce_begin<T>(op, query, call, planner);
 }
 
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. checked: args are those of a call
@@ -1514,20 +1516,20 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     lk_lce_job job = {};
     lk_lce_planner planner;
     const cudaError_t error = lk_current_device(&job.device);
-    lk_lce_call &c = job.p.c;
-    lk_status status = checked ? lk_lce_begin_step<T>(op, args, direction, false, &c, &planner)
-                               : lk_lce_check<T>(op, args, direction, false, &c, &planner);
+    lk_lce_call &call = job.p.call;
+    lk_status status = checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner)
+                               : lk_lce_check<T>(op, args, direction, false, &call, &planner);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    const lk_lce_args &a = c.a;
+    const lk_lce_args &a = call.a;
     const lk_lce_plan &plan = job.plan;
     if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
     job.op = op, job.stream = stream, job.shape = planner.shape;
     lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
     status = lk_check_allocations(op, &workspace, 1);
-    if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) c.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
-    if (c.rows > 0) job.p.w = lk_lce_lay_out(&job.shape, &plan, a.workspace);
+    if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
+    if (call.rows > 0) job.p.ws = lk_lce_lay_out(&job.shape, &plan, a.workspace);
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
@@ -1554,11 +1556,11 @@ typedef struct {
 template <class T>
 LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward, const lk_lce_args *backward, size_t *least)
 {
-    lk_lce_call c;
+    lk_lce_call call;
     lk_lce_planner planner;
-    lk_status status = lk_lce_begin_step<T>(op, forward, LK_LCE_FORWARD, true, &c, &planner);
+    lk_status status = lk_lce_begin_step<T>(op, forward, LK_LCE_FORWARD, true, &call, &planner);
     if (!status) *least = planner.least;
-    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_LCE_BACKWARD, true, &c, &planner);
+    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_LCE_BACKWARD, true, &call, &planner);
     if (!status && *least < planner.least) *least = planner.least;
     return status;
 }
@@ -1569,17 +1571,17 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
 {
     const bool both = direction == LK_LCE_FORWARD_BACKWARD;
     const int64_t tokens = args->tokens;
-    lk_lce_call &c = r->call;
-    size_t terms = 0, least = 0;
+    lk_lce_call &call = r->call;
+    size_t finish_bytes = 0, least = 0;
     lk_arena arena = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
     *r = {};
-    lk_status status = lk_lce_check<T>(op, args, direction, query, &c, NULL);
+    lk_status status = lk_lce_check<T>(op, args, direction, query, &call, NULL);
     if (status) return status;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
     /* The check has filled in the strides. */
-    f.x_stride = b.x_stride = c.a.x_stride, f.weight_stride = b.weight_stride = c.a.weight_stride;
-    b.dx_stride = c.a.dx_stride, b.dweight_stride = c.a.dweight_stride;
+    f.x_stride = b.x_stride = call.a.x_stride, f.weight_stride = b.weight_stride = call.a.weight_stride;
+    b.dx_stride = call.a.dx_stride, b.dweight_stride = call.a.dweight_stride;
     if (!both) f.dentropy = NULL; /* forward has none */
     if (both && !f.lse) lk_take(&f.lse, &arena, true, tokens);
     if (both && !f.others) lk_take(&f.others, &arena, true, tokens);
@@ -1589,17 +1591,18 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
     lk_take(&r->states, &arena, true, bytes);
     lk_take(&r->all_states, &arena, true, bytes * f.parallel.ranks);
     r->finish = lk_lce_finish_args(&f);
-    status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &terms);
-    r->finish.workspace = lk_take_bytes(&arena, terms > 0, (int64_t)terms), r->finish.workspace_bytes = terms;
+    status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &finish_bytes);
+    r->finish.workspace = lk_take_bytes(&arena, finish_bytes > 0, (int64_t)finish_bytes);
+    r->finish.workspace_bytes = finish_bytes;
     r->finish.all_states = r->all_states, f.states = r->states, b.bad_targets = NULL;
     f.saved = both ? NULL : args->saved, b.saved = NULL;
     r->fixed = arena.used ? arena.used + 256 : 0;
-    if (!status) status = lk_lce_steps_least<T>(op, &f, both && c.gradient ? &b : NULL, &least);
+    if (!status) status = lk_lce_steps_least<T>(op, &f, both && call.gradient ? &b : NULL, &least);
     r->least = r->fixed + least;
-    const lk_lce_shape shape = lk_lce_shape_of(&c);
-    if (status || !both || !c.fused || !lk_lce_keeps(&shape) || args->vocab == 0 || tokens == 0) return status;
+    const lk_lce_shape shape = lk_lce_shape_of(&call);
+    if (status || !both || !call.fused || !lk_lce_keeps(&shape) || args->vocab == 0 || tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
-    r->saved = lk_lce_saved_size(&c);
+    r->saved = lk_lce_saved_size(&call);
     kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
     status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, &least);
     r->least_saving = r->fixed + r->saved + least;
@@ -1674,7 +1677,7 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
                                      lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_ranks r;
-    lk_lce_call c;
+    lk_lce_call call;
     lk_lce_planner planner;
     lk_lce_plan of[2] = {};
     lk_status status = lk_lce_split_workspace<T>(op, args, direction, true, &r);
@@ -1686,7 +1689,7 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
     const bool both = direction == LK_LCE_FORWARD_BACKWARD && r.call.gradient;
     const size_t left = r.forward.workspace_bytes;
     for (int i = 0; i <= both && !status; i++) {
-        status = lk_lce_begin_step<T>(op, i ? &r.backward : &r.forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &c,
+        status = lk_lce_begin_step<T>(op, i ? &r.backward : &r.forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &call,
                                       &planner);
         if (!status) lk_lce_choose(&planner, left, &of[i]);
     }
@@ -1706,13 +1709,13 @@ template <class T>
 LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
                                lk_linear_cross_entropy_plan *answer)
 {
-    lk_lce_call c;
+    lk_lce_call call;
     lk_lce_planner planner;
     lk_lce_plan plan;
     if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     if (args && lk_lce_in_steps(args, direction))
         return lk_lce_query_ranks<T>(op, args, direction, budget, least, answer);
-    const lk_status status = lk_lce_check<T>(op, args, direction, true, &c, &planner);
+    const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner);
     if (status) return status;
     if (budget < planner.least && !least)
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, planner.least);
@@ -1744,11 +1747,11 @@ LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int dire
 template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes)
 {
     lk_lce_args with = {};
-    lk_lce_call c;
+    lk_lce_call call;
     if (!args || !bytes) return lk_fail(LK_ERR_NULL, op, "%s is NULL", args ? "bytes" : "args");
     with = *args, with.saved = &with;
-    const lk_status status = lk_lce_check<T>(op, &with, LK_LCE_FORWARD, true, &c, NULL);
-    if (!status) *bytes = c.saves ? lk_lce_saved_size(&c) : 0;
+    const lk_status status = lk_lce_check<T>(op, &with, LK_LCE_FORWARD, true, &call, NULL);
+    if (!status) *bytes = call.saves ? lk_lce_saved_size(&call) : 0;
     return status;
 }
 

@@ -233,41 +233,41 @@ LK_HOST bool lk_lce_sums_dx(const lk_lce_shape *s, int path)
 LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, int64_t chunk, lk_arena *arena)
 {
     const int64_t rows = s->rows;
-    lk_lce_workspace w = {};
-    w.x_stride = lk_lce_round_up(s->hidden, 64);
-    w.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(s->vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
-    lk_take(&w.counts, arena, true, 1);
-    lk_take(&w.target, arena, true, rows);
-    lk_take(&w.weight, arena, s->class_weight, rows);
-    lk_take(&w.token, arena, s->compact, rows);
-    lk_take(&w.factor, arena, s->gradient, rows);
-    lk_take(&w.dlse, arena, s->gradient && s->dlse, rows);
-    lk_take(&w.dentropy, arena, s->gradient && s->dentropy, rows);
-    lk_take(&w.loss, arena, s->gives_loss && s->loss, rows);
-    lk_take(&w.z, arena, s->gives_loss && s->z_loss_out && s->z_loss, rows);
-    lk_take(&w.lse, arena, true, rows);
-    lk_take(&w.entropy, arena, s->entropy || s->dentropy, rows);
-    lk_take(&w.argmax, arena, s->argmax, rows);
-    w.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
+    lk_lce_workspace ws = {};
+    ws.x_stride = lk_lce_round_up(s->hidden, 64);
+    ws.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(s->vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
+    lk_take(&ws.counts, arena, true, 1);
+    lk_take(&ws.target, arena, true, rows);
+    lk_take(&ws.weight, arena, s->class_weight, rows);
+    lk_take(&ws.token, arena, s->compact, rows);
+    lk_take(&ws.factor, arena, s->gradient, rows);
+    lk_take(&ws.dlse, arena, s->gradient && s->dlse, rows);
+    lk_take(&ws.dentropy, arena, s->gradient && s->dentropy, rows);
+    lk_take(&ws.loss, arena, s->gives_loss && s->loss, rows);
+    lk_take(&ws.z, arena, s->gives_loss && s->z_loss_out && s->z_loss, rows);
+    lk_take(&ws.lse, arena, true, rows);
+    lk_take(&ws.entropy, arena, s->entropy || s->dentropy, rows);
+    lk_take(&ws.argmax, arena, s->argmax, rows);
+    ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
     const bool scaled = s->class_weight && s->mean && !s->denominator && s->z_loss && !(s->split && s->gives_loss);
-    lk_take(&w.class_weight, arena, scaled, s->vocab);
-    lk_take(&w.dbias, arena, s->dbias, w.splits * s->vocab);
-    w.x = lk_take_bytes(arena, s->compact, chunk * w.x_stride * lk_lce_bytes_of(s->type));
-    return w;
+    lk_take(&ws.class_weight, arena, scaled, s->vocab);
+    lk_take(&ws.dbias, arena, s->dbias, ws.splits * s->vocab);
+    ws.x = lk_take_bytes(arena, s->compact, chunk * ws.x_stride * lk_lce_bytes_of(s->type));
+    return ws;
 }
 
 /* The arrays of s->saved; returns their bytes. Logits lie where those of a slice would: dZ has memory of its own. */
-LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_shape *s, void *saved, lk_lce_workspace *w)
+LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_shape *s, void *saved, lk_lce_workspace *ws)
 {
     const int64_t rows = s->rows, stride = lk_lce_round_up(s->vocab, 64);
     lk_arena arena = {(uintptr_t)lk_lce_base(saved), 0, 256};
-    w->logits_stride = stride;
-    if (s->stores) w->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_lce_bytes_of(s->logits_type));
+    ws->logits_stride = stride;
+    if (s->stores) ws->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_lce_bytes_of(s->logits_type));
     else {
-        lk_take(&w->base, &arena, true, rows);
-        lk_take(&w->others, &arena, true, rows);
-        lk_take(&w->logit, &arena, true, rows);
-        w->logits = lk_take_bytes(&arena, true, rows * stride * 2);
+        lk_take(&ws->base, &arena, true, rows);
+        lk_take(&ws->others, &arena, true, rows);
+        lk_take(&ws->logit, &arena, true, rows);
+        ws->logits = lk_take_bytes(&arena, true, rows * stride * 2);
     }
     return arena.used + 256;
 }
@@ -278,20 +278,20 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_l
     const bool panels = plan->path == LK_LCE_PATH_PANELS;
     const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
     lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace w = lk_lce_lay_out_rows(s, false, chunk, &arena);
-    w.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
-    lk_take(&w.others, &arena, panels, s->rows);
-    w.states = lk_take_bytes(&arena, panels, chunk * LK_LCE_STATE_BYTES);
-    lk_take(&w.dx, &arena, s->dx && lk_lce_sums_dx(s, plan->path), chunk * s->hidden);
-    lk_take(&w.dweight, &arena, lk_lce_sums_dweight(s, chunk), s->vocab * s->hidden);
+    lk_lce_workspace ws = lk_lce_lay_out_rows(s, false, chunk, &arena);
+    ws.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
+    lk_take(&ws.others, &arena, panels, s->rows);
+    ws.states = lk_take_bytes(&arena, panels, chunk * LK_LCE_STATE_BYTES);
+    lk_take(&ws.dx, &arena, s->dx && lk_lce_sums_dx(s, plan->path), chunk * s->hidden);
+    lk_take(&ws.dweight, &arena, lk_lce_sums_dweight(s, chunk), s->vocab * s->hidden);
     const int64_t in_dweight = slice ? lk_lce_rows_in_dweight(s, chunk) : 0;
-    const int64_t row = w.logits_stride * lk_lce_bytes_of(slice || s->stores ? s->type : s->logits_type);
-    w.logits = lk_take_bytes(&arena, !s->stores || s->gradient, chunk * row);
-    lk_take(&w.slice, &arena, slice > in_dweight, slice * w.logits_stride);
-    if (slice && slice <= in_dweight) w.slice = (float *)s->dweight;
-    if (s->stores) (void)lk_lce_lay_out_saved(s, s->saved, &w);
-    w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
-    return w;
+    const int64_t row = ws.logits_stride * lk_lce_bytes_of(slice || s->stores ? s->type : s->logits_type);
+    ws.logits = lk_take_bytes(&arena, !s->stores || s->gradient, chunk * row);
+    lk_take(&ws.slice, &arena, slice > in_dweight, slice * ws.logits_stride);
+    if (slice && slice <= in_dweight) ws.slice = (float *)s->dweight;
+    if (s->stores) (void)lk_lce_lay_out_saved(s, s->saved, &ws);
+    ws.cublas = (void *)(arena.base + arena.used), ws.bytes = arena.used + 256;
+    return ws;
 }
 
 /* FUSED: tiles of a stretch: the fewest rounds of all clusters, then the fewest stretches, at most `most`. */
@@ -346,28 +346,28 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     const bool keeps = s->gives_loss && kept, more = s->gives_loss && (s->entropy || s->argmax || s->dentropy);
     const bool panels = s->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < s->vocab);
     lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace w = lk_lce_lay_out_rows(s, true, chunk, &arena);
-    if (s->saves) (void)lk_lce_lay_out_saved(s, s->saved, &w);
-    else lk_take(&w.logit, &arena, true, rows);
-    lk_take(&w.target_dz, &arena, s->gradient, rows);
-    lk_take(&w.owners, &arena, s->dweight || s->dbias, s->vocab);
-    if (!s->gives_loss && (!s->saves || s->split)) lk_take(&w.others, &arena, true, rows);
-    lk_take(&w.scale, &arena, s->gradient && kept, chunk);
+    lk_lce_workspace ws = lk_lce_lay_out_rows(s, true, chunk, &arena);
+    if (s->saves) (void)lk_lce_lay_out_saved(s, s->saved, &ws);
+    else lk_take(&ws.logit, &arena, true, rows);
+    lk_take(&ws.target_dz, &arena, s->gradient, rows);
+    lk_take(&ws.owners, &arena, s->dweight || s->dbias, s->vocab);
+    if (!s->gives_loss && (!s->saves || s->split)) lk_take(&ws.others, &arena, true, rows);
+    lk_take(&ws.scale, &arena, s->gradient && kept, chunk);
     lk_arena instead = arena; /* v x overwrites what the factor kernel is the last to read */
-    lk_take(&w.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
-    w.stretches = s->gradient || s->saves ? some : alone;
-    lk_take(&w.sums, &arena, s->gives_loss || !kept, chunk * w.stretches);
-    lk_take(&w.more, &arena, more, chunk * w.stretches);
-    lk_take(&w.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_LCE_TILE_COLS));
-    w.scaled_x = lk_take_bytes(&instead, kept && s->dweight, chunk * w.x_stride * 2);
+    lk_take(&ws.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
+    ws.stretches = s->gradient || s->saves ? some : alone;
+    lk_take(&ws.sums, &arena, s->gives_loss || !kept, chunk * ws.stretches);
+    lk_take(&ws.more, &arena, more, chunk * ws.stretches);
+    lk_take(&ws.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_LCE_TILE_COLS));
+    ws.scaled_x = lk_take_bytes(&instead, kept && s->dweight, chunk * ws.x_stride * 2);
     if (arena.used < instead.used) arena = instead;
-    lk_take(&w.low, &arena, lk_lce_sums_dweight(s, chunk), tiles * cols * pair);
-    lk_take(&w.low_dx, &arena, s->dx && panels, pairs * cols * pair);
-    if (!s->saves) w.logits_stride = lk_lce_round_up(width, 64);
-    if (!s->saves) w.logits = lk_take_bytes(&arena, s->gradient, chunk * w.logits_stride * 2);
-    if (plan->lent_vocab) (void)lk_lce_borrow(s, w.dweight_parts);
-    w.cublas = (void *)(arena.base + arena.used), w.bytes = arena.used + 256;
-    return w;
+    lk_take(&ws.low, &arena, lk_lce_sums_dweight(s, chunk), tiles * cols * pair);
+    lk_take(&ws.low_dx, &arena, s->dx && panels, pairs * cols * pair);
+    if (!s->saves) ws.logits_stride = lk_lce_round_up(width, 64);
+    if (!s->saves) ws.logits = lk_take_bytes(&arena, s->gradient, chunk * ws.logits_stride * 2);
+    if (plan->lent_vocab) (void)lk_lce_borrow(s, ws.dweight_parts);
+    ws.cublas = (void *)(arena.base + arena.used), ws.bytes = arena.used + 256;
+    return ws;
 }
 
 LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)

@@ -40,7 +40,7 @@ enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
 
 typedef struct {
     CUtensorMap x, weight;
-    lk_lce_work q;        /* the chunk; all columns, or for dZ those of a panel */
+    lk_lce_work chunk;        /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
     int sampled;          /* columns of the sample */
     float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
@@ -156,11 +156,11 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
 /* A row's reference, guessed from the largest and the mean of its sample. */
 LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
 {
-    const lk_lce_args &a = p.q.c.a;
-    const float *const bias = (const float *)p.q.w.bias;
+    const lk_lce_args &a = p.chunk.call.a;
+    const float *const bias = (const float *)p.chunk.ws.bias;
     float max = -INFINITY, sum = 0.0f, slope;
     for (int j = 0; j < p.sampled; j++) {
-        float v = p.q.w.sample[row * LK_LCE_SAMPLE + j] + (bias ? bias[a.vocab / p.sampled * j] : 0.0f);
+        float v = p.chunk.ws.sample[row * LK_LCE_SAMPLE + j] + (bias ? bias[a.vocab / p.sampled * j] : 0.0f);
         if (a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
         max = fmaxf(max, v), sum += v;
     }
@@ -277,17 +277,17 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
  * not kept. */
 LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *cols_left)
 {
-    const lk_lce_workspace &w = p.q.w;
-    lk_bf16 *at = (lk_bf16 *)w.logits;
-    int64_t stride = w.logits_stride, first = (int64_t)p.in_dweight * LK_GEMM_COLS;
+    const lk_lce_workspace &ws = p.chunk.ws;
+    lk_bf16 *at = (lk_bf16 *)ws.logits;
+    int64_t stride = ws.logits_stride, first = (int64_t)p.in_dweight * LK_GEMM_COLS;
 #pragma unroll
     for (int i = LK_LCE_DWEIGHT_PARTS - 1; i >= 0; i--) {
-        if (tile >= p.in_dweight || tile * LK_GEMM_COLS >= w.dweight_parts[i].first + w.dweight_parts[i].cols) continue;
-        at = (lk_bf16 *)w.dweight_parts[i].at, stride = w.dweight_parts[i].cols, first = w.dweight_parts[i].first;
+        if (tile >= p.in_dweight || tile * LK_GEMM_COLS >= ws.dweight_parts[i].first + ws.dweight_parts[i].cols) continue;
+        at = (lk_bf16 *)ws.dweight_parts[i].at, stride = ws.dweight_parts[i].cols, first = ws.dweight_parts[i].first;
     }
     const int col = (int)(tile * LK_GEMM_COLS - first);
     *cols_left = (int)(stride - col);
-    return row < p.q.rows && tile < p.kept ? at + row * stride + col : NULL;
+    return row < p.chunk.rows && tile < p.kept ? at + row * stride + col : NULL;
 }
 
 /* A cluster owns a pair of row tiles and a stretch of columns at a time. A consumer thread has a quarter of two rows and keeps
@@ -298,9 +298,9 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 #if LK_SM90A
     LK_DYN_SMEM(lk_gemm_memory, memory);
     lk_gemm_ring *const ring = lk_gemm_begin(&memory);
-    const lk_lce_work &q = p.q;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     const int rank = (int)blockIdx.x % 2;
     unsigned step = 0;
     if (threadIdx.x == 0) lk_prefetch_tensormap(&p.x), lk_prefetch_tensormap(&p.weight);
@@ -316,7 +316,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
     } else {
         lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
         const int own = lk_gemm_col(0), quarter = (int)threadIdx.x % 4;
-        const float *const weights = w.class_weight ? w.class_weight : a.class_weight;
+        const float *const weights = ws.class_weight ? ws.class_weight : a.class_weight;
         float z[LK_GEMM_SUMS];
         for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
             const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
@@ -328,20 +328,20 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const bool here = row + 8 * r < q.rows;
+                const bool here = row + 8 * r < chunk.rows;
                 if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
-                y[r] = here ? w.target[q.first_row + row + 8 * r] : -1;
+                y[r] = here ? ws.target[chunk.first_row + row + 8 * r] : -1;
                 if (mode != LK_LCE_DZ) continue;
                 s[r].max = 0.0f; /* sums of p need no other reference */
-                lse[r] = y[r] < 0 ? 0.0f : w.lse[q.first_row + row + 8 * r];
-                if (y[r] >= 0) terms[r] = lk_lce_terms_at(q, q.first_row + row + 8 * r, y[r]);
+                lse[r] = y[r] < 0 ? 0.0f : ws.lse[chunk.first_row + row + 8 * r];
+                if (y[r] >= 0) terms[r] = lk_lce_terms_at(chunk, chunk.first_row + row + 8 * r, y[r]);
                 lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
             }
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
-                const int col = (int)q.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
+                const int col = (int)chunk.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
                 const float *const tile_weights = weights ? weights + col + own : NULL;
                 lk_gemm_multiply(z, ring, &step, p.steps);
-                if (!plain && w.bias) lk_lce_add_bias(z, (const float *)w.bias + col + own, left - own);
+                if (!plain && ws.bias) lk_lce_add_bias(z, (const float *)ws.bias + col + own, left - own);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const bool here = (unsigned)(y[r] - col) < LK_GEMM_COLS;
@@ -351,7 +351,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                     float v[LK_GEMM_SUMS / 2];
 #pragma unroll
                     for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
-                    if (edge && y[r] >= 0) lk_lce_find(w.logit + q.first_row + row + 8 * r, v, window.target);
+                    if (edge && y[r] >= 0) lk_lce_find(ws.logit + chunk.first_row + row + 8 * r, v, window.target);
                     if (mode == LK_LCE_STATES) {
                         s[r] = lk_lce_add_tile<plain>(s[r], v, window, edge, tile_weights, a);
                         continue;
@@ -363,7 +363,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                         const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
                         s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], cols_left, out, smooth, a);
                     } else {
-                        float *const reference = w.references + at * p.kept + tile;
+                        float *const reference = ws.references + at * p.kept + tile;
                         const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], cols_left, out,
                                                                   reference, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
@@ -374,10 +374,10 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             for (int r = 0; r < 2; r++) {
                 const int64_t at = row + 8 * r;
                 s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
-                if (quarter == 0 && at < q.rows)
+                if (quarter == 0 && at < chunk.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
-                if (!plain && mode == LK_LCE_STATES && w.more && quarter == 0 && at < q.rows)
-                    w.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
+                if (!plain && mode == LK_LCE_STATES && ws.more && quarter == 0 && at < chunk.rows)
+                    ws.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
             }
         }
     }
@@ -388,23 +388,23 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 /* The state of a row from those of its stretches, by a warp. It has the target's value, but not in the sums. */
 LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, int y, float *slope)
 {
-    const lk_lce_work &q = p.q;
-    const lk_lce_args &a = q.c.a;
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
     const float scale = lk_lce_scale(a);
     lk_ce_row s = lk_ce_row_empty();
     for (int stretch = (int)threadIdx.x % 32; stretch < p.stretches; stretch += 32) {
         const lk_lce_sums of = p.sums[row * p.stretches + stretch];
         lk_ce_row other = lk_ce_row_empty();
         other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
-        if (q.w.more) {
-            const lk_lce_more more = q.w.more[row * p.stretches + stretch];
+        if (chunk.ws.more) {
+            const lk_lce_more more = chunk.ws.more[row * p.stretches + stretch];
             other.top = more.top, other.entropic = more.entropic;
         }
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
     const bool here = y >= 0 && y != LK_LCE_ELSEWHERE;
-    s.target = here ? q.w.logit[q.first_row + row] : -INFINITY;
+    s.target = here ? chunk.ws.logit[chunk.first_row + row] : -INFINITY;
     *slope = 1.0f;
     if (here && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
     return s;
@@ -415,21 +415,21 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
 {
     const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32;
     lk_griddepcontrol_wait();
-    if (row >= p.q.rows) return;
+    if (row >= p.chunk.rows) return;
     float slope;
-    const int y = p.q.w.target[p.q.first_row + row];
+    const int y = p.chunk.ws.target[p.chunk.first_row + row];
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
-    lk_lce_put_row(p.q, p.q.first_row + row, y, s, lk_lce_scale(p.q.c.a), threadIdx.x % 32 == 0);
+    lk_lce_put_row(p.chunk, p.chunk.first_row + row, y, s, lk_lce_scale(p.chunk.call.a), threadIdx.x % 32 == 0);
 }
 
 /* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
  * matter. One thread calls. */
-LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &w, int64_t row, int y, float target_offset)
+LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &ws, int64_t row, int y, float target_offset)
 {
-    w.target_dz[row] = target_offset;
-    if (y < 0 || target_offset == 0.0f || !w.owners) return;
-    atomicMin(&w.owners[y].first, (int)row);
-    atomicAdd(&w.owners[y].count, 1);
+    ws.target_dz[row] = target_offset;
+    if (y < 0 || target_offset == 0.0f || !ws.owners) return;
+    atomicMin(&ws.owners[y].first, (int)row);
+    atomicAdd(&ws.owners[y].count, 1);
 }
 
 /* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
@@ -437,25 +437,25 @@ LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &w, int64_t row, int 
  * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
 {
-    const lk_lce_work &q = p.q;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
     lk_griddepcontrol_wait();
-    if (row >= q.rows) return;
+    if (row >= chunk.rows) return;
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
-    const int y = w.target[at];
+    const int y = ws.target[at];
     float slope, v = 0.0f, target_offset = 0.0f, base = -INFINITY;
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
-    const lk_ce_result r = lk_lce_put_row(q, at, y, s, scale, lane == 0);
-    for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, w.references[row * p.kept + tile]);
+    const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
+    for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, ws.references[row * p.kept + tile]);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
     if (y >= 0) {
         const float one[1] = {s.target}, ones[1] = {1.0f};
         const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
-        const lk_lce_terms t = w.factor ? lk_lce_terms_of(q, at, y, r.lse, r.entropy) : lk_lce_terms{};
+        const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.entropy) : lk_lce_terms{};
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
         const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
@@ -463,7 +463,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         target_offset = lk_is_finite(r.lse) ? lk_lce_target_dz(t, target, scale * s.target, others, slope) : NAN;
     }
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
-        const float from = first + lane < p.kept ? w.references[row * p.kept + first + lane] : -INFINITY;
+        const float from = first + lane < p.kept ? ws.references[row * p.kept + first + lane] : -INFINITY;
         const float mine = from > -INFINITY ? lk_ex2(rate * (from - base)) : 1.0f;
         for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
             const int tile = first + __ffs((int)out) - 1;
@@ -484,19 +484,19 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         }
     }
     if (lane != 0) return;
-    if (w.target_dz) lk_lce_put_target_dz(w, at, y, target_offset);
-    if (w.scale) w.scale[row] = v;
-    if (w.base) w.base[at] = base;
+    if (ws.target_dz) lk_lce_put_target_dz(ws, at, y, target_offset);
+    if (ws.scale) ws.scale[row] = v;
+    if (ws.base) ws.base[at] = base;
 }
 
 /* backward: the target's dZ of a row, from its logit and the saved lse. */
 LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y, const lk_lce_terms &t, float others)
 {
-    const lk_lce_args &a = p.c.a;
-    const float lse = p.w.lse[row];
+    const lk_lce_args &a = p.call.a;
+    const float lse = p.ws.lse[row];
     if (y < 0 || y == LK_LCE_ELSEWHERE) return 0.0f;
     if (!lk_is_finite(lse)) return NAN;
-    float slope = 1.0f, value = p.w.logit[row];
+    float slope = 1.0f, value = p.ws.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
     const float z = lk_lce_scale(a) * value;
     return lk_lce_target_dz(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), z, others, slope);
@@ -505,36 +505,36 @@ LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y
 /* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __grid_constant__ lk_lce_work p)
 {
-    const lk_lce_workspace &w = p.w;
+    const lk_lce_workspace &ws = p.ws;
     const int64_t row = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x;
     lk_griddepcontrol_wait();
-    if (row >= p.c.rows) return;
-    const int y = w.target[row];
+    if (row >= p.call.rows) return;
+    const int y = ws.target[row];
     const lk_lce_terms t = lk_lce_terms_at(p, row, y);
-    const float p_scale = w.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.c.a), w.base[row], -w.lse[row])) : 0.0f;
-    lk_lce_put_target_dz(w, row, y, lk_lce_target_dz_by_lse(p, row, y, t, w.others[row]));
-    w.scale[row] = y < 0 ? 0.0f : t.p_factor * p_scale;
+    const float p_scale = ws.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.call.a), ws.base[row], -ws.lse[row])) : 0.0f;
+    lk_lce_put_target_dz(ws, row, y, lk_lce_target_dz_by_lse(p, row, y, t, ws.others[row]));
+    ws.scale[row] = y < 0 ? 0.0f : t.p_factor * p_scale;
 }
 
 /* backward: a warp owns a row and adds a panel's sums of p to w.others; with ranks the caller has given it. last: then it finds
  * the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
 {
-    const lk_lce_work &q = p.q;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_workspace &ws = chunk.ws;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = q.first_row + row;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
     lk_griddepcontrol_wait();
-    if (row >= q.rows) return;
+    if (row >= chunk.rows) return;
     float others = 0.0f;
     for (int stretch = lane; stretch < p.stretches; stretch += 32) others += p.sums[row * p.stretches + stretch].sum;
     others = lk_sum_warp(others, 32);
-    if (lane != 0) return; /* the other lanes would read w.others while this one writes it */
-    if (q.c.split) others = w.others[at]; /* of all ranks */
-    else if (!q.first) others += w.others[at];
-    w.others[at] = others;
-    const int y = w.target[at];
-    if (q.last) lk_lce_put_target_dz(w, at, y, lk_lce_target_dz_by_lse(q, at, y, lk_lce_terms_at(q, at, y), others));
+    if (lane != 0) return; /* the other lanes would read ws.others while this one writes it */
+    if (chunk.call.split) others = ws.others[at]; /* of all ranks */
+    else if (!chunk.first) others += ws.others[at];
+    ws.others[at] = others;
+    const int y = ws.target[at];
+    if (chunk.last) lk_lce_put_target_dz(ws, at, y, lk_lce_target_dz_by_lse(chunk, at, y, lk_lce_terms_at(chunk, at, y), others));
 }
 
 /* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
@@ -555,7 +555,7 @@ typedef struct {
 typedef struct {
     CUtensorMap e, weight;    /* dx's factors */
     CUtensorMap e_across, x;  /* dweight's */
-    lk_lce_work q;            /* the chunk, and the panel's columns */
+    lk_lce_work chunk;            /* the chunk, and the panel's columns */
     lk_lce_tiles dx, dweight;
     int early;                /* see lk_lce_gradient_tile */
     bool first_chunk, last_chunk;
@@ -597,31 +597,31 @@ LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col
 
 LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
 {
-    const lk_lce_work &q = p.q;
-    const lk_lce_args &a = q.c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int64_t in_chunk = row + 8 * r, at = q.first_row + in_chunk;
-        const int64_t token = in_chunk >= q.rows ? -1 : w.token ? w.token[at] : at;
+        const int64_t in_chunk = row + 8 * r, at = chunk.first_row + in_chunk;
+        const int64_t token = in_chunk >= chunk.rows ? -1 : ws.token ? ws.token[at] : at;
         if (token < 0) continue;
         o.out[r] = (lk_bf16 *)a.dx + token * a.dx_stride + mine;
-        o.factor[r] = alpha * (w.scale ? w.scale[in_chunk] : 1.0f);
-        if (!q.last || w.target_dz[at] == 0.0f) continue;
-        o.more[r] = (const lk_bf16 *)a.weight + w.target[at] * a.weight_stride + mine;
-        o.times[r] = alpha * w.target_dz[at];
+        o.factor[r] = alpha * (ws.scale ? ws.scale[in_chunk] : 1.0f);
+        if (!chunk.last || ws.target_dz[at] == 0.0f) continue;
+        o.more[r] = (const lk_bf16 *)a.weight + ws.target[at] * a.weight_stride + mine;
+        o.times[r] = alpha * ws.target_dz[at];
     }
-    if (w.low_dx) o.low = lk_lce_low(w.low_dx, p.dx, row, col);
-    o.old = o.read_low = !q.first, o.write_low = !q.last;
+    if (ws.low_dx) o.low = lk_lce_low(ws.low_dx, p.dx, row, col);
+    o.old = o.read_low = !chunk.first, o.write_low = !chunk.last;
     o.wide = p.wide_dx, o.wide_more = p.wide_weight, o.left = (int)a.hidden - mine;
     return o;
 }
 
 LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
 {
-    const lk_lce_args &a = p.q.c.a;
+    const lk_lce_args &a = p.chunk.call.a;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
 #pragma unroll
@@ -629,7 +629,7 @@ LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int
         if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
         o.factor[r] = alpha;
     }
-    o.low = lk_lce_low(p.q.w.low, p.dweight, row, col);
+    o.low = lk_lce_low(p.chunk.ws.low, p.dweight, row, col);
     o.old = !p.first_chunk || a.accumulate, o.read_low = !p.first_chunk, o.write_low = !p.last_chunk;
     o.wide = p.wide_dweight, o.left = (int)a.hidden - mine;
     return o;
@@ -654,7 +654,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(cons
         }
     } else {
         lk_setmaxnreg_inc<LK_GEMM_MULTIPLY_REGISTERS>();
-        const float alpha = p.q.w.counts->alpha;
+        const float alpha = p.chunk.ws.counts->alpha;
         float d[LK_GEMM_SUMS];
         for (int round = 0;; round++) {
             const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
@@ -696,8 +696,8 @@ LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int 
 template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
     constexpr int WINDOW = 8 * LK_LCE_THREADS, WORDS = WINDOW / 32; /* rows that are looked at together, a bit each */
-    const lk_lce_args &a = p.c.a;
-    const lk_lce_workspace &w = p.w;
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x;
     const int64_t slices = (a.hidden + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / slices;
     const int64_t col = blockIdx.x % slices * LK_LCE_TILE + thread * 8;
@@ -705,17 +705,17 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     LK_SHARED(unsigned, same, [WORDS]);
     LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
-    const int y = w.target[row];
-    const lk_lce_owner owner = y < 0 || y == LK_LCE_ELSEWHERE ? lk_lce_owner{-1, 0} : w.owners[y];
+    const int y = ws.target[row];
+    const lk_lce_owner owner = y < 0 || y == LK_LCE_ELSEWHERE ? lk_lce_owner{-1, 0} : ws.owners[y];
     if (owner.first != row) return;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
     float sum = 0.0f, total[8] = {};
     int found = 0;
-    for (int64_t from = row / 8 * 8; found < owner.count && from < p.c.rows; from += WINDOW) {
+    for (int64_t from = row / 8 * 8; found < owner.count && from < p.call.rows; from += WINDOW) {
         int count = 1;
         if (owner.count > 1) {
-            const unsigned mine = lk_lce_same(w.target, from + thread * 8, p.c.rows, y);
+            const unsigned mine = lk_lce_same(ws.target, from + thread * 8, p.call.rows, y);
             ((uint8_t *)same)[thread] = (uint8_t)mine;
             if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
             if (thread < WORDS) {
@@ -729,24 +729,24 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
         }
         for (int i = 0; i < count; i++) {
             const int64_t at = owner.count > 1 ? from + list[i] : row;
-            const float dz = w.target_dz[at];
+            const float dz = ws.target_dz[at];
             if (dz == 0.0f) continue;
             lk_vec<lk_bf16> eight;
             float x[8];
-            eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (w.token ? w.token[at] : at) * a.x_stride + col, left, wide);
+            eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (ws.token ? ws.token[at] : at) * a.x_stride + col, left, wide);
             lk_unpack(x, eight);
             found++, sum += dz;
 #pragma unroll
             for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
         }
     }
-    if (a.dbias && col == 0) w.dbias[y] += sum;
+    if (a.dbias && col == 0) ws.dbias[y] += sum;
     if (!a.dweight || left <= 0) return;
     D *const out = (D *)a.dweight + y * a.dweight_stride + col;
     float x[8];
     lk_lce_load8(x, out, left, wide_out);
 #pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = fmaf(w.counts->alpha, total[j], x[j]);
+    for (int j = 0; j < 8; j++) x[j] = fmaf(ws.counts->alpha, total[j], x[j]);
     lk_lce_store8(out, x, left, wide_out);
 }
 
@@ -760,14 +760,14 @@ LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_job *job, void (*kernel)(Args
 }
 
 /* The tiles of a panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_work &q, lk_lce_fused *p)
+template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_work &chunk, lk_lce_fused *p)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_args &a = call.a;
     *p = {};
-    p->q = q, p->sums = q.w.sums;
-    p->pairs = (int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(q.cols, LK_GEMM_COLS);
-    p->stretch_tiles = c.gradient || c.saves ? lk_lce_stretch(&job->shape, q.rows, q.cols, q.w.stretches)
+    p->chunk = chunk, p->sums = chunk.ws.sums;
+    p->pairs = (int)lk_ceil_div(chunk.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(chunk.cols, LK_GEMM_COLS);
+    p->stretch_tiles = call.gradient || call.saves ? lk_lce_stretch(&job->shape, chunk.rows, chunk.cols, chunk.ws.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
@@ -776,119 +776,122 @@ template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, c
     p->sampled = (int)lk_lce_min(a.vocab, LK_LCE_SAMPLE);
     p->ahead = a.vocab > LK_LCE_SAMPLE ? sqrtf(2.0f * logf((float)a.vocab)) / 1.4f - 1.0f : 0.0f;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    const T *const weight = (const T *)a.weight + q.first_col * a.weight_stride;
-    const int64_t left = a.vocab - q.first_col;
-    const void *const x = lk_lce_x<T>(job, q);
-    const lk_status status = lk_gemm_map(job->op, &p->x, x, q.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
+    const T *const weight = (const T *)a.weight + chunk.first_col * a.weight_stride;
+    const int64_t left = a.vocab - chunk.first_col;
+    const void *const x = lk_lce_x<T>(job, chunk);
+    const lk_status status = lk_gemm_map(job->op, &p->x, x, chunk.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
 /* Logits of every (vocab / 8)-th column, for the guess of the references; lk_lce_guess adds their bias. A stride of 2^31
  * elements was not tried with cuBLASLt: then the columns are closer, and a guess with the bias of others is a worse one. */
-template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_args &a = q.c.a;
+    const lk_lce_args &a = chunk.call.a;
     lk_cublas_product m = lk_lce_product(job, LK_DTYPE_F32, false);
     m.key.transpose_a = 1;
-    m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = q.rows, m.key.k = a.hidden;
+    m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = chunk.rows, m.key.k = a.hidden;
     const int64_t most = INT32_MAX / a.weight_stride; /* rows of weight from one column to the next */
     m.key.lda = lk_lce_min(a.vocab / m.key.m, most > 0 ? most : 1) * a.weight_stride;
     m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
-    m.a = a.weight, m.b = lk_lce_x<T>(job, q), m.d = q.w.sample;
+    m.a = a.weight, m.b = lk_lce_x<T>(job, chunk), m.d = chunk.ws.sample;
     return lk_lce_multiply(job, &m);
 }
 
 /* dx of a panel's columns, and dweight if it has sums of its own. */
-LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work &q, bool dweight)
+LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work &chunk, bool dweight)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
-    const lk_lce_workspace &w = q.w;
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_args &a = call.a;
+    const lk_lce_workspace &ws = chunk.ws;
     lk_lce_gradients p = {};
     lk_status status = LK_OK;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    p.q = q, p.first_chunk = q.first_row == 0, p.last_chunk = q.first_row + q.rows >= c.rows;
+    p.chunk = chunk, p.first_chunk = chunk.first_row == 0, p.last_chunk = chunk.first_row + chunk.rows >= call.rows;
     const int cols = (int)lk_ceil_div(a.hidden, LK_GEMM_COLS), groups = (int)lk_ceil_div(a.vocab, 2 * LK_GEMM_ROWS);
-    if (a.dx) p.dx = {(int)lk_ceil_div(q.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(q.cols, LK_GEMM_DEPTH)};
-    if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(q.rows, LK_GEMM_DEPTH)};
+    if (a.dx) p.dx = {(int)lk_ceil_div(chunk.rows, 2 * LK_GEMM_ROWS), cols, (int)lk_ceil_div(chunk.cols, LK_GEMM_DEPTH)};
+    if (dweight) p.dweight = {groups, cols, (int)lk_ceil_div(chunk.rows, LK_GEMM_DEPTH)};
     const int64_t of_dx = (int64_t)p.dx.pairs * p.dx.cols, items = of_dx + (int64_t)p.dweight.pairs * p.dweight.cols;
-    if (dweight && of_dx % c.clusters) p.early = p.dx.steps / p.dweight.steps;
+    if (dweight && of_dx % call.clusters) p.early = p.dx.steps / p.dweight.steps;
     p.wide_dx = (uintptr_t)a.dx % 16 == 0 && a.dx_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_dweight = (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0 && a.hidden % 8 == 0;
     p.wide_weight = a.hidden % 8 == 0;
-    const lk_bf16 *const weight = (const lk_bf16 *)a.weight + q.first_col * a.weight_stride;
-    if (a.dx) status = lk_gemm_map(job->op, &p.e, w.logits, q.rows, q.cols, w.logits_stride, LK_GEMM_ROWS);
-    if (a.dx && !status) status = lk_gemm_map(job->op, &p.weight, weight, q.cols, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
+    const lk_bf16 *const weight = (const lk_bf16 *)a.weight + chunk.first_col * a.weight_stride;
+    if (a.dx) status = lk_gemm_map(job->op, &p.e, ws.logits, chunk.rows, chunk.cols, ws.logits_stride, LK_GEMM_ROWS);
+    if (a.dx && !status) status = lk_gemm_map(job->op, &p.weight, weight, chunk.cols, a.hidden, a.weight_stride, LK_GEMM_DEPTH);
     if (dweight && !status)
-        status = lk_gemm_map(job->op, &p.e_across, w.logits, q.rows, a.vocab, w.logits_stride, LK_GEMM_DEPTH);
-    if (dweight && !status) status = lk_gemm_map(job->op, &p.x, w.scaled_x, q.rows, a.hidden, w.x_stride, LK_GEMM_DEPTH);
+        status = lk_gemm_map(job->op, &p.e_across, ws.logits, chunk.rows, a.vocab, ws.logits_stride, LK_GEMM_DEPTH);
+    if (dweight && !status) status = lk_gemm_map(job->op, &p.x, ws.scaled_x, chunk.rows, a.hidden, ws.x_stride, LK_GEMM_DEPTH);
     return status ? status : lk_lce_launch_tiles(job, lk_lce_products_kernel, items, p);
 }
 
 /* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
-template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_call &c = q.c;
-    const lk_lce_args &a = c.a;
-    const int64_t blocks = lk_ceil_div(q.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
+    const lk_lce_call &call = chunk.call;
+    const lk_lce_args &a = call.a;
+    const int64_t blocks = lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax && !a.dentropy;
     lk_lce_fused p;
     lk_status status = LK_OK;
-    if (kept) status = lk_lce_sample<T>(job, q);
-    if (!status) status = lk_lce_fused_tiles<T>(job, q, &p);
+    if (kept) status = lk_lce_sample<T>(job, chunk);
+    if (!status) status = lk_lce_fused_tiles<T>(job, chunk, &p);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
-    void (*const states[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>, lk_lce_fused_kernel<true, LK_LCE_STATES>};
-    void (*const keep[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>, lk_lce_fused_kernel<true, LK_LCE_KEEP>};
-    status = lk_lce_launch_tiles(job, (kept ? keep : states)[plain], p.items, p);
-    return status ? status : lk_lce_launch(job, c.gradient || kept ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
+    void (*const states_kernels[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>,
+                                                    lk_lce_fused_kernel<true, LK_LCE_STATES>};
+    void (*const keep_kernels[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>,
+                                                  lk_lce_fused_kernel<true, LK_LCE_KEEP>};
+    status = lk_lce_launch_tiles(job, (kept ? keep_kernels : states_kernels)[plain], p.items, p);
+    return status ? status : lk_lce_launch(job, call.gradient || kept ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
 }
 
 /* dZ of a panel's columns, by the rows' lse. */
-template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_work &q)
+template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_args &a = q.c.a;
+    const lk_lce_args &a = chunk.call.a;
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.dentropy;
     lk_lce_fused p;
-    lk_status status = lk_lce_fused_tiles<T>(job, q, &p);
+    lk_status status = lk_lce_fused_tiles<T>(job, chunk, &p);
     if (status) return status;
     p.kept = p.tiles;
     status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, LK_LCE_DZ> : lk_lce_fused_kernel<false, LK_LCE_DZ>,
                                  p.items, p);
-    if (status || q.c.gives_loss) return status;
-    return lk_lce_launch(job, lk_lce_others_kernel, lk_ceil_div(q.rows, LK_LCE_THREADS / 32), p);
+    if (status || chunk.call.gives_loss) return status;
+    return lk_lce_launch(job, lk_lce_others_kernel, lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), p);
 }
 
 /* One chunk whose logits stay in registers: its rows' results, then the gradients, one panel of columns after another. */
-template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t chunk)
+template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t index)
 {
-    const lk_lce_call &c = job->p.c;
-    const lk_lce_args &a = c.a;
+    const lk_lce_call &call = job->p.call;
+    const lk_lce_args &a = call.a;
     const lk_lce_plan &plan = job->plan;
-    lk_lce_work q = lk_lce_panel_at(job, chunk, 0);
-    q.cols = a.vocab;
-    lk_status status = lk_lce_compact<T>(job, q);
-    if (!status && c.gives_loss) status = lk_lce_fused_forward<T>(job, q);
-    if (!c.gradient || status) return status;
-    const lk_lce_workspace &w = job->p.w;
-    if (c.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(c.rows, LK_LCE_THREADS), job->p);
-    if (w.scaled_x && !status)
-        status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, q), w.scaled_x, NULL, NULL, q.rows, a.hidden,
-                                              lk_lce_x_stride(job), w.x_stride, 0, w.scale});
+    lk_lce_work chunk = lk_lce_panel_at(job, index, 0);
+    chunk.cols = a.vocab;
+    lk_status status = lk_lce_compact<T>(job, chunk);
+    if (!status && call.gives_loss) status = lk_lce_fused_forward<T>(job, chunk);
+    if (!call.gradient || status) return status;
+    const lk_lce_workspace &ws = job->p.ws;
+    if (call.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(call.rows, LK_LCE_THREADS), job->p);
+    if (ws.scaled_x && !status)
+        status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, chunk), ws.scaled_x, NULL, NULL, chunk.rows, a.hidden,
+                                              lk_lce_x_stride(job), ws.x_stride, 0, ws.scale});
     const bool sums = lk_lce_sums_dweight(&job->shape, plan.chunk_tokens);
-    for (; q.first_col < a.vocab && !status; q.first_col += q.cols) {
-        const bool kept = q.first_col < plan.kept_vocab;
-        q.w = w; /* then the arrays of these columns */
-        q.cols = kept ? plan.kept_vocab - q.first_col : lk_lce_min(plan.panel_vocab, a.vocab - q.first_col);
-        for (const lk_lce_dweight_part &part : w.dweight_parts)
-            if (part.cols && q.first_col == part.first) q.cols = part.cols, q.w.logits = part.at, q.w.logits_stride = part.cols;
-        if (!kept) q.w.scale = NULL, q.w.scaled_x = NULL;
-        q.first = q.first_col == 0, q.last = q.first_col + q.cols == a.vocab;
-        if (!kept) status = lk_lce_fused_dz<T>(job, q);
-        if (!status) status = lk_lce_dbias<T>(job, q);
-        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, q, sums);
-        if (!status && q.last) status = lk_lce_reduce_dx(job, q);
-        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, q);
+    for (; chunk.first_col < a.vocab && !status; chunk.first_col += chunk.cols) {
+        const bool kept = chunk.first_col < plan.kept_vocab;
+        chunk.ws = ws; /* then the arrays of these columns */
+        chunk.cols = kept ? plan.kept_vocab - chunk.first_col : lk_lce_min(plan.panel_vocab, a.vocab - chunk.first_col);
+        for (const lk_lce_dweight_part &part : ws.dweight_parts)
+            if (part.cols && chunk.first_col == part.first)
+                chunk.cols = part.cols, chunk.ws.logits = part.at, chunk.ws.logits_stride = part.cols;
+        if (!kept) chunk.ws.scale = NULL, chunk.ws.scaled_x = NULL;
+        chunk.first = chunk.first_col == 0, chunk.last = chunk.first_col + chunk.cols == a.vocab;
+        if (!kept) status = lk_lce_fused_dz<T>(job, chunk);
+        if (!status) status = lk_lce_dbias<T>(job, chunk);
+        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, chunk, sums);
+        if (!status && chunk.last) status = lk_lce_reduce_dx(job, chunk);
+        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, chunk);
     }
     return status;
 }
@@ -896,10 +899,10 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t c
 /* The targets' part of dweight and dbias, when all chunks are done. */
 LK_HOST lk_status lk_lce_run_targets(const lk_lce_job *job)
 {
-    const lk_lce_args &a = job->p.c.a;
+    const lk_lce_args &a = job->p.call.a;
     if (!a.dweight && !a.dbias) return LK_OK;
     return lk_lce_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_lce_targets_kernel<float> : lk_lce_targets_kernel<lk_bf16>,
-                         job->p.c.rows * lk_ceil_div(a.hidden, LK_LCE_TILE), job->p);
+                         job->p.call.rows * lk_ceil_div(a.hidden, LK_LCE_TILE), job->p);
 }
 
 #endif
